@@ -1,0 +1,65 @@
+# Every target installs what it needs into .venv, so `make check test` works from a fresh clone.
+
+PYTHON ?= python3
+# Test processes side by side. Tests that start ranks of their own run one at a time whatever this
+# is: two groups at once on two cores turn rounds of microseconds into timeouts.
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt --editable
+# One thread for each process: the tests' own processes already fill the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+DEFAULT_TESTS := not slow and not engines
+# pytest's exit status 5 says that no test bears the marker, which is no failure.
+OR_NONE := || [ $$? -eq 5 ]
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev check test test-slow bench demo clean
+
+help:  ## Print this list.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+install: $(VENV)/.installed  ## Install Lockstep and its command, .venv/bin/lockstep.
+
+install-dev: $(VENV)/.installed-dev  ## Install what the checks and the tests need.
+
+check: install-dev  ## Lint, check the format, check the types.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+test: install-dev  ## Run the tests, but for the slow ones and those that need an engine.
+	$(PYTEST) -n $(JOBS) -m "$(DEFAULT_TESTS) and not distributed"
+	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed" $(OR_NONE)
+
+test-slow: install-dev  ## Run the slow tests.
+	$(PYTEST) -m "slow and not engines" --timeout 1800 $(OR_NONE)
+
+bench: install  ## Measure, and print the table of results.
+	$(BIN)/python -m lockstep.benchmarks
+
+demo: install  ## Show two ranks agree on a prefix.
+	$(BIN)/lockstep demo
+
+clean:  ## Remove the environment and everything that was built.
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+		f"Lockstep needs Python 3.11 or newer, found {sys.version.split()[0]}: " \
+		"name one with make PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are written last, so that an install that failed is tried again.
+$(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(INSTALL) '.[dev,ray]'
+	@touch $(VENV)/.installed $@

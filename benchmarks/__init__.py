@@ -1,0 +1,1 @@
+"""Measurements, each beside its anchor in the same run."""

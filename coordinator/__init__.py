@@ -1,0 +1,1 @@
+"""What all ranks agree on: ballots, rounds and verdicts."""

@@ -1,0 +1,1 @@
+"""The transports that fold one round over all ranks."""

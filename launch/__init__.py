@@ -1,0 +1,1 @@
+"""The command and the launchers, and the only reader of the environment."""

@@ -1,0 +1,1 @@
+"""What one rank owns: its replica and its executor."""

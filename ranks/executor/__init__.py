@@ -1,0 +1,1 @@
+"""Pools, copies and the storage loop of one rank."""

@@ -1,0 +1,1 @@
+"""The deterministic state machine that is equal on every rank."""

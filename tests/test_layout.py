@@ -1,0 +1,126 @@
+"""The shape of the tree: what a user gets, where things are, and how large they may grow."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from source_tree import ROOT, absolute_names, matches, package_folders, read_folder, read_library
+
+import lockstep
+
+NAME = ROOT / "src" / "lockstep"
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_holds_every_module_and_the_typing_marker_and_no_more(tmp_path: Path) -> None:
+    modules = {f"lockstep/{module.path}" for module in read_library()}
+
+    contents = wheel_contents(tmp_path)
+
+    assert {name for name in contents if ".dist-info/" not in name} == modules | {
+        "lockstep/py.typed"
+    }
+
+
+def test_the_import_name_is_only_relative_links_and_the_typing_marker() -> None:
+    entries = {entry for entry in NAME.iterdir() if entry.name not in {"py.typed", "__pycache__"}}
+
+    targets = {entry.name: str(entry.readlink()) for entry in entries if entry.is_symlink()}
+
+    assert targets == {entry.name: f"../../{entry.name}" for entry in entries}
+    assert [entry.name for entry in entries if not entry.exists()] == []
+    assert (NAME / "py.typed").is_file()
+
+
+def test_every_package_and_root_module_has_its_link() -> None:
+    at_the_root = {file.name for file in ROOT.glob("*.py")}
+
+    links = {entry.name for entry in NAME.iterdir() if entry.is_symlink()}
+
+    assert links == at_the_root | set(package_folders())
+
+
+def test_nobody_imports_a_folder_by_its_bare_name() -> None:
+    bare = {*package_folders(), "errors"}
+
+    offenders = [
+        f"{module.path} imports {name}"
+        for module in [*read_library(), *read_folder("tests")]
+        for name in sorted(absolute_names(module))
+        if any(matches(name, folder) for folder in bare)
+    ]
+
+    assert offenders == []
+
+
+def test_the_library_imports_its_neighbours_relatively() -> None:
+    offenders = [
+        f"{module.path} imports {name}"
+        for module in read_library()
+        for name in sorted(absolute_names(module))
+        if matches(name, "lockstep")
+    ]
+
+    assert offenders == []
+
+
+def test_no_module_is_longer_than_a_reader_holds_in_mind() -> None:
+    lengths = {str(module.path): len(module.source.splitlines()) for module in read_library()}
+
+    assert {path: n for path, n in lengths.items() if n > MODULE_LINES_MAX} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    lengths = {
+        f"{module.path}:{node.lineno} {node.name}": (node.end_lineno or node.lineno)
+        - node.lineno
+        + 1
+        for module in read_library()
+        for node in ast.walk(module.parse())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+    assert {place: n for place, n in lengths.items() if n > FUNCTION_LINES_MAX} == {}
+
+
+def test_every_module_is_named_after_what_it_does() -> None:
+    empty_words = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "handler"}
+
+    offenders = [
+        str(module.path)
+        for module in [*read_library(), *read_folder("tests")]
+        if empty_words & set(module.path.stem.split("_")) or empty_words & set(module.package)
+    ]
+
+    assert offenders == []
+
+
+def test_the_package_and_its_metadata_name_the_same_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert lockstep.__version__ == project["version"]
+
+
+def wheel_contents(scratch: Path) -> list[str]:
+    """The files of a wheel, built from a copy so that nothing of an earlier build gets into it."""
+    not_source = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, scratch / "tree", symlinks=True, ignore=not_source)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(scratch)]
+    done = subprocess.run(
+        [*build, str(scratch / "tree")],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    (wheel,) = scratch.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        return archive.namelist()

@@ -1,0 +1,102 @@
+"""The start of a group: equal settings on every rank, and nobody goes on if one rank cannot.
+
+These exchanges happen before the first round and are, with teardown and the error path, the only
+ones outside of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import cast
+
+import msgpack
+
+from ..errors import ConfigError
+from .collectives.base import Collective
+
+Scalar = str | int | float | bool | None
+
+
+def flatten(value: object, path: str = "") -> dict[str, Scalar]:
+    """Return the leaves of nested frozen dataclasses and tuples by their dotted path."""
+    if is_dataclass(value) and not isinstance(value, type):
+        leaves: dict[str, Scalar] = {}
+        for each in fields(value):
+            leaves |= flatten(
+                getattr(value, each.name), f"{path}.{each.name}" if path else each.name
+            )
+        return leaves
+    if isinstance(value, Enum):
+        return {path: str(value.value)}
+    if isinstance(value, tuple):
+        leaves = {f"{path}.length": len(cast("tuple[object, ...]", value))}
+        for index, item in enumerate(cast("tuple[object, ...]", value)):
+            leaves |= flatten(item, f"{path}[{index}]")
+        return leaves
+    if value is None or isinstance(value, str | int | float | bool):
+        return {path: value}
+    raise TypeError(f"{path} holds a {type(value).__name__}, which has no fingerprint")
+
+
+def differences(fingerprints: Sequence[Mapping[str, Scalar]]) -> list[str]:
+    """Return one clause for each field that is not equal over the ranks, naming ranks and values."""
+    clauses: list[str] = []
+    names = sorted({name for fingerprint in fingerprints for name in fingerprint})
+    for name in names:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, fingerprint in enumerate(fingerprints):
+            value = repr(fingerprint[name]) if name in fingerprint else "absent"
+            ranks_by_value.setdefault(value, []).append(rank)
+        if len(ranks_by_value) > 1:
+            said = ", ".join(
+                f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+                for value, ranks in ranks_by_value.items()
+            )
+            clauses.append(f"{name} is {said}")
+    return clauses
+
+
+def agree_on_settings(
+    collective: Collective,
+    equal: Mapping[str, Scalar],
+    smallest: Mapping[str, int],
+    timeout_s: float,
+) -> dict[str, int]:
+    """Compare `equal` over the ranks and return the minimum of each of `smallest`.
+
+    Collective; part of the bootstrap. Raises the same `ConfigError` on every rank, naming the first
+    fields that differ and the ranks on which they do.
+    """
+    payload: bytes = msgpack.packb([dict(equal), dict(smallest)])
+    gathered = [msgpack.unpackb(each) for each in collective.gather(payload, timeout_s)]
+    clauses = differences([each[0] for each in gathered])
+    if clauses:
+        shown = "; ".join(clauses[:3]) + (f"; and {len(clauses) - 3} more" * (len(clauses) > 3))
+        raise ConfigError(f"the ranks were started with different settings: {shown}")
+    return {name: min(int(each[1][name]) for each in gathered) for name in smallest}
+
+
+def agree_that_all_are_ready(collective: Collective, problem: str | None, timeout_s: float) -> None:
+    """Tell the other ranks whether this one could start, and learn whether they could.
+
+    Collective; part of the bootstrap. If any rank has a problem, every rank raises the same
+    `ConfigError`, which names the ranks and their problems; so no rank is left waiting for another.
+    """
+    payload: bytes = msgpack.packb(problem)
+    said: list[str | None] = [
+        msgpack.unpackb(each) for each in collective.gather(payload, timeout_s)
+    ]
+    ranks_by_problem: dict[str, list[int]] = {}
+    for rank, each in enumerate(said):
+        if each is not None:
+            ranks_by_problem.setdefault(each, []).append(rank)
+    if not ranks_by_problem:
+        return
+    if len(ranks_by_problem) == 1 and None not in said:
+        raise ConfigError(next(iter(ranks_by_problem)))
+    raise ConfigError(
+        "; ".join(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
+            for text, ranks in ranks_by_problem.items()
+        )
+    )

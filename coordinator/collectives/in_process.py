@@ -1,0 +1,113 @@
+"""The in-process transport: ranks that are threads, or the turns of one thread, of one process.
+
+It is the reference for what a round means, for tests and for simulation. In a single thread every
+rank launches before any rank waits, so that no wait ever blocks.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+from ...errors import CollectiveTimeout, PeerLost, UsageError
+from ..fold import fold
+from .base import Vector
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One round, or one gathering, as far as it has come."""
+
+    given: dict[int, Vector | bytes] = field(default_factory=dict[int, Vector | bytes])
+    taken: int = 0
+
+
+class InProcessGroup:
+    """`world_size` ranks that exchange vectors through this object's memory."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._changed = threading.Condition()
+        self._exchanges: dict[tuple[str, int], _Exchange] = {}
+        self._gone: set[int] = set()
+
+    def member(self, rank: int) -> "InProcessCollective":
+        """Return the transport of one rank. Call once for each rank."""
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"rank {rank} is not in a group of {self.world_size}")
+        return InProcessCollective(self, rank)
+
+    def give(self, key: tuple[str, int], rank: int, value: Vector | bytes) -> None:
+        """Add what `rank` brings to the exchange `key`."""
+        with self._changed:
+            if rank in self._gone:
+                raise PeerLost(f"rank {rank} has left the group")
+            self._exchanges.setdefault(key, _Exchange()).given[rank] = value
+            self._changed.notify_all()
+
+    def take(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
+        """Wait until all ranks have given, and return what they gave, by rank."""
+        with self._changed:
+            exchange = self._exchanges[key]
+
+            def settled() -> bool:
+                return len(exchange.given) == self.world_size or bool(
+                    self._gone - exchange.given.keys()
+                )
+
+            self._changed.wait_for(settled, timeout_s)
+            missing = sorted(set(range(self.world_size)) - exchange.given.keys())
+            lost = [rank for rank in missing if rank in self._gone]
+            if lost:
+                raise PeerLost(f"rank {lost[0]} has left the group")
+            if missing:
+                raise CollectiveTimeout(
+                    f"rank {missing[0]} did not come to {key[0]} {key[1]} within {timeout_s} s"
+                )
+            exchange.taken += 1
+            if exchange.taken == self.world_size:
+                del self._exchanges[key]
+            return [exchange.given[rank] for rank in range(self.world_size)]
+
+    def leave(self, rank: int) -> None:
+        """Let every exchange that `rank` has not yet joined fail for the others."""
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
+
+
+class _InProcessRound:
+    def __init__(self, group: InProcessGroup, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`."""
+        given = self._group.take(("round", self._number), timeout_s)
+        return fold([vector for vector in given if not isinstance(vector, bytes)])
+
+
+class InProcessCollective:
+    """One rank's side of an `InProcessGroup`; see `Collective`."""
+
+    def __init__(self, group: InProcessGroup, rank: int) -> None:
+        self.rank = rank
+        self.world_size = group.world_size
+        self.launches = 0
+        self._gathers = 0
+        self._group = group
+
+    def launch(self, lanes: Vector) -> _InProcessRound:
+        """See `Collective`."""
+        self.launches += 1
+        self._group.give(("round", self.launches), self.rank, lanes)
+        return _InProcessRound(self._group, self.launches)
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """See `Collective`."""
+        self._gathers += 1
+        key = ("gather", self._gathers)
+        self._group.give(key, self.rank, payload)
+        return [each for each in self._group.take(key, timeout_s) if isinstance(each, bytes)]
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._group.leave(self.rank)

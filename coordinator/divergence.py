@@ -1,0 +1,79 @@
+"""The error path of a round whose ranks differ: which operation was the first to differ.
+
+Each rank keeps a flight recorder: the last entries of what changed its replica, numbered, each with
+the digest after it. When a round finds the digests different, the ranks gather the recorders, which
+is one of the exceptions to the one collective per step, and compare them entry by entry.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TypedDict
+
+import msgpack
+
+from ..errors import DivergenceError, GroupError
+from .collectives.base import Collective
+
+ENTRIES_GATHERED = 512
+
+
+class _Payload(TypedDict):
+    first: int
+    entries: list[str]
+
+
+class Recorder:
+    """The last entries of what has changed a replica, in order. Entries are one line each."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self.count = 0
+        """How many entries were recorded since the start."""
+        self._entries: deque[tuple[object, ...]] = deque(maxlen=capacity)
+
+    def record(self, entry: tuple[object, ...]) -> None:
+        """Append an entry; its text is made only when somebody asks for it."""
+        self._entries.append(entry)
+        self.count += 1
+
+    def last(self, number: int) -> tuple[int, list[str]]:
+        """Return the index of the first of the last `number` entries, and their texts."""
+        kept = list(self._entries)[-number:]
+        return self.count - len(kept), [" ".join(str(part) for part in entry) for entry in kept]
+
+
+def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | None:
+    """Return a sentence that names the first entry in which the ranks differ, or None.
+
+    `recorders` holds for each rank the index of its first entry and the entries. Only the stretch
+    that every rank still remembers can be compared.
+    """
+    start = max(first for first, _ in recorders)
+    stop = max(first + len(entries) for first, entries in recorders)
+    for index in range(start, stop):
+        at_index = [
+            entries[index - first] if index - first < len(entries) else "nothing"
+            for first, entries in recorders
+        ]
+        if len(set(at_index)) > 1:
+            seen = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(at_index))
+            return f"the first entry that differs is number {index} ({seen})"
+    return None
+
+
+def explain(
+    collective: Collective, recorder: Recorder, different: Sequence[str], timeout_s: float
+) -> DivergenceError:
+    """Gather the recorders of all ranks and return the error that says what differs."""
+    what = " and ".join(different)
+    first, entries = recorder.last(ENTRIES_GATHERED)
+    payload: bytes = msgpack.packb(_Payload(first=first, entries=entries))
+    try:
+        gathered = collective.gather(payload, timeout_s)
+    except GroupError as error:
+        return DivergenceError(
+            f"the ranks differ in {what}, and their flight recorders could not be gathered: {error}"
+        )
+    unpacked: list[_Payload] = [msgpack.unpackb(each) for each in gathered]
+    found = first_difference([(each["first"], each["entries"]) for each in unpacked])
+    where = found or "the flight recorders do not reach back to the first difference"
+    return DivergenceError(f"the ranks differ in {what}: {where}")

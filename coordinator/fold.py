@@ -1,0 +1,21 @@
+"""The fold: many ballots become one vector, and whether the ranks still agree on what it means."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .collectives.base import Vector
+from .lanes import PAIRS
+
+
+def fold(ballots: Sequence[Vector]) -> Vector:
+    """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank."""
+    return np.minimum.reduce(ballots)
+
+
+def disagreements(folded: Vector) -> tuple[str, ...]:
+    """Return the names of the header's pairs that are not equal over the ranks.
+
+    A pair (x, -x) folds to (min x, -max x): the ranks are equal exactly if the sum is zero.
+    """
+    return tuple(name for name, at in PAIRS.items() if int(folded[at]) + int(folded[at + 1]))

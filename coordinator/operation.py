@@ -1,0 +1,113 @@
+"""Operations: their kinds, phases and outcomes, and which phase may follow which.
+
+An operation is work that outlives the step that began it. Its phase is replicated state: it changes
+by a command that every rank issues or by a verdict that every rank received, and in no other way.
+
+    prefetch    WAITING -> QUERY -> TRANSFER -> (QUIESCE ->) DONE
+    backup      ISSUED -> (QUIESCE ->) DONE
+    load back   ISSUED -> (QUIESCE ->) DONE
+    persist     WAITING -> ISSUED -> (QUIESCE ->) DONE
+
+QUIESCE is entered when an operation stops while some rank's I/O may still touch its pages. It ends
+in DONE when every rank says that its I/O is quiet, or in QUARANTINED at its deadline, from where it
+still ends in DONE if quiet ever comes.
+"""
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What an operation moves, and where to."""
+
+    PREFETCH = 0
+    """From storage (L3) to host memory (L2)."""
+    BACKUP = 1
+    """From the device (L1) to host memory (L2)."""
+    LOAD_BACK = 2
+    """From host memory (L2) to the device (L1)."""
+    PERSIST = 3
+    """From host memory (L2) to storage (L3)."""
+
+
+class Phase(IntEnum):
+    """Where an operation stands, on every rank alike."""
+
+    WAITING = 0
+    """It has not begun: it waits for its turn within a bound, in the order of ids."""
+    QUERY = 1
+    """The ranks look up which of its pages their stores have."""
+    TRANSFER = 2
+    """The ranks read its pages into host memory."""
+    ISSUED = 3
+    """The ranks copy or write; it ends by watermark."""
+    QUIESCE = 4
+    """It has stopped; some pages wait until no rank's I/O touches them."""
+    QUARANTINED = 5
+    """Quiet did not come in time; the pages stay out of use until it does."""
+    DONE = 6
+    """Nothing of it is left but its outcome."""
+
+
+class Outcome(IntEnum):
+    """How an operation ended."""
+
+    COMPLETE = 0
+    """Everything that was asked for was moved, on every rank."""
+    PARTIAL = 1
+    """A prefix was moved, on every rank alike."""
+    MISS = 2
+    """Some rank's store had nothing of it."""
+    NO_ROOM = 3
+    """There was no host page to receive it."""
+    FAILED = 4
+    """Some rank's copy or write failed or ran out of time."""
+    ABORTED = 5
+    """A command ended it before anything was moved."""
+
+
+class Queue(IntEnum):
+    """The watermark lanes: operations that end in order, one ticket each."""
+
+    BACKUP = 0
+    LOAD_BACK = 1
+    PERSIST = 2
+    QUIESCE = 3
+    """Operations in QUIESCE: ended means quiet, failed means that the deadline passed."""
+    QUARANTINE = 4
+    """Operations in QUARANTINED: ended means quiet at last."""
+
+
+TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
+    Kind.PREFETCH: {
+        Phase.WAITING: frozenset({Phase.QUERY, Phase.DONE}),
+        Phase.QUERY: frozenset({Phase.TRANSFER, Phase.DONE}),
+        Phase.TRANSFER: frozenset({Phase.QUIESCE, Phase.DONE}),
+        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
+        Phase.QUARANTINED: frozenset({Phase.DONE}),
+    },
+    Kind.BACKUP: {
+        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
+        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
+        Phase.QUARANTINED: frozenset({Phase.DONE}),
+    },
+    Kind.LOAD_BACK: {
+        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
+        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
+        Phase.QUARANTINED: frozenset({Phase.DONE}),
+    },
+    Kind.PERSIST: {
+        Phase.WAITING: frozenset({Phase.ISSUED, Phase.DONE}),
+        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
+        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
+        Phase.QUARANTINED: frozenset({Phase.DONE}),
+    },
+}
+"""The phases that may follow a phase. What is not listed cannot happen."""
+
+FIRST_PHASE: dict[Kind, Phase] = {
+    Kind.PREFETCH: Phase.WAITING,
+    Kind.BACKUP: Phase.ISSUED,
+    Kind.LOAD_BACK: Phase.ISSUED,
+    Kind.PERSIST: Phase.WAITING,
+}
+"""The phase in which an operation of each kind begins."""

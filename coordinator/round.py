@@ -1,0 +1,130 @@
+"""Rounds: one collective per step, and what follows from it on every rank alike.
+
+The protocol. Every rule has a test that names it (`tests/test_protocol.py`).
+
+P1  Every step launches exactly one collective, of one length, whatever is in flight. What a rank has
+    seen decides the contents of its lanes and never whether, when or how it votes.
+P2  A round is launched under a layout that replicated state determines. The layout is frozen at the
+    launch, and the verdict is read under that layout, whatever has happened in between.
+P3  Depth 1: a step applies the verdict of the step before and then launches its own round. Depth 0:
+    a step launches its round, waits for it and applies it. Both are the same two halves, `open` and
+    `close`, in another order. At most one round is pending.
+P4  Every rank applies a round at the same step, whatever its speed: `close` waits for it, and the
+    wait has a deadline. After the deadline the epoch is over; nobody goes on alone.
+P5  The header is read first. If the ranks differ in epoch, round, state digest or layout digest, the
+    body is ignored and the epoch ends on every rank in this same round.
+P6  A rank that cannot go on says so in its ballot; the epoch ends on every rank in the same round.
+P7  Ballots are levels. A ballot says everything that is true so far, so that a vote which was
+    ignored is repeated by the next one.
+P8  After an epoch has ended, every call raises the same error again and reaches no collective.
+
+This module waits through its transport and reads no clock.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..errors import GroupError, InternalError, RankUnhealthy, UsageError
+from .ballot import Ballot
+from .collectives.base import Collective, PendingRound
+from .divergence import Recorder, explain
+from .fold import disagreements
+from .lanes import BallotShape, Layout, Slot, Voter, encode
+from .verdict import Verdict, read, unhealthy_rank
+
+EXPLAIN_TIMEOUT_S = 10.0
+"""How long the ranks may take to gather their flight recorders once they know that they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    layout: Layout
+    round: PendingRound
+
+
+class Rounds:
+    """The rounds of one epoch on one rank. Not thread-safe."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        *,
+        slots: int,
+        timeout_s: float,
+        recorder: Recorder,
+        epoch: int = 1,
+    ) -> None:
+        self.shape = BallotShape(world_size=collective.world_size, slots=slots)
+        self.count = 0
+        """Rounds launched so far; the number of the last one."""
+        self._collective = collective
+        self._timeout_s = timeout_s
+        self._recorder = recorder
+        self._epoch = epoch
+        self._pending: _Pending | None = None
+        self._ended_by: GroupError | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a round was launched and not yet closed."""
+        return self._pending is not None
+
+    @property
+    def ended_by(self) -> GroupError | None:
+        """What ended the epoch, or None while it lasts."""
+        return self._ended_by
+
+    def open(
+        self,
+        slots: tuple[Slot, ...],
+        state_digest: int,
+        ballot: Ballot,
+        *,
+        healthy: bool,
+        time_ms: int,
+    ) -> None:
+        """Freeze the layout, fill this rank's lanes and launch the round (P1, P2)."""
+        self._raise_if_ended()
+        if self._pending is not None:
+            raise UsageError("a round is pending already; close it first")
+        layout = Layout(
+            epoch=self._epoch, round=self.count + 1, state_digest=state_digest, slots=slots
+        )
+        voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms)
+        vector = encode(self.shape, layout, ballot, voter)
+        try:
+            pending = self._collective.launch(vector)
+        except GroupError as error:
+            self._end(error)
+        self.count += 1
+        self._pending = _Pending(layout, pending)
+
+    def close(self) -> Verdict:
+        """Wait for the pending round and return its verdict (P4, P5, P6)."""
+        self._raise_if_ended()
+        if self._pending is None:
+            raise UsageError("no round is pending; open one first")
+        pending, self._pending = self._pending, None
+        try:
+            folded = pending.round.wait(self._timeout_s)
+        except GroupError as error:
+            self._end(error)
+        if folded.shape != (self.shape.length,):
+            raise InternalError(f"a round came back with shape {folded.shape}")
+        different = disagreements(folded)
+        if different:
+            self._end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
+        unhealthy = unhealthy_rank(folded)
+        if unhealthy is not None:
+            self._end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
+        return read(self.shape, pending.layout, folded)
+
+    def _end(self, error: GroupError) -> NoReturn:
+        # Closing the transport at once lets ranks that wait for this one notice without a timeout.
+        self._ended_by = error
+        self._collective.close()
+        raise error
+
+    def _raise_if_ended(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by

@@ -1,0 +1,129 @@
+"""Verdicts: what all ranks conclude from a folded vector, the same on every rank.
+
+A verdict is read under the layout that was frozen when its round was launched. It carries no
+decision about pages or the tree: those follow from it in the replica.
+"""
+
+from dataclasses import dataclass
+
+from .collectives.base import Vector
+from .lanes import (
+    HEALTH,
+    NEUTRAL,
+    QUEUE_LANES,
+    QUEUES_AT,
+    SLOT_LANES,
+    SLOTS_AT,
+    TIME,
+    BallotShape,
+    Layout,
+    Slot,
+)
+from .operation import Phase, Queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A prefetch in QUERY: every rank's store has its first `pages` keys, or not all have answered."""
+
+    operation: int
+    pages: int | None
+    """None while some rank has not answered."""
+    shortest_rank: int | None
+    """The lowest rank whose store had no more than `pages`."""
+    expired_rank: int | None
+    """A rank that saw the deadline pass, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A prefetch in TRANSFER: its first `pages` pages hold verified bytes on every rank."""
+
+    operation: int
+    pages: int
+    ceiling: int | None
+    """No rank will ever see more than these land; None while no rank knows of a limit."""
+    ceiling_rank: int | None
+    """The lowest rank that set the ceiling."""
+    expired_rank: int | None
+    """A rank that saw the deadline pass, or None."""
+
+
+SlotVerdict = Found | Arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermark:
+    """A queue: every operation up to this ticket has ended well on every rank, but the first failed."""
+
+    ended_through: int
+    first_failed: int | None
+    failed_rank: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of one round."""
+
+    round: int
+    time_ms: int
+    """Agreed time: the smallest of the ranks' clocks."""
+    watermarks: tuple[Watermark, ...]
+    """By `Queue`."""
+    slots: tuple[SlotVerdict, ...]
+
+
+def unhealthy_rank(folded: Vector) -> int | None:
+    """Return the highest rank that said that it cannot go on, or None."""
+    return _marked_rank(int(folded[HEALTH]))
+
+
+def read(shape: BallotShape, layout: Layout, folded: Vector) -> Verdict:
+    """Return the verdict of a round whose header agreed."""
+    lanes: list[int] = folded.tolist()
+    watermarks: list[Watermark] = []
+    for queue in Queue:
+        at = QUEUES_AT + QUEUE_LANES * queue
+        ticket, rank = _named(lanes[at + 1], shape.world_size)
+        watermarks.append(Watermark(ended_through=lanes[at], first_failed=ticket, failed_rank=rank))
+    slots: list[SlotVerdict] = []
+    at = SLOTS_AT
+    for slot in layout.slots:
+        slots.append(_read_slot(slot, lanes[at : at + SLOT_LANES], shape.world_size))
+        at += SLOT_LANES
+    return Verdict(
+        round=layout.round,
+        time_ms=lanes[TIME],
+        watermarks=tuple(watermarks),
+        slots=tuple(slots),
+    )
+
+
+def _read_slot(slot: Slot, lanes: list[int], world_size: int) -> SlotVerdict:
+    expired_rank = _marked_rank(lanes[2])
+    if slot.phase is Phase.QUERY:
+        pages, rank = (None, None) if lanes[0] < 0 else _named(lanes[0], world_size)
+        return Found(
+            operation=slot.operation,
+            pages=pages,
+            shortest_rank=rank,
+            expired_rank=expired_rank,
+        )
+    ceiling, rank = _named(lanes[1], world_size)
+    return Arrived(
+        operation=slot.operation,
+        pages=lanes[0],
+        ceiling=ceiling,
+        ceiling_rank=rank,
+        expired_rank=expired_rank,
+    )
+
+
+def _named(lane: int, world_size: int) -> tuple[int, int] | tuple[None, None]:
+    if lane == NEUTRAL:
+        return None, None
+    return divmod(lane, world_size)
+
+
+def _marked_rank(lane: int) -> int | None:
+    return -lane - 1 if lane < 0 else None

@@ -1,0 +1,120 @@
+"""The settings of one rank's cache, validated once, when they are made."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..coordinator.stop_policy import StopPolicy
+from ..errors import ConfigError
+from .page_layout import PageLayout
+
+
+class WritePolicy(StrEnum):
+    """When a computed page is copied to host memory and to storage."""
+
+    WRITE_THROUGH = "write_through"
+    """As soon as it is inserted."""
+
+
+class Eviction(StrEnum):
+    """Which page leaves a full pool first."""
+
+    LRU = "lru"
+    """The one that was not used for the longest time, in the replica's logical clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much may be in flight at a time. What exceeds a bound waits in order, then is refused."""
+
+    prefetches: int = 32
+    """Prefetches that the ballot has room for; each costs three lanes in every round."""
+    prefetches_waiting: int = 4096
+    """Prefetches that wait for their turn; one more is refused."""
+    prefetch_pages: int | None = None
+    """Host pages that all prefetches together may ask for; None stands for half the host pool."""
+    persists: int = 64
+    """Writes to storage at a time."""
+    persists_waiting: int = 4096
+    """Writes that wait, holding their host pages; one more is dropped and counted."""
+    quarantine_pages: int | None = None
+    """Host pages that stores which do not fall quiet may hold before the store is detached; None
+    stands for a quarter of the host pool."""
+    remembered_misses: int = 65536
+    """Keys that were promised and could not be read; the oldest are forgotten first."""
+    inflight_bytes: int = 256 << 20
+    """Bytes that this rank's storage loop reads and writes at a time."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefetches", "persists", "inflight_bytes"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, must be 1 or more")
+        for name in ("prefetches_waiting", "persists_waiting", "remembered_misses"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name} is {value}, must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long each kind of wait may take, in seconds."""
+
+    round_s: float = 60.0
+    """A round. Longer than the engine's compile stalls, shorter than its watchdog."""
+    lookup_s: float = 5.0
+    """A lookup in the store."""
+    persist_s: float = 60.0
+    """One write operation."""
+    copy_s: float = 60.0
+    """One copy between device and host."""
+    quiesce_s: float = 10.0
+    """Until I/O that was stopped touches its pages no more; then they are quarantined."""
+    miss_memory_s: float = 60.0
+    """How long a failed read is remembered, in agreed time."""
+    flush_s: float = 120.0
+    """How long `flush` and `close` wait for what is in flight, in agreed time."""
+
+    def __post_init__(self) -> None:
+        for name in ("round_s", "lookup_s", "persist_s", "copy_s", "quiesce_s", "flush_s"):
+            value = getattr(self, name)
+            if value <= 0:
+                raise ConfigError(f"{name} is {value}, must be more than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Everything that one rank's cache needs to know.
+
+    All but the two pool sizes must be equal on every rank; of those the smallest is used.
+    """
+
+    model: str
+    """The model's name; part of every key."""
+    weights_version: str = "0"
+    """Changes whenever the weights do; part of every key."""
+    layout: PageLayout
+    device_pages: int
+    """Pages on the device (L1)."""
+    host_pages: int
+    """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
+    store: str | None = None
+    """The store's URI (L3), or None."""
+    stop_policy: StopPolicy = field(default_factory=StopPolicy)
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    eviction: Eviction = Eviction.LRU
+    pipeline_depth: int = 1
+    """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
+    bounds: Bounds = field(default_factory=Bounds)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model is empty; give the model's name")
+        if self.device_pages < 1:
+            raise ConfigError(f"device_pages is {self.device_pages}, must be 1 or more")
+        if self.host_pages < 0:
+            raise ConfigError(f"host_pages is {self.host_pages}, must be 0 or more")
+        if self.pipeline_depth not in (0, 1):
+            raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
+        if self.store is not None and not self.host_pages:
+            raise ConfigError("a store needs host memory: set host_pages to 1 or more")

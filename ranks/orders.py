@@ -1,0 +1,99 @@
+"""Orders: what the replica asks this rank's executor to do.
+
+Orders are immutable and refer to pages by slot number in a named pool. The pages that an order names
+belong to its operation until a verdict says that every rank is done with them, so the executor may
+touch them at any time in between and needs no lock. The executor answers with `Progress`
+(`coordinator.ballot`), in any order and at its own pace.
+"""
+
+from dataclasses import dataclass
+
+KV_POOL = "kv"
+"""The pool of full-attention pages, which every model has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTransfer:
+    """Objects of one pool and the host pages that they fill or come from, index by index.
+
+    `keys` are page keys (`replica.page_keys`), in prefix order.
+    """
+
+    pool: str
+    keys: tuple[bytes, ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTransfer:
+    """Pages of one pool to copy between the tiers of this rank, index by index."""
+
+    pool: str
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Say how many leading keys the store has (`Answered`), or that time is up (`Expired`)."""
+
+    operation: int
+    pool: str
+    keys: tuple[bytes, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read objects into host pages.
+
+    Reports `Landed` with the number of leading pages that hold verified bytes, as it grows;
+    `Capped` once some page cannot land here (missing, corrupt, failed); `Expired` once `timeout_s`
+    has passed. The operation is over when every page has landed or when a `Cancel` for it arrives.
+    """
+
+    operation: int
+    transfers: tuple[ObjectTransfer, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write host pages to the store. Reports `Ended`; not ok once `timeout_s` has passed."""
+
+    operation: int
+    transfers: tuple[ObjectTransfer, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToHost:
+    """Copy device pages to host pages (backup). Reports `Ended`."""
+
+    operation: int
+    transfers: tuple[CopyTransfer, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToDevice:
+    """Copy host pages to device pages (load back). Reports `Ended`."""
+
+    operation: int
+    transfers: tuple[CopyTransfer, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop the operation's I/O. Reports `Quiesced` once nothing touches its pages any more.
+
+    After `timeout_s` without quiet it reports `QuiesceExpired`, and `Quiesced` still follows if
+    quiet ever comes. An operation whose I/O has already ended is quiesced at once.
+    """
+
+    operation: int
+    timeout_s: float
+
+
+Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Cancel

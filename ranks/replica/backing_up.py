@@ -1,0 +1,147 @@
+"""Backup and persist: computed pages to host memory, and from there to storage.
+
+Under write-through every node that an insert has touched and that is not on the host is backed up,
+parents first, and what has been backed up on every rank is persisted.
+"""
+
+from collections import deque
+
+from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ..orders import KV_POOL, CopyToHost, CopyTransfer, ObjectTransfer
+from ..orders import Persist as PersistOrder
+from .operations import Copy, Persist, Segment
+from .pages import page_run
+from .state import ReplicaState
+from .tree import DEVICE, HOST, Node
+
+
+class BackingUp:
+    """Begins backups and persists, and applies their outcomes."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self.waiting: deque[Persist] = deque()
+        self.issued = 0
+        """Persists whose order was given and that have not settled."""
+
+    def write_through(self, node: Node) -> None:
+        """Back up what of the path to `node` is not on the host, from the top as far as there is room.
+
+        From the top, since a backed-up child implies a backed-up parent.
+        """
+        state = self._state
+        if not state.config.host_pages:
+            return
+        segments = [
+            Segment(each, page_run())
+            for each in reversed(list(node.path()))
+            if each.values[HOST][0] is None and not self._in_backup(each)
+        ]
+        while segments and not self._begin_backup(segments):
+            state.operations.outcomes[Kind.BACKUP, Outcome.NO_ROOM] += 1
+            segments.pop()
+
+    def backed_up(self, operation: Copy) -> None:
+        """Apply a backup that has ended on every rank."""
+        state = self._state
+        settled: list[Node] = []
+        for segment in operation.segments:
+            node, parent = segment.node, segment.node.parent
+            assert parent is not None
+            parent_is_there = parent.parent is None or parent.values[HOST][0] is not None
+            if node.values[HOST][0] is None and parent_is_there:
+                state.attach(node, HOST, segment.pages)
+                segment.pages = page_run()
+                settled.append(node)
+        state.finish(operation, Outcome.COMPLETE)
+        unsaved = [node for node in settled if not node.persisted]
+        if unsaved and state.store_attached:
+            self._persist(unsaved)
+
+    def persisted(self, operation: Persist) -> None:
+        """Apply a persist that has ended on every rank."""
+        for segment in operation.segments:
+            segment.node.persisted = True
+            for key in self._state.tree.keys(segment.node):
+                self._state.misses.pop(key, None)
+        self.issued -= 1
+        self._state.finish(operation, Outcome.COMPLETE)
+        self.begin_waiting()
+
+    def persist_failed(self, operation: Persist) -> None:
+        """Apply a persist that failed on some rank; its pages are held until all are quiet."""
+        self.issued -= 1
+        self._state.stop(operation, Outcome.FAILED)
+        self.begin_waiting()
+
+    def begin_waiting(self) -> None:
+        """Give the orders of the persists whose turn has come, in the order of their ids."""
+        state = self._state
+        while self.waiting and self.issued < state.config.bounds.persists:
+            operation = self.waiting.popleft()
+            state.advance(operation, Phase.ISSUED)
+            self.issued += 1
+            ticket = state.operations.new_ticket(Queue.PERSIST, operation)
+            state.ballot.enqueue(Queue.PERSIST, ticket, operation.id)
+            transfers = tuple(
+                ObjectTransfer(KV_POOL, tuple(state.tree.keys(segment.node)), tuple(segment.pages))
+                for segment in operation.segments
+            )
+            timeout_s = state.config.timeouts.persist_s
+            state.orders.append(PersistOrder(operation.id, transfers, timeout_s))
+
+    def abandon_waiting(self) -> None:
+        """End the persists that have not begun: the store is detached."""
+        while self.waiting:
+            self._state.finish(self.waiting.popleft(), Outcome.ABORTED)
+
+    def _in_backup(self, node: Node) -> bool:
+        table = self._state.operations.in_flight
+        return any(table[number].kind is Kind.BACKUP for number in node.marks)
+
+    def _begin_backup(self, segments: list[Segment]) -> bool:
+        state = self._state
+        last = segments[-1].node
+        operation = Copy(id=state.operations.new_id(), kind=Kind.BACKUP, phase=Phase.ISSUED)
+        # The sources must not be evicted, and ancestors on the host must stay there: taking the
+        # pages below may evict, so the holds come first.
+        for tier in (DEVICE, HOST):
+            operation.receipts.append(state.holds.acquire(tier, state.component.index, last))
+        pages = state.take(HOST, sum(segment.node.width for segment in segments))
+        if pages is None:
+            state.release_receipts(operation)
+            return False
+        state.operations.add(operation)
+        at = 0
+        for segment in segments:
+            segment.pages = pages[at : at + segment.node.width]
+            at += segment.node.width
+        state.mark(operation, segments)
+        transfers = tuple(
+            CopyTransfer(KV_POOL, tuple(source), tuple(segment.pages))
+            for segment in segments
+            if (source := segment.node.values[DEVICE][0]) is not None
+        )
+        state.journal.record("backup", operation.id, last.id, len(pages))
+        ticket = state.operations.new_ticket(Queue.BACKUP, operation)
+        state.ballot.enqueue(Queue.BACKUP, ticket, operation.id)
+        state.orders.append(CopyToHost(operation.id, transfers, state.config.timeouts.copy_s))
+        return True
+
+    def _persist(self, nodes: list[Node]) -> None:
+        state = self._state
+        if self.waiting and len(self.waiting) >= state.config.bounds.persists_waiting:
+            state.operations.outcomes[Kind.PERSIST, Outcome.NO_ROOM] += 1
+            return
+        operation = Persist(id=state.operations.new_id(), kind=Kind.PERSIST, phase=Phase.WAITING)
+        operation.receipts.append(state.holds.acquire(HOST, state.component.index, nodes[-1]))
+        segments = [
+            Segment(node, page_run(pages))
+            for node in nodes
+            if (pages := node.values[HOST][0]) is not None
+        ]
+        state.operations.add(operation)
+        state.mark(operation, segments)
+        state.journal.record("persist", operation.id, nodes[-1].id)
+        self.waiting.append(operation)
+        self.begin_waiting()

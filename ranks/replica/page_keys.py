@@ -1,0 +1,27 @@
+"""Page keys: a cryptographic hash chain over pages, so that a key stands for a whole prefix.
+
+key[i] = sha256(key[i - 1] + tokens of page i), and key[-1] is the seed of the namespace. Two pages
+have the same key only if everything before them, and the namespace, is the same.
+"""
+
+from hashlib import sha256
+
+from .tokens import TOKEN_BYTES
+
+KEY_BYTES = 32
+
+
+def namespace_seed(model_digest: bytes, namespace: str) -> bytes:
+    """Return the start of the chain for one namespace (tenant salt, adapter) of one model."""
+    return sha256(model_digest + namespace.encode()).digest()
+
+
+def page_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
+    """Return the keys of the whole pages of `tokens`, which follow the page whose key is `seed`."""
+    step = page_tokens * TOKEN_BYTES
+    keys: list[bytes] = []
+    key = seed
+    for at in range(0, len(tokens) - step + 1, step):
+        key = sha256(key + tokens[at : at + step]).digest()
+        keys.append(key)
+    return keys

@@ -1,0 +1,209 @@
+"""The replica: one rank's copy of the cache's state, the same on every rank.
+
+It changes in two ways only: by a command that the engine issues identically on every rank, and by a
+verdict that all ranks received. It reads no clock, thread, file or collective. What it wants done it
+leaves in `orders`; what this rank has seen of it, it never asks.
+"""
+
+from ...coordinator.lanes import Slot
+from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ...coordinator.verdict import Found, Verdict, Watermark
+from ...errors import InternalError, UsageError
+from ..orders import Order
+from .backing_up import BackingUp
+from .check import check
+from .digest import state_digest
+from .operations import Copy, Operation, Persist, Prefetch
+from .pages import PageRun
+from .prefetching import Prefetching
+from .serving import Admission, LoadState, Match, Serving, Wait
+from .state import Expectations, ReplicaConfig, ReplicaState, Request, Shortfall
+
+
+class Replica:
+    """The state machine. Every method but the reading ones is a command or applies a verdict."""
+
+    def __init__(self, config: ReplicaConfig, expectations: Expectations) -> None:
+        self.state = ReplicaState(config, expectations)
+        self.prefetching = Prefetching(self.state)
+        self.backing_up = BackingUp(self.state)
+        self.serving = Serving(self.state, self.backing_up)
+
+    @property
+    def digest(self) -> int:
+        """The rolling digest of everything that has changed this replica; 63 bits."""
+        return self.state.journal.digest
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
+        table = self.state.operations.in_flight
+        return all(each.phase is Phase.QUARANTINED for each in table.values())
+
+    def slots(self) -> tuple[Slot, ...]:
+        """Return the prefetches that have a place in the next ballot."""
+        return self.prefetching.slots()
+
+    def take_orders(self) -> list[Order]:
+        """Return the orders given since the last call, in order."""
+        orders, self.state.orders = self.state.orders, []
+        return orders
+
+    def take_notices(self) -> list[Shortfall]:
+        """Return what fell short since the last call, and on which rank."""
+        notices, self.state.notices = self.state.notices, []
+        return notices
+
+    def match(self, namespace: str, tokens: bytes) -> Match:
+        """Return how much of `tokens` is cached. Reads only."""
+        return self.serving.match(namespace, tokens)
+
+    def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
+        """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
+        request = self._enter(name, namespace)
+        if request.admitted:
+            raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
+        return self.prefetching.begin(request, tokens)
+
+    def prefetch_done(self, name: str) -> bool:
+        """Say whether the engine need not wait for the request's prefetch. Reads only."""
+        request = self.state.requests.get(name)
+        waits = self.state.config.stop_policy.engine_waits
+        return request is None or request.prefetch is None or not waits
+
+    def load_back(
+        self, name: str, namespace: str, tokens: bytes, reserve_tokens: int
+    ) -> Admission | Wait:
+        """Admit a request; ends its prefetch with what has landed so far."""
+        request = self._enter(name, namespace)
+        self.prefetching.stop(request)
+        return self.serving.admit(request, tokens, reserve_tokens)
+
+    def load_state(self, name: str) -> LoadState:
+        """Say whether the pages of an admitted request are there. Reads only."""
+        return self.serving.load_state(self.state.request(name))
+
+    def page_table(self, name: str) -> PageRun:
+        """Return the request's device pages in token order. Reads only."""
+        return self.serving.page_table(self.state.request(name))
+
+    def extend(self, name: str, total_tokens: int) -> bool:
+        """Reserve pages until the request has room for `total_tokens` tokens; False if none is."""
+        return self.serving.extend(self.state.request(name), total_tokens)
+
+    def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
+        """Publish what a request has computed; return how many of its tokens are shared now."""
+        return self.serving.insert(self.state.request(name), tokens, final=final)
+
+    def release(self, name: str) -> None:
+        """Forget a request and give back what it holds; its prefetch ends with what has landed."""
+        request = self.state.request(name)
+        self.prefetching.stop(request)
+        self.serving.release(request)
+
+    def apply(self, verdict: Verdict) -> None:
+        """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
+        self.state.time_ms = max(self.state.time_ms, verdict.time_ms)
+        self._forget_old_misses()
+        for each in verdict.slots:
+            if isinstance(each, Found):
+                self.prefetching.found(each)
+            else:
+                self.prefetching.arrived(each)
+        for queue, watermark in zip(Queue, verdict.watermarks, strict=True):
+            self._apply_queue(queue, watermark)
+
+    def check(self) -> None:
+        """Raise `InvariantViolation` if an invariant of the state does not hold."""
+        check(self.state, self.prefetching, self.backing_up)
+
+    def state_digest(self) -> int:
+        """Return a digest computed from the whole state; for checkers, since it is slow."""
+        return state_digest(self.state)
+
+    def _enter(self, name: str, namespace: str) -> Request:
+        request = self.state.requests.get(name)
+        if request is None:
+            request = Request(name, namespace)
+            self.state.requests[name] = request
+            self.state.journal.record("request", name, namespace)
+        elif request.namespace != namespace:
+            raise UsageError(
+                f"request {name!r} is in namespace {request.namespace!r}, not {namespace!r}"
+            )
+        return request
+
+    def _forget_old_misses(self) -> None:
+        misses = self.state.misses
+        while misses and next(iter(misses.values())) <= self.state.time_ms:
+            misses.popitem(last=False)
+
+    def _apply_queue(self, queue: Queue, watermark: Watermark) -> None:
+        line = self.state.operations.queues[queue]
+        while line:
+            ticket, number = line[0]
+            failed = ticket == watermark.first_failed
+            if not failed and ticket > watermark.ended_through:
+                return
+            line.popleft()
+            self.state.ballot.settle(queue, ticket)
+            operation = self.state.operations.in_flight[number]
+            if failed:
+                self._failed(queue, operation)
+                return
+            self._ended(queue, operation)
+
+    def _ended(self, queue: Queue, operation: Operation) -> None:
+        if queue is Queue.QUIESCE:
+            self._quiet(operation)
+        elif queue is Queue.QUARANTINE:
+            self.state.quarantined_pages -= _untouchable(operation)
+            self._quiet(operation)
+        elif isinstance(operation, Persist):
+            self.backing_up.persisted(operation)
+        elif isinstance(operation, Copy) and operation.kind is Kind.BACKUP:
+            self.backing_up.backed_up(operation)
+        elif isinstance(operation, Copy):
+            self.serving.loaded(operation)
+        else:
+            raise InternalError(f"{operation.kind.name} {operation.id} stands in {queue.name}")
+
+    def _failed(self, queue: Queue, operation: Operation) -> None:
+        if queue is Queue.QUIESCE:
+            self._quarantine(operation)
+        elif isinstance(operation, Persist):
+            self.backing_up.persist_failed(operation)
+        elif isinstance(operation, Copy) and operation.kind is Kind.LOAD_BACK:
+            self.serving.load_failed(operation)
+        else:
+            self.state.stop(operation, Outcome.FAILED)
+
+    def _quiet(self, operation: Operation) -> None:
+        if isinstance(operation, Prefetch):
+            self.prefetching.quiet(operation)
+            return
+        assert operation.ending is not None
+        self.state.finish(operation, operation.ending)
+
+    def _quarantine(self, operation: Operation) -> None:
+        state = self.state
+        state.advance(operation, Phase.QUARANTINED)
+        ticket = state.operations.new_ticket(Queue.QUARANTINE, operation)
+        state.ballot.enqueue(Queue.QUARANTINE, ticket, operation.id)
+        state.quarantined_pages += _untouchable(operation)
+        if isinstance(operation, Prefetch):
+            self.prefetching.quarantined(operation)
+        if state.store_attached and state.quarantined_pages > state.config.quarantine_pages_max:
+            # A store that does not fall quiet would take the host pool page by page.
+            state.store_attached = False
+            state.journal.record("detach", state.quarantined_pages)
+            self.prefetching.abandon_waiting()
+            self.backing_up.abandon_waiting()
+        self.prefetching.begin_waiting()
+
+
+def _untouchable(operation: Operation) -> int:
+    """Return how many pages a stopped operation's I/O may still touch."""
+    if isinstance(operation, Persist):
+        return operation.stopped_pages
+    return sum(map(len, operation.owned))

@@ -1,0 +1,322 @@
+"""What a request does with the cache: match, load back, reserve, insert, release.
+
+A request is admitted by `load_back`: its device prefix is locked, what host memory has beyond it is
+on its way, and the pages that it will compute into are reserved. All of it happens or nothing does.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ...errors import UsageError
+from ..orders import KV_POOL, CopyToDevice, CopyTransfer
+from .backing_up import BackingUp
+from .operations import Copy, Segment
+from .pages import PageRun, page_run
+from .state import ReplicaState, Request
+from .tree import DEVICE, HOST, Node
+
+
+class Wait(StrEnum):
+    """Why a request was not admitted. Nothing has changed; ask again at a later step."""
+
+    NO_ROOM = "no_room"
+    """Too few device pages are free or can be evicted."""
+    LOADING = "loading"
+    """Another request is loading back pages that this one needs too."""
+
+
+class LoadState(StrEnum):
+    """How far an admitted request's pages have come."""
+
+    LOADING = "loading"
+    """Pages are on their way from host memory."""
+    READY = "ready"
+    """All pages of the prefix are on the device; the engine may compute."""
+    FAILED = "failed"
+    """The load back failed on some rank. The request is not admitted any more, and the pages that
+    failed are not offered again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How much of a token run is cached. Lengths in tokens, always whole pages."""
+
+    device_tokens: int
+    """The prefix whose pages are on the device."""
+    host_tokens: int
+    """The prefix that can be restored from device and host memory (to `best_match_node`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Where the cached prefix of an admitted request comes from. Lengths in tokens."""
+
+    device_tokens: int
+    """Were on the device already."""
+    host_tokens: int
+    """Come from host memory, where they were before this request's prefetch."""
+    storage_tokens: int
+    """Come from host memory, where this request's prefetch brought them from storage."""
+    operation: int | None
+    """The load back in flight, or None if nothing has to be loaded."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """The length of the whole cached prefix; the engine computes what follows it."""
+        return self.device_tokens + self.host_tokens + self.storage_tokens
+
+
+class Serving:
+    """Admits requests, publishes what they compute, and lets go of what they hold."""
+
+    def __init__(self, state: ReplicaState, backing_up: BackingUp) -> None:
+        self._state = state
+        self._backing_up = backing_up
+
+    def match(self, namespace: str, tokens: bytes) -> Match:
+        """Return how much of `tokens` is cached. Changes nothing."""
+        state = self._state
+        root = state.tree.roots.get(namespace)
+        if root is None:
+            return Match(device_tokens=0, host_tokens=0)
+        walk = state.tree.walk(root, tokens)
+        device = best = 0
+        on_device = True
+        ends = [(node, node.end) for node in walk.nodes]
+        if walk.partial is not None:
+            ends.append((walk.partial, walk.partial.start + walk.partial_pages))
+        for node, end in ends:
+            if not state.component.may_end(node, (DEVICE, HOST)):
+                break
+            best = end
+            on_device = on_device and state.component.may_end(node, (DEVICE,))
+            device = end if on_device else device
+        unit = state.config.page_tokens
+        return Match(device_tokens=device * unit, host_tokens=best * unit)
+
+    def admit(self, request: Request, tokens: bytes, reserve_tokens: int) -> Admission | Wait:
+        """Lock, load back and reserve for a request, or say why that has to wait."""
+        state = self._state
+        if request.admitted:
+            raise UsageError(f"request {request.id!r} is admitted already; release it first")
+        root = state.root(request.namespace)
+        state.tick()
+        nodes = state.walk_to(root, tokens)
+        on_device = 0
+        while on_device < len(nodes) and nodes[on_device].values[DEVICE][0] is not None:
+            on_device += 1
+        device_node = nodes[on_device - 1] if on_device else root
+        best = nodes[-1] if nodes else root
+        missing = nodes[on_device:]
+        if any(self._in_load_back(node) for node in missing):
+            return Wait.LOADING
+        loading = best.end - device_node.end
+        reserved = max(0, -(-reserve_tokens // state.config.page_tokens) - best.end)
+        # The holds come first, so that taking pages cannot evict what the request is to use.
+        lock = state.holds.acquire(DEVICE, state.component.index, device_node)
+        pin = state.holds.acquire(HOST, state.component.index, best)
+        pages = state.take(DEVICE, loading + reserved)
+        if pages is None:
+            state.holds.release(pin)
+            state.holds.release(lock)
+            return Wait.NO_ROOM
+        request.admitted = True
+        request.load_failed = False
+        request.prefix, request.lock, request.own = device_node.end, lock, pages[loading:]
+        state.touch(best)
+        state.journal.record("admit", request.id, device_node.end, best.end, reserved)
+        if missing:
+            self._begin_load(request, missing, pages[:loading])
+        state.holds.release(pin)
+        return self._admission(request, device_node.end, best.end)
+
+    def loaded(self, operation: Copy) -> None:
+        """Apply a load back that has ended on every rank."""
+        state = self._state
+        last = operation.segments[-1].node
+        for segment in operation.segments:
+            if segment.node.values[DEVICE][0] is None:
+                state.attach(segment.node, DEVICE, segment.pages)
+                segment.pages = page_run()
+        request = self._loading_request(operation)
+        if request is not None:
+            request.load = None
+            self._extend_lock(request, last)
+        state.finish(operation, Outcome.COMPLETE)
+
+    def load_failed(self, operation: Copy) -> None:
+        """Apply a load back that failed on some rank: its source is not offered again."""
+        state = self._state
+        request = self._loading_request(operation)
+        if request is not None:
+            request.load = None
+            request.load_failed = True
+            self._let_go(request)
+        segments = list(operation.segments)
+        state.release_receipts(operation)
+        for segment in reversed(segments):
+            self._disown_host(operation, segment.node)
+        state.stop(operation, Outcome.FAILED)
+
+    def extend(self, request: Request, total_tokens: int) -> bool:
+        """Reserve device pages until the request has room for `total_tokens` tokens."""
+        self._require_ready(request)
+        state = self._state
+        missing = -(-total_tokens // state.config.page_tokens)
+        missing -= request.prefix + len(request.own)
+        if missing <= 0:
+            return True
+        pages = state.take(DEVICE, missing)
+        if pages is None:
+            return False
+        request.own.extend(pages)
+        state.journal.record("extend", request.id, missing)
+        return True
+
+    def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
+        """Publish the whole pages of `tokens`; return how many tokens the tree now shares."""
+        state = self._state
+        self._require_ready(request)
+        pages = state.tree.whole_pages(tokens)
+        if pages > request.prefix + len(request.own):
+            raise UsageError(
+                f"request {request.id!r} inserts {pages} pages and has"
+                f" {request.prefix + len(request.own)}"
+            )
+        if pages < request.prefix:
+            raise UsageError(
+                f"request {request.id!r} inserts {pages} pages and shares {request.prefix} already"
+            )
+        state.tick()
+        state.journal.record("insert", request.id, pages, int(final))
+        step = state.tree.page_bytes
+        tokens = tokens[: pages * step]
+        nodes = state.walk_to(state.root(request.namespace), tokens)
+        node = nodes[-1] if nodes else state.root(request.namespace)
+        for each in nodes:
+            if each.end > request.prefix:
+                self._publish(request, each)
+        if node.end < pages:
+            node = state.tree.add(node, tokens[node.end * step :])
+            self._publish(request, node)
+        self._extend_lock(request, node)
+        state.touch(node)
+        if node.parent is not None:
+            self._backing_up.write_through(node)
+        return pages * state.config.page_tokens
+
+    def page_table(self, request: Request) -> PageRun:
+        """Return the request's device pages in token order."""
+        table = page_run()
+        if request.lock is not None:
+            for node in reversed(list(request.lock.node.path())):
+                pages = node.values[DEVICE][0]
+                assert pages is not None
+                table.extend(pages)
+        table.extend(request.own)
+        return table
+
+    def release(self, request: Request) -> None:
+        """Give back everything that the request holds, and forget it."""
+        self._let_go(request)
+        self._state.journal.record("release", request.id)
+        del self._state.requests[request.id]
+
+    def load_state(self, request: Request) -> LoadState:
+        """Say whether the request's pages are there."""
+        if request.load_failed:
+            return LoadState.FAILED
+        if not request.admitted:
+            raise UsageError(f"request {request.id!r} is not admitted; call load_back first")
+        return LoadState.READY if request.load is None else LoadState.LOADING
+
+    def _admission(self, request: Request, device: int, best: int) -> Admission:
+        unit = self._state.config.page_tokens
+        start, stop = request.fetched
+        fetched = max(0, min(best, stop) - max(device, start))
+        return Admission(
+            device_tokens=device * unit,
+            host_tokens=(best - device - fetched) * unit,
+            storage_tokens=fetched * unit,
+            operation=request.load,
+        )
+
+    def _begin_load(self, request: Request, nodes: list[Node], pages: PageRun) -> None:
+        state = self._state
+        operation = Copy(
+            id=state.operations.new_id(),
+            kind=Kind.LOAD_BACK,
+            phase=Phase.ISSUED,
+            request=request.id,
+        )
+        index = state.component.index
+        above = nodes[0].parent
+        assert above is not None
+        operation.receipts.append(state.holds.acquire(DEVICE, index, above))
+        operation.receipts.append(state.holds.acquire(HOST, index, nodes[-1]))
+        segments: list[Segment] = []
+        at = 0
+        for node in nodes:
+            segments.append(Segment(node, pages[at : at + node.width]))
+            at += node.width
+        state.operations.add(operation)
+        state.mark(operation, segments)
+        request.load = operation.id
+        transfers = tuple(
+            CopyTransfer(KV_POOL, tuple(source), tuple(segment.pages))
+            for segment in segments
+            if (source := segment.node.values[HOST][0]) is not None
+        )
+        state.journal.record("load back", operation.id, request.id, len(pages))
+        ticket = state.operations.new_ticket(Queue.LOAD_BACK, operation)
+        state.ballot.enqueue(Queue.LOAD_BACK, ticket, operation.id)
+        state.orders.append(CopyToDevice(operation.id, transfers, state.config.timeouts.copy_s))
+
+    def _publish(self, request: Request, node: Node) -> None:
+        """Give the request's own pages for `node` to it, or back if it has pages already."""
+        mine = request.own[: node.end - request.prefix]
+        request.own = request.own[node.end - request.prefix :]
+        request.prefix = node.end
+        if node.values[DEVICE][0] is None:
+            self._state.attach(node, DEVICE, mine)
+        else:
+            self._state.pools[DEVICE].give_back(mine)
+
+    def _extend_lock(self, request: Request, node: Node) -> None:
+        lock = self._state.holds.acquire(DEVICE, self._state.component.index, node)
+        if request.lock is not None:
+            self._state.holds.release(request.lock)
+        request.lock, request.prefix = lock, node.end
+
+    def _let_go(self, request: Request) -> None:
+        if request.lock is not None:
+            self._state.holds.release(request.lock)
+        self._state.pools[DEVICE].give_back(request.own)
+        request.own = page_run()
+        request.lock, request.prefix, request.admitted = None, 0, False
+
+    def _disown_host(self, operation: Copy, node: Node) -> None:
+        # The host pages may still be read by a copy, so they pass to the operation and not back to
+        # the pool. A node that others need on the host keeps them.
+        state = self._state
+        if node.parent is None or node.values[HOST][0] is None:
+            return
+        if node.occupied_children[HOST] or node.holds(HOST):
+            return
+        operation.owned[HOST].extend(state.detach(node, HOST))
+        state.journal.record("disown", operation.id, node.id)
+        node.marks.discard(operation.id)
+        state.remove_if_dead(node)
+
+    def _loading_request(self, operation: Copy) -> Request | None:
+        request = self._state.requests.get(operation.request or "")
+        return request if request is not None and request.load == operation.id else None
+
+    def _in_load_back(self, node: Node) -> bool:
+        table = self._state.operations.in_flight
+        return any(table[number].kind is Kind.LOAD_BACK for number in node.marks)
+
+    def _require_ready(self, request: Request) -> None:
+        if self.load_state(request) is not LoadState.READY:
+            raise UsageError(f"request {request.id!r} is not ready; its load back has not settled")

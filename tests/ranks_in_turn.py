@@ -1,0 +1,188 @@
+"""Several ranks in one thread, in turn, whose executors do what a test tells them to.
+
+The caches, replicas, ballots and rounds are the real ones. Only the I/O is told by hand, which is
+what a test of the protocol wants to decide.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Ended,
+    Landed,
+    Progress,
+    Quiesced,
+)
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
+from lockstep.ranks.executor.base import BytesMoved
+from lockstep.ranks.orders import (
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    Fetch,
+    LookUp,
+    Order,
+    Persist,
+)
+from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.ranks.replica.state import ReplicaConfig
+from lockstep.coordinator.stop_policy import StopPolicy
+
+T = TypeVar("T")
+O = TypeVar("O", bound=Order)
+
+PAGE_TOKENS = 4
+
+
+class ToldExecutor:
+    """Keeps the orders and reports what the test says."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.said: list[Progress] = []
+        self.ill: str | None = None
+        self.closed = False
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        self.orders.extend(orders)
+
+    def progress(self) -> list[Progress]:
+        said, self.said = self.said, []
+        return said
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+    def trouble(self) -> str | None:
+        return self.ill
+
+    def bytes_moved(self) -> BytesMoved:
+        return BytesMoved()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self, kind: type[O]) -> list[O]:
+        """Remove and return the orders of one kind."""
+        taken = [order for order in self.orders if isinstance(order, kind)]
+        self.orders = [order for order in self.orders if not isinstance(order, kind)]
+        return taken
+
+    def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
+        """Report every order as done well; `stored` says which keys the store has."""
+        orders, self.orders = self.orders, []
+        for order in orders:
+            match order:
+                case LookUp(operation=operation, keys=keys):
+                    missing = [index for index, key in enumerate(keys) if not stored(key)]
+                    self.said.append(Answered(operation, missing[0] if missing else len(keys)))
+                case Fetch(operation=operation, transfers=transfers):
+                    self.said.append(Landed(operation, len(transfers[0].keys)))
+                case Persist() | CopyToHost() | CopyToDevice():
+                    self.said.append(Ended(order.operation, ok=True))
+                case Cancel(operation=operation):
+                    self.said.append(Quiesced(operation))
+
+
+class RanksInTurn:
+    """A group of ranks driven in one thread: every rank gets every command."""
+
+    def __init__(
+        self,
+        ranks: int = 2,
+        *,
+        depth: int = 0,
+        device_pages: int = 64,
+        host_pages: int = 64,
+        store: bool = True,
+        stop_policy: StopPolicy | None = None,
+        bounds: Bounds | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        config = CacheConfig(
+            model="test",
+            layout=PageLayout(
+                page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
+            ),
+            device_pages=device_pages,
+            host_pages=host_pages,
+            store="memory://test" if store else None,
+            stop_policy=stop_policy or StopPolicy(),
+            bounds=bounds or Bounds(),
+            timeouts=timeouts or Timeouts(),
+            pipeline_depth=depth,
+        )
+        self.depth = depth
+        self.now_ms = [1000] * ranks
+        self.group = InProcessGroup(ranks)
+        self.executors = [ToldExecutor() for _ in range(ranks)]
+        self.caches = [self._cache(rank, config) for rank in range(ranks)]
+
+    def _cache(self, rank: int, config: CacheConfig) -> Cache:
+        replica_config = ReplicaConfig.of(
+            config,
+            device_pages=config.device_pages,
+            host_pages=config.host_pages,
+            model_digest=b"model",
+        )
+        return Cache(
+            config,
+            self.group.member(rank),
+            self.executors[rank],
+            replica_config,
+            clock_ms=lambda: self.now_ms[rank],
+        )
+
+    def every(self, command: Callable[[Cache], T]) -> T:
+        """Give every rank the command; return the answer, which must be the same everywhere."""
+        answers = [command(cache) for cache in self.caches]
+        assert all(answer == answers[0] for answer in answers), answers
+        return answers[0]
+
+    def step(self) -> None:
+        """One step of every rank; afterwards all replicas are whole and equal."""
+        halves = [Cache.open_round, Cache.close_round]
+        for half in halves if self.depth == 0 else reversed(halves):
+            for cache in self.caches:
+                half(cache)
+        self.check()
+
+    def check(self) -> None:
+        """Check the invariants of every replica, and that all are the same."""
+        for cache in self.caches:
+            cache.replica.check()
+        assert len({cache.replica.digest for cache in self.caches}) == 1
+        assert len({cache.replica.state_digest() for cache in self.caches}) == 1
+
+    def settle(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
+        """Let all I/O end well, and step until nothing is in flight."""
+        for _ in range(100):
+            for executor in self.executors:
+                executor.obey(stored)
+            self.step()
+            if self.caches[0].replica.idle:
+                return
+        raise AssertionError("operations are still in flight after 100 steps")
+
+    def compute(self, request: str, tokens: list[int], *, cached: int = 0) -> None:
+        """Let a request be admitted, computed, inserted and released, and its I/O end."""
+        self.every(
+            lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens))
+        )
+        self.settle()
+        self.every(lambda cache: cache.insert(request, tokens))
+        self.every(lambda cache: cache.release(request))
+        self.settle()
+
+    def phase(self, operation: int) -> str:
+        """Return the name of an operation's phase on all ranks, DONE if it is gone."""
+        return self.every(
+            lambda cache: (
+                cache.replica.state.operations.in_flight[operation].phase.name
+                if operation in cache.replica.state.operations.in_flight
+                else "DONE"
+            )
+        )

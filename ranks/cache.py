@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
-from ..coordinator.operation import Kind, Outcome
 from ..coordinator.round import Rounds
 from ..errors import GroupError
 from .config import CacheConfig
@@ -48,10 +47,13 @@ class CacheStats:
     rounds: int
     collectives: int
     """Launched by the transport for rounds; equal to `steps`."""
-    round_s: "array[float]"
+    round_us: list[float]
     """For each step, how long it kept the engine, without the idle wait that the engine asked for."""
-    operations: dict[Kind, dict[Outcome, int]]
+    operations: dict[str, dict[str, int]]
+    """How many operations of each kind ended in each way."""
     bytes_moved: BytesMoved
+    pages_corrupt: int
+    """Pages whose bytes in storage were wrong; each was a miss."""
     digest: int
     """Of the replicated state; equal on all ranks."""
 
@@ -249,16 +251,17 @@ class Cache:
 
     def stats(self) -> CacheStats:
         """Return what this rank has done so far."""
-        operations: dict[Kind, dict[Outcome, int]] = {}
+        operations: dict[str, dict[str, int]] = {}
         for (kind, outcome), count in sorted(self.replica.state.operations.outcomes.items()):
-            operations.setdefault(kind, {})[outcome] = count
+            operations.setdefault(kind.name.lower(), {})[outcome.name.lower()] = count
         return CacheStats(
             steps=self._steps,
             rounds=self.rounds.count,
             collectives=self._collective.launches,
-            round_s=self._round_s,
+            round_us=[seconds * 1e6 for seconds in self._round_s],
             operations=operations,
             bytes_moved=self.executor.bytes_moved(),
+            pages_corrupt=self.executor.pages_corrupt(),
             digest=self.replica.digest,
         )
 

@@ -62,6 +62,9 @@ class ToldExecutor:
     def bytes_moved(self) -> BytesMoved:
         return BytesMoved()
 
+    def pages_corrupt(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 

@@ -41,6 +41,10 @@ class Executor(Protocol):
         """Return the bytes moved so far."""
         ...
 
+    def pages_corrupt(self) -> int:
+        """Return how many pages this rank read from storage whose bytes were wrong."""
+        ...
+
     def close(self) -> None:
         """Stop everything and wait, bounded, until nothing touches the pools. Idempotent."""
         ...

@@ -1,0 +1,270 @@
+"""Requests: admission, load back, insertion, and what they give back."""
+
+import pytest
+
+from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.errors import UsageError
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import Bounds
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.replica.serving import Admission, LoadState, Match, Wait
+from lockstep.ranks.replica.tree import DEVICE, HOST
+
+from .ranks_in_turn import PAGE_TOKENS, RanksInTurn
+
+
+def prompt(pages: int, *, start: int = 0) -> list[int]:
+    return list(range(start, start + pages * PAGE_TOKENS))
+
+
+def admitted(answer: Admission | Wait) -> Admission:
+    assert isinstance(answer, Admission), answer
+    return answer
+
+
+def free(ranks: RanksInTurn, tier: int) -> int:
+    return ranks.every(lambda cache: cache.replica.state.pools[tier].free)
+
+
+def test_a_match_counts_whole_pages_and_changes_nothing() -> None:
+    ranks = RanksInTurn(2)
+    tokens = prompt(4)
+    ranks.compute("a", tokens)
+    before = ranks.every(lambda cache: cache.replica.state_digest())
+
+    assert ranks.every(lambda cache: cache.match(tokens[:-1])) == Match(
+        device_tokens=12, host_tokens=12
+    )
+    assert ranks.every(lambda cache: cache.match([*tokens[:6], 999, 998])).device_tokens == 4
+    assert ranks.every(lambda cache: cache.match(tokens, "other tenant")).host_tokens == 0
+    assert ranks.every(lambda cache: cache.replica.state_digest()) == before
+
+
+def test_an_admission_that_finds_no_room_changes_nothing_but_splits() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    ranks.every(lambda cache: cache.load_back("b", prompt(6, start=100), reserve_tokens=24))
+    ranks.every(lambda cache: cache.page_table("b").tolist())
+
+    answer = ranks.every(lambda cache: cache.load_back("c", prompt(4), reserve_tokens=100))
+
+    assert answer is Wait.NO_ROOM
+    assert ranks.every(lambda cache: cache.match(prompt(4))).host_tokens == 16
+    ranks.check()
+
+
+def test_pages_of_a_running_request_are_never_evicted() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    held = admitted(ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16)))
+    assert held.device_tokens == 16
+    table = ranks.every(lambda cache: cache.page_table("b").tolist())
+
+    ranks.compute("c", prompt(4, start=100))
+    too_much = ranks.every(
+        lambda cache: cache.load_back("d", prompt(5, start=200), reserve_tokens=20)
+    )
+
+    assert too_much is Wait.NO_ROOM
+    assert ranks.every(lambda cache: cache.page_table("b").tolist()) == table
+    assert ranks.every(lambda cache: cache.match(prompt(4))).device_tokens == 16
+
+
+def test_two_requests_that_compute_the_same_pages_share_one_copy() -> None:
+    ranks = RanksInTurn(2)
+    tokens = prompt(3)
+    for name in ("a", "b"):
+        ranks.every(lambda cache, name=name: cache.load_back(name, tokens[:-1], reserve_tokens=12))
+    before = free(ranks, DEVICE)
+
+    ranks.every(lambda cache: cache.insert("a", tokens))
+    ranks.every(lambda cache: cache.insert("b", tokens))
+
+    assert free(ranks, DEVICE) == before + 3
+    tables = [ranks.every(lambda c, name=name: c.page_table(name).tolist()) for name in "ab"]
+    assert tables[0] == tables[1]
+    ranks.settle()
+    for name in ("a", "b"):
+        ranks.every(lambda cache, name=name: cache.release(name))
+    ranks.check()
+
+
+def test_chunks_of_a_prompt_are_published_as_they_are_computed() -> None:
+    ranks = RanksInTurn(2)
+    tokens = prompt(5)[:-1]
+    ranks.every(lambda cache: cache.load_back("a", tokens[:-1], reserve_tokens=len(tokens) + 4))
+
+    assert ranks.every(lambda cache: cache.insert("a", tokens[:10], final=False)) == 8
+    assert ranks.every(lambda cache: cache.match(tokens)).device_tokens == 8
+    assert ranks.every(lambda cache: cache.insert("a", tokens)) == 16
+    ranks.settle()
+
+    ranks.every(lambda cache: cache.release("a"))
+    assert ranks.every(lambda cache: cache.match(tokens)) == Match(device_tokens=16, host_tokens=16)
+    assert free(ranks, DEVICE) == 64 - 4
+    ranks.check()
+
+
+def test_a_request_grows_page_by_page_until_there_is_no_room() -> None:
+    ranks = RanksInTurn(2, device_pages=4)
+    ranks.every(lambda cache: cache.load_back("a", prompt(1), reserve_tokens=5))
+
+    assert ranks.every(lambda cache: cache.extend("a", 8))
+    assert ranks.every(lambda cache: len(cache.page_table("a"))) == 2
+    assert ranks.every(lambda cache: cache.extend("a", 16))
+    assert not ranks.every(lambda cache: cache.extend("a", 17))
+    ranks.every(lambda cache: cache.release("a"))
+    assert free(ranks, DEVICE) == 4
+
+
+def evict_from_device(ranks: RanksInTurn, pages: int) -> None:
+    """Let other requests use the whole device once."""
+    ranks.compute("filler", prompt(pages, start=5000))
+
+
+def test_a_load_back_in_flight_makes_others_wait_for_it() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    evict_from_device(ranks, 8)
+
+    first = admitted(ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16)))
+    assert first.host_tokens == 16
+    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.LOADING
+    second = ranks.every(lambda cache: cache.load_back("c", prompt(3), reserve_tokens=12))
+    assert second is Wait.LOADING
+
+    ranks.settle()
+    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.READY
+    third = admitted(ranks.every(lambda cache: cache.load_back("c", prompt(3), reserve_tokens=12)))
+    assert third.device_tokens == 12
+
+
+def test_a_load_back_that_fails_on_one_rank_is_not_offered_again() -> None:
+    """Rule R9: what could not be had is a miss, on every rank."""
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    evict_from_device(ranks, 8)
+    ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
+    operation = ranks.executors[0].take(CopyToDevice)[0].operation
+
+    ranks.executors[0].said.append(Ended(operation, ok=True))
+    ranks.executors[1].said.append(Ended(operation, ok=False))
+    ranks.step()
+
+    assert ranks.phase(operation) == "QUIESCE"
+    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.FAILED
+    assert free(ranks, DEVICE) == 0
+    retry = admitted(ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16)))
+    assert retry.cached_tokens == 0
+    for executor in ranks.executors:
+        executor.take(Cancel)
+        executor.said.append(Quiesced(operation))
+    ranks.step()
+    assert ranks.phase(operation) == "DONE"
+    assert free(ranks, DEVICE) == 4
+
+
+def test_a_request_released_while_it_loads_leaves_the_load_to_settle_by_itself() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    evict_from_device(ranks, 8)
+    ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
+
+    ranks.every(lambda cache: cache.abort("b"))
+    ranks.check()
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.match(prompt(4))).device_tokens == 16
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_page_backed_up_on_one_rank_only_is_not_on_the_host_yet(depth: int) -> None:
+    """Rule R3: nothing changes on local evidence."""
+    ranks = RanksInTurn(2, depth=depth)
+    ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=8))
+    ranks.every(lambda cache: cache.insert("a", prompt(2)))
+    operation = ranks.executors[0].take(CopyToHost)[0].operation
+
+    ranks.executors[0].said.append(Ended(operation, ok=True))
+    for _ in range(3):
+        ranks.step()
+    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 0
+
+    ranks.executors[1].said.append(Ended(operation, ok=True))
+    for _ in range(depth + 1):
+        ranks.step()
+    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 2
+
+
+def test_a_backup_that_fails_on_one_rank_fails_on_all_and_gives_its_pages_back() -> None:
+    ranks = RanksInTurn(2)
+    ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=8))
+    ranks.every(lambda cache: cache.insert("a", prompt(2)))
+    operation = ranks.executors[0].take(CopyToHost)[0].operation
+
+    ranks.executors[1].said.append(Ended(operation, ok=False))
+    ranks.step()
+    assert ranks.phase(operation) == "QUIESCE"
+    assert free(ranks, HOST) == 62
+
+    for executor in ranks.executors:
+        executor.said.append(Quiesced(operation))
+    ranks.step()
+    assert ranks.phase(operation) == "DONE"
+    assert free(ranks, HOST) == 64
+
+
+def test_children_are_backed_up_only_after_their_parents() -> None:
+    """Invariant 4: a backed-up child implies a backed-up parent."""
+    ranks = RanksInTurn(2, host_pages=3)
+    tokens = prompt(4)
+    ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=16))
+    for end in (8, 12, 16):
+        ranks.every(lambda cache, end=end: cache.insert("a", tokens[:end], final=end == 16))
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.match(tokens)).device_tokens == 16
+    ranks.every(lambda cache: cache.release("a"))
+    ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=64 * PAGE_TOKENS))
+    assert ranks.every(lambda cache: cache.match(tokens)) == Match(device_tokens=0, host_tokens=12)
+
+
+def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_count() -> None:
+    """Rule R10: what exceeds a bound waits in replicated order, then is refused."""
+    ranks = RanksInTurn(2, bounds=Bounds(persists=1, persists_waiting=1))
+    for index in range(3):
+        name = f"r{index}"
+        ranks.every(lambda cache, name=name: cache.load_back(name, [], reserve_tokens=4))
+        ranks.every(
+            lambda cache, name=name, index=index: cache.insert(name, prompt(1, start=index * 100))
+        )
+    for executor in ranks.executors:
+        executor.said += [Ended(order.operation, ok=True) for order in executor.take(CopyToHost)]
+    ranks.step()
+
+    assert [len(executor.take(Persist)) for executor in ranks.executors] == [1, 1]
+    assert ranks.every(lambda cache: cache.stats().operations["persist"]) == {"no_room": 1}
+
+
+def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
+    ranks = RanksInTurn(2)
+    before = ranks.every(lambda cache: cache.replica.state_digest())
+
+    def refused(cache: Cache) -> None:
+        for call in (
+            lambda: cache.page_table("unknown"),
+            lambda: cache.insert("unknown", prompt(1)),
+            lambda: cache.release("unknown"),
+            lambda: cache.match(b"123"),
+        ):
+            with pytest.raises(UsageError):
+                call()
+
+    ranks.every(refused)
+    ranks.every(lambda cache: cache.abort("unknown"))
+    assert ranks.every(lambda cache: cache.replica.state_digest()) == before
+    ranks.every(lambda cache: cache.load_back("a", prompt(2), reserve_tokens=8))
+    with pytest.raises(UsageError, match="inserts 3 pages and has 2"):
+        ranks.caches[0].insert("a", prompt(3))
+    with pytest.raises(UsageError, match="admitted already"):
+        ranks.caches[0].load_back("a", prompt(2))

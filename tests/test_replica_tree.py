@@ -1,0 +1,123 @@
+"""The prefix tree against an obvious model, and what a split keeps."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.coordinator.ballot import Ballot
+from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
+from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.replica.state import ReplicaConfig, ReplicaState
+from lockstep.ranks.replica.tokens import as_token_bytes
+from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Tree
+
+PAGE_TOKENS = 2
+PAGE_BYTES = 8
+
+prompts = st.lists(st.integers(0, 2), max_size=14).map(lambda ids: as_token_bytes(ids))
+
+
+def new_state() -> ReplicaState:
+    config = ReplicaConfig(
+        page_tokens=PAGE_TOKENS,
+        device_pages=64,
+        host_pages=64,
+        has_store=False,
+        model_digest=b"model",
+    )
+    return ReplicaState(config, Ballot())
+
+
+def whole(tokens: bytes) -> bytes:
+    return tokens[: len(tokens) - len(tokens) % PAGE_BYTES]
+
+
+def put(state: ReplicaState, tokens: bytes) -> Node:
+    root = state.root("")
+    nodes = state.walk_to(root, tokens)
+    node = nodes[-1] if nodes else root
+    if node.end * PAGE_BYTES < len(whole(tokens)):
+        node = state.tree.add(node, whole(tokens)[node.end * PAGE_BYTES :])
+        state.attach(node, DEVICE, state.pools[DEVICE].take(node.width))
+    return node
+
+
+@given(st.lists(prompts, max_size=8), prompts)
+def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
+    put_in: list[bytes], asked: bytes
+) -> None:
+    state = new_state()
+    for tokens in put_in:
+        put(state, tokens)
+
+    walk = state.tree.walk(state.root(""), asked)
+    found = walk.last.end + walk.partial_pages
+
+    known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
+    obvious = max(
+        end // PAGE_BYTES
+        for end in range(0, len(asked) + 1, PAGE_BYTES)
+        if not end or asked[:end] in known
+    )
+    assert found == obvious
+
+
+@given(st.lists(prompts, max_size=8))
+def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: list[bytes]) -> None:
+    state = new_state()
+    seed = namespace_seed(b"model", "")
+    for tokens in put_in:
+        node = put(state, tokens)
+        expected = page_keys(seed, tokens, PAGE_TOKENS)
+        if node.parent is not None:
+            assert state.tree.keys(node)[-1] == expected[-1]
+
+
+@given(st.lists(prompts, min_size=1, max_size=6), st.lists(prompts, max_size=6))
+def test_a_receipt_restores_every_count_also_after_splits(
+    first: list[bytes], later: list[bytes]
+) -> None:
+    state = new_state()
+    receipts = []
+    for tokens in first:
+        node = put(state, tokens)
+        receipts.append(state.holds.acquire(DEVICE, 0, node))
+        receipts.append(state.holds.acquire(HOST, 0, node))
+    for tokens in later:
+        put(state, tokens)
+
+    for receipt in receipts:
+        state.holds.release(receipt)
+
+    assert all(not node.holds(tier) for node in state.tree.nodes() for tier in (DEVICE, HOST))
+    assert state.holds.kept_pages == [0, 0]
+    assert state.available(DEVICE) == 64
+
+
+def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
+    state = new_state()
+    node = put(state, as_token_bytes(range(8)))
+    keys = list(state.tree.keys(node))
+    lock = state.holds.acquire(DEVICE, 0, node)
+
+    state.split(node, 1)
+
+    upper = node.parent
+    assert upper is not None
+    assert (upper.start, upper.end, node.start, node.end) == (0, 1, 1, 4)
+    assert upper.pages(DEVICE) == page_run([0])
+    assert node.pages(DEVICE) == page_run([1, 2, 3])
+    assert [*state.tree.keys(upper), *state.tree.keys(node)] == keys
+    assert upper.holds(DEVICE) == node.holds(DEVICE) == 1
+    state.holds.release(lock)
+    assert upper.holds(DEVICE) == node.holds(DEVICE) == 0
+
+
+def test_namespaces_never_share_a_page_or_a_key() -> None:
+    tree = Tree(PAGE_TOKENS, (new_state().component,))
+    tokens = as_token_bytes(range(4))
+    nodes = [
+        tree.add(tree.root(name, namespace_seed(b"model", name)), tokens) for name in ("a", "b")
+    ]
+
+    assert not set(tree.keys(nodes[0])) & set(tree.keys(nodes[1]))
+    assert tree.walk(tree.root("c", b"seed"), tokens).nodes == ()

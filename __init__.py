@@ -1,3 +1,53 @@
-"""Lockstep: a KV cache for tensor-parallel inference that stays the same on every rank."""
+"""Lockstep: a KV cache for tensor-parallel inference that stays the same on every rank.
+
+The names below are the public interface; `Cache` is where to start.
+"""
+
+from .coordinator.stop_policy import StopPolicy, StopRule
+from .errors import (
+    CollectiveTimeout,
+    ConfigError,
+    DivergenceError,
+    GroupError,
+    InternalError,
+    LockstepError,
+    PeerLost,
+    RankUnhealthy,
+    StorageError,
+    UsageError,
+)
+from .ranks.cache import Cache, CacheStats
+from .ranks.config import Bounds, CacheConfig, Eviction, Timeouts, WritePolicy
+from .ranks.page_layout import Column, PageLayout
+from .ranks.replica.serving import Admission, LoadState, Match, Wait
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Admission",
+    "Bounds",
+    "Cache",
+    "CacheConfig",
+    "CacheStats",
+    "CollectiveTimeout",
+    "Column",
+    "ConfigError",
+    "DivergenceError",
+    "Eviction",
+    "GroupError",
+    "InternalError",
+    "LoadState",
+    "LockstepError",
+    "Match",
+    "PageLayout",
+    "PeerLost",
+    "RankUnhealthy",
+    "StopPolicy",
+    "StopRule",
+    "StorageError",
+    "Timeouts",
+    "UsageError",
+    "Wait",
+    "WritePolicy",
+    "__version__",
+]

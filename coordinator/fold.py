@@ -10,7 +10,8 @@ from .lanes import PAIRS
 
 def fold(ballots: Sequence[Vector]) -> Vector:
     """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank."""
-    return np.minimum.reduce(ballots)
+    folded: Vector = np.minimum.reduce(ballots)
+    return folded
 
 
 def disagreements(folded: Vector) -> tuple[str, ...]:

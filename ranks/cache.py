@@ -18,6 +18,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,18 @@ import numpy.typing as npt
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
 from ..coordinator.round import Rounds
-from ..errors import GroupError
+from ..errors import GroupError, UsageError
 from .config import CacheConfig
 from .executor.base import BytesMoved, Executor
 from .replica.replica import Replica
 from .replica.serving import Admission, LoadState, Match, Wait
 from .replica.state import ReplicaConfig
 from .replica.tokens import Tokens, as_token_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from .executor.pools import DevicePool
 
 FLUSH_POLL_S = 0.005
 """How long an idle flush waits for local progress before it votes again."""
@@ -68,10 +74,12 @@ class Cache:
         executor: Executor,
         replica_config: ReplicaConfig,
         *,
+        device_pool: "DevicePool | None" = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Put a cache together from its parts; `open_cache` makes them from a configuration."""
+        """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
+        self._device_pool = device_pool
         self.executor = executor
         self.ballot = Ballot()
         self.replica = Replica(replica_config, self.ballot)
@@ -86,6 +94,38 @@ class Cache:
         self._steps = 0
         self._round_s = array("d")
         self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        config: CacheConfig,
+        collective: Collective | None = None,
+        *,
+        device: "torch.device | str" = "cpu",
+    ) -> "Cache":
+        """Make this rank's cache: compare settings over the ranks, get memory, open the store.
+
+        Collective: every rank calls it at the same point. `collective` is the transport for rounds,
+        the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
+        which must be initialised. Raises the same `ConfigError` on every rank if settings differ or
+        one rank cannot start.
+        """
+        # Simulation and the replica's tests need no torch, which takes seconds to import.
+        import torch  # noqa: PLC0415
+
+        from ..coordinator.collectives.torch_gloo import TorchCollective  # noqa: PLC0415
+        from .opening import open_cache  # noqa: PLC0415
+
+        if collective is None:
+            collective = TorchCollective.create(timeout_s=config.timeouts.round_s)
+        return open_cache(config, collective, torch.device(device))
+
+    @property
+    def device_pool(self) -> "DevicePool":
+        """The device pages; `.column(name)` is a tensor [layers, pages, heads, tokens, elements]."""
+        if self._device_pool is None:
+            raise UsageError("this cache has no device pages of its own")
+        return self._device_pool
 
     @property
     def rank(self) -> int:

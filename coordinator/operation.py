@@ -63,6 +63,8 @@ class Outcome(IntEnum):
     """Some rank's copy or write failed or ran out of time."""
     ABORTED = 5
     """A command ended it before anything was moved."""
+    EXPIRED = 6
+    """Its turn did not come in time."""
 
 
 class Queue(IntEnum):

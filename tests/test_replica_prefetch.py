@@ -288,3 +288,18 @@ def test_pages_computed_meanwhile_are_kept_and_the_prefetched_copies_given_back(
     assert ranks.phase(prefetch.operation) == "DONE"
     assert prefetch.host_tokens == 8 * PAGE_TOKENS
     assert prefetch.free == 64 - 8
+
+
+def test_a_prefetch_whose_turn_does_not_come_in_time_ends_as_expired() -> None:
+    """Rule R10: each wait has a deadline, and its expiry has a stated outcome."""
+    ranks = RanksInTurn(2, bounds=Bounds(prefetches=1), stop_policy=StopPolicy(cap_s=2.0))
+    for number in range(2):
+        ranks.every(lambda cache, n=number: cache.prefetch(f"r{n}", prompt(1, start=n * 100)))
+    ranks.step()
+    assert not ranks.every(lambda cache: cache.prefetch_done("r1"))
+
+    ranks.now_ms = [now + 2001 for now in ranks.now_ms]
+    ranks.step()
+
+    assert ranks.every(lambda cache: cache.prefetch_done("r1"))
+    assert ranks.every(lambda c: c.stats().operations["prefetch"]) == {"expired": 1}

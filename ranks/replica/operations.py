@@ -84,6 +84,8 @@ class Prefetch(Operation):
     keys: tuple[bytes, ...] = ()
     landed: int = 0
     """Pages that have landed on every rank, as far as a verdict has said."""
+    waits_since_ms: int = 0
+    """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     budget: int = 0
     """Pages that count against the bound on prefetching."""
 

@@ -59,6 +59,7 @@ class Prefetching:
             anchor=anchor,
             tokens=wanted[: len(keys) * state.tree.page_bytes],
             keys=tuple(keys),
+            waits_since_ms=state.time_ms,
         )
         operation.receipts.append(state.holds.acquire(HOST, state.component.index, anchor))
         state.operations.add(operation)
@@ -83,6 +84,20 @@ class Prefetching:
             state.ballot.expect(operation.id)
             timeout_s = state.config.timeouts.lookup_s
             state.orders.append(LookUp(operation.id, KV_POOL, operation.keys, timeout_s))
+
+    def expire_waiting(self) -> None:
+        """End the prefetches whose turn has not come within the stop policy's cap.
+
+        They wait behind others, each of which has a deadline; but a slow store lets the sum grow.
+        """
+        now_ms, cap_s = self._state.time_ms, self._state.config.stop_policy.cap_s
+        while self.waiting:
+            oldest = self.waiting[0]
+            oldest.waits_since_ms = oldest.waits_since_ms or now_ms
+            if now_ms - oldest.waits_since_ms <= cap_s * 1000:
+                return
+            self.waiting.popleft()
+            self._finish(oldest, Outcome.EXPIRED)
 
     def found(self, verdict: Found) -> None:
         """Apply what the lookups of all ranks came to."""

@@ -112,6 +112,7 @@ class Replica:
                 self.prefetching.arrived(each)
         for queue, watermark in zip(Queue, verdict.watermarks, strict=True):
             self._apply_queue(queue, watermark)
+        self.prefetching.expire_waiting()
 
     def check(self) -> None:
         """Raise `InvariantViolation` if an invariant of the state does not hold."""

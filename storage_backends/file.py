@@ -1,0 +1,219 @@
+"""`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N`: objects as files.
+
+Each object is one file, found by digests of its name (`file_objects`), written whole under its
+final name or not at all (`file_publish`), verified on every read, and moved out of the way for good
+when it is not what its name says (`file_quarantine`). Several processes may share the directory,
+also over a network filesystem, as far as that has exclusive links.
+
+`durability` says what a write has survived when it is OK: `none` (default) the process, `data` and
+`full` a power failure, with `full` also for the name. With `direct=1` the page cache is left out:
+opening the store is refused where the filesystem cannot do that; and a key whose buffer does not
+start at a multiple of 4096 bytes, or whose length is not one, is still read and written through the
+page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ..errors import ConfigError, UsageError
+from .base import Counters, ObjectName, Read, ReadOutcome, Write, WriteOutcome
+from .file_objects import Durability, ObjectFiles
+from .seen_names import SeenNames
+from .tally import Tally
+from .thread_calls import Stop, ThreadCalls
+from .uri import StoreUri
+
+THREADS: Final = 4
+"""Pages in the page cache need two or three; more help with a disk, and cost when there is none."""
+THREADS_MAX: Final = 256
+_JOB_BYTES_MIN: Final = 2 << 20
+"""A job moves at least this much. Small pages are mostly Python's own work, which two threads do
+more slowly than one; so a batch of them is divided only if it is large."""
+_JOB_NAMES_MIN: Final = 8192
+"""As for `_JOB_BYTES_MIN`: looking a name up is short, and nearly all of it Python's own work."""
+_NAMES_SEEN_MAX: Final = 1 << 20
+_OPEN_TIMEOUT_S: Final = 30.0
+_CLOSE_TIMEOUT_S: Final = 10.0
+
+
+class FileBackend:
+    """Keeps the contract of `StorageBackend` in a directory.
+
+    Used from one event loop. Buffers are any contiguous memory; bytes go straight between them and
+    the files. Existence is answered from memory for names that this backend has seen.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        durability: Durability = Durability.NONE,
+        direct: bool = False,
+        threads: int = THREADS,
+    ) -> None:
+        if not root.is_absolute():
+            raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
+        if not 1 <= threads <= THREADS_MAX:
+            raise ConfigError(
+                f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
+            )
+        self._root = root
+        self._direct = direct
+        self._threads = threads
+        self._files = ObjectFiles(root, durability, direct=direct)
+        self._calls: ThreadCalls | None = None
+        self._closed = False
+        self._tally = Tally()
+        self._seen = SeenNames(_NAMES_SEEN_MAX)
+
+    async def open(self) -> None:
+        """Make the directory and try a write in it.
+
+        Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
+        """
+        if self._calls is not None or self._closed:
+            raise UsageError(f"store {self._root} was opened before; make a new backend")
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._files.open), _OPEN_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"store directory {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
+                "check the filesystem that it is on"
+            ) from error
+        except OSError as error:
+            also = ", and direct=1 needs a filesystem with O_DIRECT" if self._direct else ""
+            raise ConfigError(
+                f"store directory {self._root} cannot be used: {error.strerror}; give a directory "
+                f"that this process may create and write{also}"
+            ) from error
+        self._calls = ThreadCalls(self._threads, "lockstep-file")
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether there is something under it; False for what is late."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        found = self._seen.look_up(names)
+        if False not in found:
+            return found
+        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
+        answers = await calls.run(
+            self._look_up,
+            unknown,
+            weights=[1] * len(unknown),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
+        rest = iter(answers)
+        return [seen or next(rest) for seen in found]
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers, and verify them."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+        outcomes = await calls.run(
+            self._read,
+            reads,
+            weights=[read.buffer.nbytes for read in reads],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=ReadOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
+        if any(outcome in gone for outcome in outcomes):
+            self._seen.discard(
+                read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
+            )
+        return self._tally.reads(reads, outcomes)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """Write the objects, each under its name at once and whole."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+        outcomes = await calls.run(
+            self._write,
+            writes,
+            weights=[write.buffer.nbytes for write in writes],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=WriteOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
+        self._seen.add(
+            write.name for write, each in zip(writes, outcomes, strict=True) if each in there
+        )
+        return self._tally.writes(writes, outcomes)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Remove the objects; True where the name is free afterwards."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        self._seen.discard(names)
+        return await calls.run(
+            self._remove,
+            names,
+            weights=[1] * len(names),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """Stop what runs, wait for it, and close the directory. Idempotent.
+
+        If the kernel holds a thread for longer than the close waits, the directory stays open for
+        it, and the call that waits for it returns when it does.
+        """
+        self._closed = True
+        calls, self._calls = self._calls, None
+        if calls is not None and await calls.close(_CLOSE_TIMEOUT_S):
+            await asyncio.to_thread(self._files.close)
+
+    def _ready(self) -> ThreadCalls | None:
+        """Return the threads, or None after `close`."""
+        if self._calls is None and not self._closed:
+            raise UsageError(f"store {self._root} is not open; await open() first")
+        return self._calls
+
+    def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        return [not stop.due() and self._files.exists(name) for name in names]
+
+    def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
+        return [self._files.read(read.name, read.buffer, stop) for read in reads]
+
+    def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+        return [self._files.write(write.name, write.buffer, stop) for write in writes]
+
+    def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        return [not stop.due() and self._files.remove(name) for name in names]
+
+
+def from_uri(uri: StoreUri) -> FileBackend:
+    """Return the backend of a `file://` URI."""
+    uri.only_options(("durability", "direct", "threads"))
+    if uri.host:
+        raise ConfigError(
+            f"store {uri.text!r} names a host, {uri.host!r}; an absolute path needs three slashes: "
+            f"file:///{uri.host}{uri.path}"
+        )
+    if not uri.path.strip("/"):
+        raise ConfigError(f"store {uri.text!r} has no path; write file:///absolute/path")
+    durability = uri.choice("durability", [each.value for each in Durability], "none")
+    return FileBackend(
+        Path(os.path.normpath(uri.path)),
+        durability=Durability(durability),
+        direct=uri.choice("direct", ("0", "1"), "0") == "1",
+        threads=uri.number("threads", THREADS, low=1, high=THREADS_MAX),
+    )

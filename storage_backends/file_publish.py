@@ -1,0 +1,201 @@
+"""How a new file gets its name: whole, once, and with nothing left over when its writer dies.
+
+Where the filesystem has files without a name (`O_TMPFILE`), a new file gets its only name when it
+is complete, and the kernel takes it back if its writer dies before. Elsewhere it is written under a
+temporary name that its writer keeps locked; a lock that nobody holds marks the file of a dead
+writer, which the next one that opens the store sweeps away. Both give the final name with `link`,
+which refuses a name that is taken: the first writer wins.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+from itertools import islice
+from typing import Final, Protocol
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+TEMPORARY: Final = "temporary"
+SWEEP_MAX: Final = 4096
+"""Temporary files that one opening of a store looks at."""
+_NAME_TRIES: Final = 16
+_WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
+
+
+class Draft(Protocol):
+    """A new file that has no final name yet. One thread owns it."""
+
+    fd: int
+
+    def publish(self, path: str) -> bool:
+        """Give the file its name below the root; False if the name is taken."""
+        ...
+
+    def close(self) -> None:
+        """Close the file. If it was not published, nothing of it is left."""
+        ...
+
+
+class Publisher(Protocol):
+    """Makes drafts on the filesystem of one store."""
+
+    def draft(self, directory: str, flags: int) -> Draft:
+        """Return a new, empty draft that will be published in `directory`; `flags` for `open`."""
+        ...
+
+
+class UnnamedDraft:
+    """A draft without any name (`O_TMPFILE`)."""
+
+    def __init__(self, root_fd: int, fd: int) -> None:
+        self._root_fd = root_fd
+        self.fd = fd
+
+    def publish(self, path: str) -> bool:
+        """Give the file its name below the root; False if the name is taken."""
+        try:
+            # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link
+            # would try to link the entry of /proc itself.
+            os.link(
+                f"/proc/self/fd/{self.fd}",
+                path,
+                src_dir_fd=self._root_fd,
+                dst_dir_fd=self._root_fd,
+                follow_symlinks=True,
+            )
+        except FileExistsError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the file; the kernel takes an unpublished one back."""
+        os.close(self.fd)
+
+
+class UnnamedFiles:
+    """Drafts for filesystems that have files without a name."""
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+
+    def draft(self, directory: str, flags: int) -> UnnamedDraft:
+        """Return a new, empty draft that will be published in `directory`."""
+        fd = os.open(directory, os.O_TMPFILE | _WRITE | flags, FILE_MODE, dir_fd=self._root_fd)
+        return UnnamedDraft(self._root_fd, fd)
+
+
+class NamedDraft:
+    """A draft under a temporary name, locked for as long as its writer lives."""
+
+    def __init__(self, root_fd: int, fd: int, temporary: str) -> None:
+        self._root_fd = root_fd
+        self._temporary = temporary
+        self.fd = fd
+
+    def publish(self, path: str) -> bool:
+        """Give the file its name below the root; False if the name is taken."""
+        try:
+            os.link(
+                self._temporary,
+                path,
+                src_dir_fd=self._root_fd,
+                dst_dir_fd=self._root_fd,
+                follow_symlinks=False,
+            )
+        except FileExistsError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Take the temporary name away and close the file."""
+        try:
+            os.unlink(self._temporary, dir_fd=self._root_fd)
+        finally:
+            os.close(self.fd)
+
+
+class NamedFiles:
+    """Drafts for filesystems where every file has a name."""
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+
+    def draft(self, directory: str, flags: int) -> NamedDraft:
+        """Return a new, empty draft; `directory` must be there, though it is not used yet."""
+        os.stat(directory, dir_fd=self._root_fd, follow_symlinks=False)
+        for _ in range(_NAME_TRIES):
+            temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
+            create = _WRITE | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | flags
+            fd = os.open(temporary, create, FILE_MODE, dir_fd=self._root_fd)
+            # A sweep may have come between the two calls, and then the name is gone or about to.
+            if _lock(fd) and os.fstat(fd).st_nlink:
+                return NamedDraft(self._root_fd, fd, temporary)
+            os.close(fd)
+        raise OSError(errno.EAGAIN, "every temporary file was swept away as soon as it was made")
+
+
+def sweep(root_fd: int) -> int:
+    """Remove the temporary files of dead writers, at most `SWEEP_MAX`; return how many."""
+    swept = 0
+    fd = os.open(TEMPORARY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root_fd)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in islice(entries, SWEEP_MAX):
+                swept += _sweep_one(fd, entry.name)
+    finally:
+        os.close(fd)
+    return swept
+
+
+def _sweep_one(directory_fd: int, name: str) -> bool:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=directory_fd)
+    except OSError:
+        return False
+    try:
+        if not _lock(fd):
+            return False
+        os.unlink(name, dir_fd=directory_fd)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def choose_publisher(root_fd: int, flags: int) -> Publisher:
+    """Return the better publisher that works here, after trying it; raises OSError if none does.
+
+    `flags` are what drafts will be opened with; a filesystem that refuses them says so here.
+    """
+    unnamed = UnnamedFiles(root_fd)
+    try:
+        _try(unnamed, root_fd, flags)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+    else:
+        return unnamed
+    named = NamedFiles(root_fd)
+    _try(named, root_fd, flags)
+    return named
+
+
+def _try(publisher: Publisher, root_fd: int, flags: int) -> None:
+    path = f"{TEMPORARY}/{secrets.token_hex(16)}"
+    draft = publisher.draft(TEMPORARY, flags)
+    try:
+        if draft.publish(path):
+            os.unlink(path, dir_fd=root_fd)
+    finally:
+        draft.close()

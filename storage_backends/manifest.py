@@ -1,0 +1,137 @@
+"""The agreement of everyone who uses a store on the page layout of each model in it.
+
+A store holds many models. For each model with its weights it has one small object, the manifest,
+which says in what layout its pages are; whoever comes first writes it, and whoever comes with
+another layout is refused. Without it two groups with different layouts would fill one store with
+pages that the other cannot see, and wonder about the misses. TP size is no part of it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+
+from ..errors import ConfigError, StorageError
+from ..ranks.page_layout import Column, PageLayout
+from .base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from .namespace import layout_record, model_digest
+
+MANIFEST_BYTES: Final = 16 << 10
+"""Every manifest has this length, so that a reader knows it before it reads."""
+_FORMAT: Final = 1
+_LENGTH_BYTES: Final = 4
+_ATTEMPTS: Final = 8
+"""Each attempt loses only to another claim that made progress, or to a bad object taken away."""
+_COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a store says about one model."""
+
+    model: str
+    weights_version: str
+    layout: PageLayout
+    name: ObjectName = field(init=False)
+    """Where the manifest of this model with these weights lies."""
+
+    def __post_init__(self) -> None:
+        digest = model_digest(self.model, self.weights_version)
+        name = ObjectName(namespace=digest, key=digest, pool="manifest", shard="all")
+        object.__setattr__(self, "name", name)
+
+    def encode(self) -> bytes:
+        """Return the manifest as `MANIFEST_BYTES` bytes."""
+        record = [_FORMAT, self.model, self.weights_version, layout_record(self.layout)]
+        packed: bytes = msgpack.packb(record, use_bin_type=True)
+        if len(packed) > MANIFEST_BYTES - _LENGTH_BYTES:
+            raise ConfigError(
+                f"the names and columns of model {self.model[:80]!r} make a manifest of "
+                f"{len(packed)} bytes; {MANIFEST_BYTES - _LENGTH_BYTES} is the most"
+            )
+        content = len(packed).to_bytes(_LENGTH_BYTES, "little") + packed
+        return content.ljust(MANIFEST_BYTES, b"\0")
+
+
+async def claim_model(
+    backend: StorageBackend,
+    model: str,
+    weights_version: str,
+    layout: PageLayout,
+    deadline: float,
+) -> None:
+    """Make sure that everybody who uses `backend` for this model and weights uses `layout`.
+
+    Any number of ranks and groups may call it at the same time; those that return have agreed.
+    Raises `ConfigError` naming the field and both values if the store has another layout, and
+    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale).
+    """
+    ours = Manifest(model=model, weights_version=weights_version, layout=layout)
+    encoded = ours.encode()
+    for _ in range(_ATTEMPTS):
+        buffer = bytearray(MANIFEST_BYTES)
+        (read,) = await backend.read([Read(ours.name, memoryview(buffer))], deadline=deadline)
+        if read is ReadOutcome.OK:
+            # What counts is what is in the store, also for the one who wrote it.
+            if bytes(buffer) != encoded:
+                _refuse(ours, _decode(bytes(buffer)))
+            return
+        if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
+            raise StorageError(f"the manifest of model {model!r} could not be read: {read.name}")
+        (wrote,) = await backend.write([Write(ours.name, memoryview(encoded))], deadline=deadline)
+        if wrote in (WriteOutcome.FAILED, WriteOutcome.TIMED_OUT):
+            raise StorageError(
+                f"the manifest of model {model!r} could not be written: {wrote.name}"
+            )
+    raise StorageError(
+        f"the manifest of model {model!r} could not be read back after {_ATTEMPTS} attempts; "
+        "something removes or spoils it"
+    )
+
+
+def _decode(content: bytes) -> Manifest | None:
+    """Return the manifest, or None if this version cannot read it, sound as its bytes are."""
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    try:
+        record: list[Any] = msgpack.unpackb(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        version, model, weights_version, (page_tokens, columns) = record
+        if version != _FORMAT:
+            return None
+        named = [dict(zip(_COLUMN_FIELDS, column, strict=True)) for column in columns]
+        layout = PageLayout(
+            page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named)
+        )
+        return Manifest(model=str(model), weights_version=str(weights_version), layout=layout)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
+    subject = f"model {ours.model!r} with weights version {ours.weights_version!r}"
+    if theirs is None:
+        raise ConfigError(
+            f"{subject}: the store's manifest was written by another version of Lockstep; use "
+            "another store"
+        )
+    mine, stored = ours.layout, theirs.layout
+    if stored.page_tokens != mine.page_tokens:
+        raise ConfigError(
+            f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "
+            f"here; use another store or --page-tokens {stored.page_tokens}"
+        )
+    stored_names = ", ".join(column.name for column in stored.columns)
+    names = ", ".join(column.name for column in mine.columns)
+    if stored_names != names:
+        raise ConfigError(
+            f"{subject}: the columns are {stored_names} in the store and {names} here; use another "
+            "store"
+        )
+    for old, new in zip(stored.columns, mine.columns, strict=True):
+        for each in _COLUMN_FIELDS:
+            was, now = getattr(old, each), getattr(new, each)
+            if was != now:
+                raise ConfigError(
+                    f"{subject}: {each} of column {new.name!r} is {was} in the store and {now} "
+                    "here; use another store"
+                )
+    raise ConfigError(f"{subject}: the store's manifest is not in its canonical form")

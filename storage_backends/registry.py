@@ -1,0 +1,87 @@
+"""From a URI to a backend: built-in schemes, those of other packages, and wrappers around them.
+
+A built-in scheme is imported only when it is used. Another package adds a scheme through the entry
+point group `lockstep.storage_backends`; the entry's name is the scheme, and its value a callable
+that takes a `StoreUri` and returns a `StorageBackend`. It cannot replace a built-in scheme.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from ..errors import ConfigError
+from .base import StorageBackend
+from .uri import StoreUri, parse_uri
+
+ENTRY_POINT_GROUP = "lockstep.storage_backends"
+
+MakeBackend = Callable[[StoreUri], StorageBackend]
+"""Makes a backend that is not open yet; raises `ConfigError` for a URI that makes no sense."""
+WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
+"""Makes a backend that stands before another one."""
+
+_BUILT_IN = {"memory": ".memory", "file": ".file"}
+"""The module of each built-in scheme; it has a function `from_uri`, a `MakeBackend`."""
+_WRAPPERS: dict[str, str] = {}
+"""The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
+
+
+def make_backend(uri: str) -> StorageBackend:
+    """Return the backend that `uri` names, not open yet.
+
+    Raises `ConfigError` if the URI is malformed, or its scheme, a wrapper or an option is unknown.
+    """
+    parsed = parse_uri(uri)
+    wrappers = [_wrapper(parsed, name) for name in parsed.wrappers]
+    backend = _maker(parsed)(parsed)
+    for wrap in reversed(wrappers):
+        backend = wrap(parsed, backend)
+    return backend
+
+
+async def open_backend(uri: str) -> StorageBackend:
+    """Return the backend that `uri` names, open. The caller closes it."""
+    backend = make_backend(uri)
+    await backend.open()
+    return backend
+
+
+def known_schemes() -> list[str]:
+    """Return the schemes that can be used here, sorted."""
+    return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})
+
+
+def _maker(uri: StoreUri) -> MakeBackend:
+    module = _BUILT_IN.get(uri.scheme)
+    if module is not None:
+        return cast(MakeBackend, import_module(module, __package__).from_uri)
+    for entry in _entries():
+        if entry.name == uri.scheme:
+            return _loaded(uri, entry)
+    raise ConfigError(
+        f"store {uri.text!r}: unknown scheme {uri.scheme!r}; known: {', '.join(known_schemes())}"
+    )
+
+
+def _wrapper(uri: StoreUri, name: str) -> WrapBackend:
+    module = _WRAPPERS.get(name)
+    if module is None:
+        known = ", ".join(sorted(_WRAPPERS)) or "none"
+        raise ConfigError(f"store {uri.text!r}: unknown wrapper {name!r}; known: {known}")
+    return cast(WrapBackend, import_module(module, __package__).wrap)
+
+
+def _entries() -> list[EntryPoint]:
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _loaded(uri: StoreUri, entry: EntryPoint) -> MakeBackend:
+    # Any exception can come out of a stranger's import, and the user needs to know whose it was.
+    try:
+        return cast(MakeBackend, entry.load())
+    except Exception as error:
+        raise ConfigError(
+            f"store {uri.text!r}: the package that provides {uri.scheme}:// ({entry.value}) cannot "
+            f"be loaded: {error}"
+        ) from error

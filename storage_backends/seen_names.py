@@ -1,0 +1,58 @@
+"""Names that were seen in a store: a bounded memory that answers existence without a system call.
+
+It may be wrong about what others have removed since, as existence may (S7); whoever finds a name
+missing or corrupt takes it out again, so that a wrong answer is not repeated.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from .base import ObjectName
+
+
+class SeenNames:
+    """At most `names_max` names. One owner: the event loop's thread."""
+
+    def __init__(self, names_max: int) -> None:
+        self._names_max = names_max
+        self._count = 0
+        self._keys: dict[tuple[str, str, str], set[str]] = {}
+
+    def add(self, names: Iterable[ObjectName]) -> None:
+        """Remember that these exist."""
+        for name in names:
+            group = (name.namespace, name.pool, name.shard)
+            keys = self._keys.setdefault(group, set())
+            if name.key in keys:
+                continue
+            if self._count >= self._names_max:
+                # Starting over keeps the bound without a price on each look-up; what is still
+                # asked for comes back at the price of one system call each.
+                self._keys = {group: (keys := set())}
+                self._count = 0
+            keys.add(name.key)
+            self._count += 1
+
+    def discard(self, names: Iterable[ObjectName]) -> None:
+        """Forget these."""
+        for name in names:
+            group = (name.namespace, name.pool, name.shard)
+            keys = self._keys.get(group)
+            if keys is not None and name.key in keys:
+                keys.remove(name.key)
+                self._count -= 1
+                if not keys:
+                    del self._keys[group]
+
+    def look_up(self, names: Sequence[ObjectName]) -> list[bool]:
+        """Say for each name whether it was seen."""
+        found: list[bool] = []
+        namespace = pool = shard = ""
+        keys: set[str] = set()
+        # A call's names almost always share all parts but the key, and then most of a look-up is
+        # one test for membership.
+        for name in names:
+            if name.namespace != namespace or name.pool != pool or name.shard != shard:
+                namespace, pool, shard = name.namespace, name.pool, name.shard
+                keys = self._keys.get((namespace, pool, shard), set())
+            found.append(name.key in keys)
+        return found

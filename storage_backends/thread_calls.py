@@ -1,0 +1,130 @@
+"""Batched blocking work on a bounded pool of threads, with the deadlines and the care of S2 and S3.
+
+A call is cut into a few jobs of neighbouring items, so that its price is paid per batch and not per
+key. At the deadline, or when the call is cancelled, jobs that have not begun never begin, and those
+that run are asked to stop; the call still returns only when the last of them has ended, because
+until then a thread may touch the caller's buffers.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Stop:
+    """What a running job looks at between two pieces of work."""
+
+    __slots__ = ("asked", "deadline")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.asked = False
+
+    def due(self) -> bool:
+        """Say whether the job should begin nothing more."""
+        return self.asked or time.monotonic() >= self.deadline
+
+
+class ThreadCalls:
+    """Runs calls from one event loop on `threads` threads."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._stops: set[Stop] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    async def run(
+        self,
+        job: Callable[[Sequence[Item], Stop], list[Result]],
+        items: Sequence[Item],
+        *,
+        weights: Sequence[int],
+        job_weight_min: int,
+        late: Result,
+        deadline: float,
+    ) -> list[Result]:
+        """Return one result for each item, in order; `late` for those whose job never began.
+
+        `job` works on some items in a thread and gives one result for each; it looks at its `Stop`
+        between two of them, and raises only for bugs.
+
+        `weights` says how much work each item is; no job gets less than `job_weight_min`, unless
+        the whole call is less. Returns when no thread touches the items any more, however long
+        that takes after the deadline.
+        """
+        if not items:
+            return []
+        stop = Stop(deadline)
+        slices = _cut(weights, max(job_weight_min, -(-sum(weights) // self._threads)))
+        self._stops.add(stop)
+        self._quiet.clear()
+        try:
+            jobs = [self._pool.submit(job, items[part], stop) for part in slices]
+            futures = [asyncio.wrap_future(each) for each in jobs]
+            await _settle(futures, stop, lambda: [each.cancel() for each in jobs])
+        finally:
+            self._stops.discard(stop)
+            if not self._stops:
+                self._quiet.set()
+        results: list[Result] = []
+        for part, future in zip(slices, futures, strict=True):
+            results += [late] * (part.stop - part.start) if future.cancelled() else future.result()
+        return results
+
+    async def close(self, timeout_s: float) -> bool:
+        """Ask all calls to stop and wait for them; say whether all ended in time. Idempotent.
+
+        A thread that hangs in the kernel cannot be ended from here. It is left behind, and its
+        call still returns only when it does.
+        """
+        for stop in self._stops:
+            stop.asked = True
+        try:
+            await asyncio.wait_for(self._quiet.wait(), timeout_s)
+        except TimeoutError:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            return False
+        self._pool.shutdown(wait=True)
+        return True
+
+
+def _cut(weights: Sequence[int], job_weight: int) -> list[slice]:
+    """Cut neighbouring items into jobs of about `job_weight`."""
+    slices: list[slice] = []
+    start = weight = 0
+    for index, each in enumerate(weights, start=1):
+        weight += each
+        if weight >= job_weight:
+            slices.append(slice(start, index))
+            start, weight = index, 0
+    if start < len(weights):
+        slices.append(slice(start, len(weights)))
+    return slices
+
+
+async def _settle(
+    futures: Sequence[asyncio.Future[list[Result]]],
+    stop: Stop,
+    cancel_queued: Callable[[], object],
+) -> None:
+    """Wait until every future is done, whatever happens; then let a cancellation through."""
+    waiting = set(futures)
+    cancelled: asyncio.CancelledError | None = None
+    while waiting:
+        timeout_s = None if stop.asked else max(0.0, stop.deadline - time.monotonic())
+        try:
+            _, waiting = await asyncio.wait(waiting, timeout=timeout_s)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        if waiting:
+            stop.asked = True
+            cancel_queued()
+    if cancelled is not None:
+        raise cancelled

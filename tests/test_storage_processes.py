@@ -1,0 +1,98 @@
+"""`file://` among processes: killed writers, racing writers, and a full disk."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from storage_contract import get, object_name, opened, page, run
+from storage_files import FileStore
+from storage_writers import PAGE_BYTES, PAGES
+
+from lockstep.storage_backends.base import Read, ReadOutcome
+
+SCRIPT = Path(__file__).parent / "storage_writers.py"
+MODES = ["unnamed", "named"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def start(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return output
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_writer_killed_at_any_moment_leaves_whole_pages_and_nothing_else(
+    store: FileStore, mode: str
+) -> None:
+    kills, seed = 60, 11
+    # Shown if the test fails; the moments of the kills are drawn from the seed.
+    sys.stdout.write(f"replay: {sys.executable} {SCRIPT} killed DIRECTORY {mode} {seed} {kills}\n")
+    finish(start("killed", store.root, mode, seed, kills))
+
+    async def scenario() -> None:
+        written = len(store.objects())
+        found = 0
+        async with opened(store) as backend:
+            assert store.temporary() == []
+            contents = [page(number, PAGE_BYTES) for number in range(PAGES)]
+            for kill in range(kills):
+                for number in range(kill * 1000, kill * 1000 + 1000):
+                    outcome, buffer = await get(backend, object_name(number), PAGE_BYTES)
+                    if outcome is ReadOutcome.MISSING:
+                        break
+                    assert outcome is ReadOutcome.OK
+                    assert buffer == contents[number % PAGES]
+                    found += 1
+            assert backend.counters().reads_corrupt == 0
+        assert found == written >= kills
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_two_processes_that_write_a_name_exactly_one_wins(store: FileStore, mode: str) -> None:
+    names = 200
+    writers = [start("racing", store.root, mode, writer, names) for writer in range(2)]
+    wins = [int(finish(writer)) for writer in writers]
+    assert sum(wins) == names
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            contents = [page(writer, PAGE_BYTES) for writer in range(2)]
+            found = [0, 0]
+            for number in range(names):
+                outcome, buffer = await get(backend, object_name(number), PAGE_BYTES)
+                assert outcome is ReadOutcome.OK
+                found[contents.index(buffer)] += 1
+            assert found == wins
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_disk_fails_the_keys_without_room_and_leaves_nothing_of_them(
+    store: FileStore, mode: str
+) -> None:
+    assert finish(start("full", store.root, mode)) == "['OK', 'FAILED', 'OK']\n"
+    assert len(store.objects()) == 2
+    assert store.temporary() == []
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
+            buffer = bytearray(1 << 20)
+            reads = [Read(object_name(1), memoryview(buffer))]
+            assert await backend.read(reads, deadline=float("inf")) == [ReadOutcome.MISSING]
+
+    run(scenario())

@@ -1,0 +1,129 @@
+"""Store URIs: what they open, and how each mistake is refused by name."""
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+from storage_contract import get, object_name, page, put, run
+
+from lockstep.errors import ConfigError
+from lockstep.storage_backends import registry
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend
+from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
+from lockstep.storage_backends.uri import StoreUri, parse_uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "complaint"),
+    [
+        ("/var/kv", "is not a URI; write it as scheme://"),
+        ("://x", "'' is not a scheme"),
+        ("File:///var/kv", "'File' is not a scheme"),
+        ("tape:///var/kv", "unknown scheme 'tape'; known: file, memory"),
+        ("fault+file:///var/kv", "unknown wrapper 'fault'; known: none"),
+        ("+file:///var/kv", "is not a scheme"),
+        ("file:///var/k v", "percent-encode it"),
+        ("file:///var/kv#part", "fragment"),
+        ("file:///var/%00", "NUL"),
+        ("file:///var/kv?direct", "name=value"),
+        ("file:///var/kv?direct=1&direct=1", "'direct' is given twice"),
+        ("file:///var/kv?dircet=1", "unknown option 'dircet'; file:// knows: direct, durability"),
+        ("file:///var/kv?direct=yes", "direct is 'yes', must be one of: 0, 1"),
+        ("file:///var/kv?durability=", "durability is '', must be one of: none, data, full"),
+        ("file:///var/kv?threads=0", "threads is 0, must be from 1 to 256"),
+        ("file:///var/kv?threads=-1", "threads is '-1', must be a whole number"),
+        ("file://var/kv", "names a host, 'var'; an absolute path needs three slashes"),
+        ("file://", "has no path; write file:///absolute/path"),
+        ("file:///", "has no path"),
+        ("memory://a/b", "has a path"),
+        ("memory://A_b", "may have only"),
+        ("memory://a?size=1", "unknown option 'size'; memory:// knows: none"),
+        ("memory://[::1", "Invalid IPv6 URL"),
+    ],
+)
+def test_a_wrong_uri_is_refused_by_name(uri: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_backend(uri)
+    assert complaint in str(raised.value)
+
+
+def test_the_parts_of_a_uri_are_told_apart() -> None:
+    uri = parse_uri("fault+retry+s3://bucket/a%20b?endpoint=http%3A%2F%2Fx&n=1")
+    assert uri.wrappers == ("fault", "retry")
+    assert (uri.scheme, uri.host, uri.path) == ("s3", "bucket", "/a b")
+    assert dict(uri.options) == {"endpoint": "http://x", "n": "1"}
+
+
+def test_wrappers_stand_before_the_backend_with_the_first_outermost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    def wrapper(_: StoreUri, name: str) -> registry.WrapBackend:
+        def wrap(uri: StoreUri, inner: StorageBackend) -> StorageBackend:
+            order.append(name)
+            return inner
+
+        return wrap
+
+    monkeypatch.setattr(registry, "_wrapper", wrapper)
+    assert isinstance(make_backend("outer+inner+memory://"), MemoryBackend)
+    assert order == ["inner", "outer"]
+
+
+def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        backend = await open_backend(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2")
+        await put(backend, object_name(1), page(1))
+        await backend.close()
+        assert (tmp_path / "a b" / "objects").is_dir()
+
+    run(scenario())
+
+
+def test_memory_with_a_name_is_shared_and_without_is_private() -> None:
+    async def scenario() -> None:
+        first, second = [await open_backend("memory://shared-by-two") for _ in range(2)]
+        await put(first, object_name(1), page(1))
+        assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
+        third, fourth = [await open_backend("memory://") for _ in range(2)]
+        await put(third, object_name(1), page(1))
+        assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
+        for backend in (first, second, third, fourth):
+            await backend.close()
+
+    run(scenario())
+
+
+def test_memory_with_a_name_lives_as_long_as_somebody_has_it() -> None:
+    async def scenario() -> None:
+        backend = await open_backend("memory://short-lived")
+        await put(backend, object_name(1), page(1))
+        del backend
+        backend = await open_backend("memory://short-lived")
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+    run(scenario())
+
+
+def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = EntryPoints(
+        EntryPoint(name, value, registry.ENTRY_POINT_GROUP)
+        for name, value in (
+            ("tape", "lockstep.storage_backends.memory:from_uri"),
+            ("broken", "no_such_package_at_all:make"),
+            ("file", "no_such_package_at_all:make"),
+        )
+    )
+
+    def entries_of(*, group: str) -> EntryPoints:
+        return entries.select(group=group)
+
+    monkeypatch.setattr(registry, "entry_points", entries_of)
+    assert isinstance(make_backend("tape://x"), MemoryBackend)
+    assert known_schemes() == ["broken", "file", "memory", "tape"]
+    with pytest.raises(ConfigError, match="the package that provides broken://"):
+        make_backend("broken://x")
+    with pytest.raises(ConfigError, match="has no path"):
+        make_backend("file://")

@@ -1,6 +1,8 @@
 """How a cache comes to be: settings compared, memory and store made ready, on every rank or on none."""
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,6 +15,7 @@ from ..storage_backends.registry import make_backend
 from .cache import Cache
 from .config import CacheConfig
 from .executor.executor import RankExecutor
+from .executor.host_memory import check_host_memory
 from .page_layout import ShardLayout
 from .replica.state import ReplicaConfig
 
@@ -40,16 +43,14 @@ def _open(config: CacheConfig, collective: Collective, device: torch.device) -> 
     smallest = {name: int(str(fields.pop(name))) for name in POOL_SIZES}
     agreed = agree_on_settings(collective, fields, smallest, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
+    shard = config.layout.shard(collective.rank, collective.world_size)
+    # Memory is checked on every rank before any rank takes its share, which would count twice.
+    with _problems_told(collective, timeout_s):
+        check_host_memory(_host_bytes(shard, device, agreed), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
-    problem: str | None = None
     try:
-        shard = config.layout.shard(collective.rank, collective.world_size)
-        ranks_on_host = hosts.count(hosts[collective.rank])
-        executor = _executor(config, shard, device, agreed, ranks_on_host)
-    except LockstepError as error:
-        problem = str(error)
-    try:
-        agree_that_all_are_ready(collective, problem, timeout_s)
+        with _problems_told(collective, timeout_s):
+            executor = _executor(config, shard, device, agreed)
     except BaseException:
         if executor is not None:
             executor.close()
@@ -64,12 +65,24 @@ def _open(config: CacheConfig, collective: Collective, device: torch.device) -> 
     return Cache(config, collective, executor, replica_config, device_pool=executor.device_pool)
 
 
+@contextmanager
+def _problems_told(collective: Collective, timeout_s: float) -> Iterator[None]:
+    """Tell the other ranks whether the block went well here; raise on all if it did not on one."""
+    problem: str | None = None
+    try:
+        yield
+    except LockstepError as error:
+        problem = str(error)
+    agree_that_all_are_ready(collective, problem, timeout_s)
+
+
+def _host_bytes(shard: ShardLayout, device: torch.device, agreed: dict[str, int]) -> int:
+    pages = agreed["host_pages"] + (agreed["device_pages"] if device.type == "cpu" else 0)
+    return pages * shard.page_bytes
+
+
 def _executor(
-    config: CacheConfig,
-    shard: ShardLayout,
-    device: torch.device,
-    agreed: dict[str, int],
-    ranks_on_host: int,
+    config: CacheConfig, shard: ShardLayout, device: torch.device, agreed: dict[str, int]
 ) -> RankExecutor:
     backend = None
     if config.store is not None:
@@ -87,7 +100,6 @@ def _executor(
         _namespace(config).digest(),
         agreed["device_pages"],
         agreed["host_pages"],
-        ranks_on_host=ranks_on_host,
     )
 
 

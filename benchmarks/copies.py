@@ -1,0 +1,171 @@
+"""How near page copies come to their limit: the same bytes by plain copies, in the same run.
+
+On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a
+CPU it is one `memcpy` for each page, as if pages were contiguous on both sides; a single `memcpy` of
+everything is shown beside it, and is faster, since at a few hundred MB it writes past the caches.
+Pages lie in any order on the device, since a prefix's pages do, and in runs on the host, since host
+pages are given out together. All take turns, and the best round of each counts.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+
+from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies, Direction
+from ..ranks.executor.cuda_copies import CudaCopies
+from ..ranks.executor.pools import DevicePool, HostPool, TierPools
+from ..ranks.orders import KV_POOL, CopyTransfer
+from ..ranks.page_layout import Column, PageLayout, ShardLayout
+
+ROUNDS = 7
+_TIMEOUT_S = 300.0
+
+
+def model_layout(layers: int, heads: int, page_tokens: int) -> ShardLayout:
+    """Return the layout of a model with keys and values of 128 elements, in bfloat16."""
+    columns = tuple(
+        Column(name=name, layers=layers, heads=heads, elements=128) for name in ("k", "v")
+    )
+    return PageLayout(page_tokens=page_tokens, columns=columns).shard(0, 1)
+
+
+def run(
+    layout: ShardLayout,
+    pages: int,
+    *,
+    device: str = "cpu",
+    run_pages: int = 4,
+    rounds: int = ROUNDS,
+) -> dict[str, float]:
+    """Measure copies of `pages` pages, of which `run_pages` at a time are neighbours on the host.
+
+    Keys: `page_bytes`; `to_host` and `to_device` in GB/s, of the copy engine from `begin` to the
+    report of its end; `plain_to_host` and `plain_to_device` of the limit; `whole_to_host` and
+    `whole_to_device` of one copy of everything; `to_host_ratio` and `to_device_ratio` over the
+    limit.
+    """
+    pools = TierPools(
+        DevicePool(layout, pages, torch.device(device)),
+        HostPool(layout, pages, pinned=device != "cpu"),
+    )
+    _touch(pools)
+    total = pages * layout.page_bytes
+    ended: SimpleQueue[CopyEnded] = SimpleQueue()
+    make = CpuCopies if device == "cpu" else CudaCopies
+    engine: CopyEngine = make({KV_POOL: pools}, ended.put)
+    plain = _plain_copies(pools, layout.page_bytes if device == "cpu" else total)
+    whole = _plain_copies(pools, total)
+    best: dict[str, float] = {"page_bytes": float(layout.page_bytes)}
+    try:
+        for number in range(rounds):
+            on_device, on_host = _places(pages, run_pages, seed=number)
+            for direction, name in (
+                (Direction.TO_HOST, "to_host"),
+                (Direction.TO_DEVICE, "to_device"),
+            ):
+                to_host = direction is Direction.TO_HOST
+                ends = (on_device, on_host) if to_host else (on_host, on_device)
+                transfer = CopyTransfer(KV_POOL, *ends)
+                for key, work in (
+                    (name, partial(_copy, engine, ended, direction, transfer)),
+                    (f"plain_{name}", plain[direction]),
+                    (f"whole_{name}", whole[direction]),
+                ):
+                    best[key] = max(best.get(key, 0.0), total / _timed(work) / 1e9)
+    finally:
+        engine.stop()
+        engine.join(_TIMEOUT_S)
+        pools.host.close()
+    for name in ("to_host", "to_device"):
+        best[f"{name}_ratio"] = best[name] / best[f"plain_{name}"]
+    return best
+
+
+def _touch(pools: TierPools) -> None:
+    # The first write to a page of memory is the kernel's work, and no copy's.
+    pools.host.bytes_tensor.fill_(1)
+    for shard in pools.layout.columns:
+        pools.device.column_bytes(shard).fill_(2)
+
+
+def _places(pages: int, run_pages: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    generator = random.Random(seed)
+    on_device = generator.sample(range(pages), pages)
+    starts = generator.sample(range(0, pages, run_pages), len(range(0, pages, run_pages)))
+    on_host = [page for start in starts for page in range(start, min(start + run_pages, pages))]
+    return tuple(on_device), tuple(on_host)
+
+
+def _copy(
+    engine: CopyEngine,
+    ended: "SimpleQueue[CopyEnded]",
+    direction: Direction,
+    transfer: CopyTransfer,
+) -> None:
+    engine.begin(direction, (transfer,), 1)
+    report = ended.get(timeout=_TIMEOUT_S)
+    if not report.ok:
+        raise RuntimeError(f"the copy failed: {report.reason}")
+
+
+def _plain_copies(pools: TierPools, piece: int) -> dict[Direction, Callable[[], None]]:
+    host = pools.host.bytes_tensor.flatten()
+    whole = torch.full_like(host, 3, device=pools.device.device)
+    if pools.device.device.type == "cpu":
+        # One thread, as the copy engine has.
+        here, there = host.numpy(), whole.numpy()
+
+        def to_host() -> None:
+            for at in range(0, len(here), piece):
+                np.copyto(here[at : at + piece], there[at : at + piece])
+
+        def to_device() -> None:
+            for at in range(0, len(here), piece):
+                np.copyto(there[at : at + piece], here[at : at + piece])
+
+        return {Direction.TO_HOST: to_host, Direction.TO_DEVICE: to_device}
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(pools.device.device)
+
+    return {
+        Direction.TO_HOST: lambda: copy(host, whole),
+        Direction.TO_DEVICE: lambda: copy(whole, host),
+    }
+
+
+def _timed(work: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure a few shapes and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--megabytes", type=int, default=256)
+    options = parser.parse_args(arguments)
+    print(f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}")
+    for layers, heads, page_tokens in ((32, 8, 16), (32, 1, 64), (32, 1, 16), (4, 1, 16)):
+        layout = model_layout(layers, heads, page_tokens)
+        pages = max(1, (options.megabytes << 20) // layout.page_bytes)
+        for run_pages in (1, 16):
+            result = run(layout, pages, device=options.device, run_pages=run_pages)
+            for name in ("to_host", "to_device"):
+                print(
+                    f"{layout.page_bytes >> 10:>6} KiB {run_pages:>4} {name:>10} "
+                    f"{result[name]:>8.2f} {result[f'plain_{name}']:>8.2f} "
+                    f"{result[f'{name}_ratio']:>6.2f} {result[f'whole_{name}']:>8.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Copies of pages between the device and host memory, and the engine that makes them on a CPU.
+
+A copy belongs to an operation, which owns the pages on both sides until a verdict ends it. So no two
+copies in flight touch the same page, their order does not matter to the bytes, and neither engine
+needs a lock.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from queue import SimpleQueue
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import InternalError
+from ..orders import CopyTransfer
+from .pools import TierPools
+
+_RUN_BYTES_MAX = 8 << 20
+"""A copy looks at least this often whether it was cancelled."""
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+class Direction(Enum):
+    """Which way pages are copied."""
+
+    TO_HOST = "to host"
+    TO_DEVICE = "to device"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnded:
+    """A copy is over: nothing on this rank touches its pages for it any more."""
+
+    operation: int
+    direction: Direction
+    ok: bool
+    nbytes: int
+    """Bytes copied; 0 unless it went well."""
+    reason: str = ""
+    """Why it did not go well."""
+
+
+ReportCopy = Callable[[CopyEnded], None]
+"""Called once for each copy, from any thread."""
+
+
+class CopyEngine(Protocol):
+    """Copies pages asynchronously. All methods are called from the engine's thread.
+
+    Each copy begun ends in exactly one `CopyEnded`; what goes wrong with it is in there, and is
+    never raised.
+    """
+
+    def begin(
+        self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
+    ) -> None:
+        """Begin a copy and return without waiting for it.
+
+        It sees everything that the caller's thread (on a CUDA device: its current stream) wrote
+        before this call, and it has ended only when its bytes are visible to all that come after.
+        """
+        ...
+
+    def cancel(self, operation: int) -> None:
+        """Leave out what was not begun yet of a copy. It ends not ok, unless it is done already."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Say why no copy can go well any more, or None."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel all copies and begin no more; does not wait."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """After `stop`: wait until no copy touches a page; say whether that came in time."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class CopyJob:
+    """One copy between `begin` and its end."""
+
+    operation: int
+    direction: Direction
+    transfers: Sequence[CopyTransfer]
+    cancelled: bool = False
+    """Set by the engine's thread, looked at by the thread that copies."""
+    nbytes: int = 0
+
+    def ended(self, reason: str = "") -> CopyEnded:
+        """Return how the copy ended: well, unless there is a `reason` why not."""
+        nbytes = 0 if reason else self.nbytes
+        return CopyEnded(self.operation, self.direction, not reason, nbytes, reason)
+
+
+def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> list[tuple[int, int]]:
+    """Return (host page, device page) of a transfer, sorted, so that neighbours are together.
+
+    Raises `InternalError` for a page that its pool does not have.
+    """
+    to_host = job.direction is Direction.TO_HOST
+    hosts = transfer.destinations if to_host else transfer.sources
+    devices = transfer.sources if to_host else transfer.destinations
+    pairs = sorted(zip(hosts, devices, strict=True))
+    for name, pages, count in (
+        ("host", hosts, pools.host.pages),
+        ("device", devices, pools.device.pages),
+    ):
+        if pages and (min(pages) < 0 or max(pages) >= count):
+            raise InternalError(
+                f"operation {job.operation} copies {name} pages {min(pages)} to {max(pages)}; "
+                f"the pool has {count}"
+            )
+    return pairs
+
+
+def page_runs(pairs: Sequence[tuple[int, int]], pages_max: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (host page, device page, count) for pages that are neighbours on both sides."""
+    start = 0
+    for end in range(1, len(pairs) + 1):
+        host, device = pairs[start]
+        count = end - start
+        if end == len(pairs) or pairs[end] != (host + count, device + count) or count == pages_max:
+            yield host, device, count
+            start = end
+
+
+class CpuCopies:
+    """Copies on a CPU, on one thread of its own, in the order in which they were begun.
+
+    The engine's thread stays free, since the copying itself runs outside the interpreter's lock; a
+    single thread, so that copies end in their order and the engine keeps its cores.
+    """
+
+    def __init__(self, pools: Mapping[str, TierPools], report: ReportCopy) -> None:
+        self._pools = {name: _CpuPages(pair) for name, pair in pools.items()}
+        self._report = report
+        # Reentrant, unlike `queue.Queue`: `stop` may be called by a signal that came during `begin`.
+        self._jobs: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._unfinished: dict[int, CopyJob] = {}
+        self._thread = threading.Thread(target=self._work, name="lockstep-copies", daemon=True)
+        self._stopped = False
+        self._thread.start()
+
+    def begin(
+        self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
+    ) -> None:
+        job = CopyJob(operation, direction, transfers)
+        self._unfinished[operation] = job
+        self._jobs.put(job)
+
+    def cancel(self, operation: int) -> None:
+        job = self._unfinished.get(operation)
+        if job is not None:
+            job.cancelled = True
+
+    def trouble(self) -> str | None:
+        if self._stopped or self._thread.is_alive():
+            return None
+        return "the thread that copies pages has ended"
+
+    def stop(self) -> None:
+        self._stopped = True
+        for job in list(self._unfinished.values()):
+            job.cancelled = True
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._copy(job)
+                ended = job.ended("cancelled" if job.cancelled else "")
+            except Exception as error:  # noqa: BLE001 - a failed copy is an outcome, whatever failed.
+                ended = job.ended(str(error) or repr(error))
+            self._unfinished.pop(job.operation, None)
+            self._report(ended)
+
+    def _copy(self, job: CopyJob) -> None:
+        for transfer in job.transfers:
+            pages = self._pools[transfer.pool]
+            page_bytes = pages.pools.layout.page_bytes
+            pairs = page_pairs(job, transfer, pages.pools)
+            for host, device, count in page_runs(pairs, max(1, _RUN_BYTES_MAX // page_bytes)):
+                if job.cancelled:
+                    return
+                pages.copy(job.direction, host, device, count)
+                job.nbytes += count * page_bytes
+
+
+@dataclass(slots=True)
+class _CpuPages:
+    """Both pools as arrays of bytes, column by column, [layers, pages, bytes] on either side."""
+
+    pools: TierPools
+    columns: list[tuple[_Bytes, _Bytes]] = field(init=False)
+    """(host, device)."""
+
+    def __post_init__(self) -> None:
+        host: _Bytes = self.pools.host.bytes_tensor.numpy()
+        self.columns = []
+        for shard in self.pools.layout.columns:
+            device: _Bytes = self.pools.device.column_bytes(shard).numpy()
+            part = host[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
+            rows = part.reshape(self.pools.host.pages, device.shape[0], device.shape[2])
+            self.columns.append((rows.transpose(1, 0, 2), device))
+
+    def copy(self, direction: Direction, host_page: int, device_page: int, count: int) -> None:
+        """Copy a run of pages."""
+        for host, device in self.columns:
+            if count == 1:
+                # One dimension less makes the call itself cheaper, which shows on small pages.
+                on_host, on_device = host[:, host_page], device[:, device_page]
+            else:
+                on_host = host[:, host_page : host_page + count]
+                on_device = device[:, device_page : device_page + count]
+            if direction is Direction.TO_HOST:
+                np.copyto(on_host, on_device)
+            else:
+                np.copyto(on_device, on_host)

@@ -1,0 +1,155 @@
+"""The memory that holds pages: one pool on the device (L1) and one on the host (L2).
+
+A device pool is arranged for kernels, which read one layer of many pages. A host pool is arranged
+for copies and storage, which move whole pages: each page is one contiguous run of bytes.
+"""
+
+import contextlib
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, SupportsInt, cast
+
+import torch
+
+from ...errors import ConfigError, InternalError
+from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
+
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
+"""The element types of columns, as torch has them."""
+
+
+class _CudaRuntime(Protocol):
+    """The two functions of the CUDA runtime that pin memory; both return an error code."""
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int, /) -> SupportsInt: ...  # noqa: N802
+
+    def cudaHostUnregister(self, address: int, /) -> SupportsInt: ...  # noqa: N802
+
+
+_cudart = cast("Callable[[], _CudaRuntime]", torch.cuda.cudart)
+_REGISTER_PORTABLE = 1
+"""`cudaHostRegisterPortable`: the memory is pinned for every device of this process."""
+
+
+class DevicePool:
+    """Pages on the device: for each column a tensor [layers, pages, heads, page_tokens, elements].
+
+    The tensors are contiguous, zero at first, and belong to the pool; kernels write into them. Zero,
+    because attention reads whole pages under a mask, and a mask does not undo a NaN.
+    """
+
+    def __init__(self, layout: ShardLayout, pages: int, device: torch.device) -> None:
+        self.layout = layout
+        self.pages = pages
+        # Tensors made in inference mode could not be written outside of it, as copies do.
+        with torch.inference_mode(mode=False):
+            self._columns = {
+                shard.column.name: torch.zeros(
+                    self._shape(shard), dtype=TORCH_DTYPES[shard.column.dtype], device=device
+                )
+                for shard in layout.columns
+            }
+        # A device that was given without its index has one here.
+        self.device = next(iter(self._columns.values())).device
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return the tensor of the column `name`, the same one each time; no copy."""
+        return self._columns[name]
+
+    def column_bytes(self, shard: ColumnShard) -> torch.Tensor:
+        """Return a view [layers, pages, bytes] of a column; uint8, no copy."""
+        column = self._columns[shard.column.name]
+        page_layer_bytes = shard.nbytes // shard.column.layers
+        return column.view(torch.uint8).view(shard.column.layers, self.pages, page_layer_bytes)
+
+    def _shape(self, shard: ColumnShard) -> tuple[int, ...]:
+        column, tokens = shard.column, self.layout.page_tokens
+        return (column.layers, self.pages, shard.heads, tokens, column.elements)
+
+
+class HostPool:
+    """Pages in host memory: one uint8 tensor [pages, page_bytes], zero at first.
+
+    It starts at a multiple of 4096 bytes, and pages follow each other without gaps. Pages cost no
+    memory until they are first written, unless the pool is pinned. Pinned memory is for copies to
+    and from a CUDA device; it needs one, and raises `ConfigError` if the memory cannot be pinned.
+    """
+
+    def __init__(self, layout: ShardLayout, pages: int, *, pinned: bool) -> None:
+        self.layout = layout
+        self.pages = pages
+        self.pinned = pinned
+        nbytes = pages * layout.page_bytes
+        # Torch's own pinned memory is rounded up to a power of two, which can double the pool; an
+        # anonymous mapping is exact, lazy and aligned, and can be pinned where it lies.
+        self._mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = memoryview(self._mapping)[:nbytes]
+        # Larger pages of the kernel's are a matter of speed, and some kernels refuse them.
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        with torch.inference_mode(mode=False):
+            whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
+            self.bytes_tensor = whole[:nbytes].view(pages, layout.page_bytes)
+        self._registered = False
+        if pinned and nbytes:
+            self._register(nbytes)
+
+    def page(self, slot: int) -> memoryview:
+        """Return the bytes of one page: writable, no copy, `page_bytes` long.
+
+        The view stays valid as long as somebody holds it, also beyond the pool's life.
+        """
+        if not 0 <= slot < self.pages:
+            raise InternalError(f"there is no host page {slot}; the pool has {self.pages}")
+        start = slot * self.layout.page_bytes
+        return self._memory[start : start + self.layout.page_bytes]
+
+    def column_view(self, shard: ColumnShard) -> torch.Tensor:
+        """Return a view [pages, layers, heads, page_tokens, elements] of a column; no copy.
+
+        Raises `ConfigError` where the column does not lie at multiples of its element's size.
+        """
+        column = shard.column
+        size = DTYPE_BYTES[column.dtype]
+        if shard.offset_bytes % size or self.layout.page_bytes % size:
+            raise ConfigError(
+                f"column {column.name!r} starts at byte {shard.offset_bytes} of pages of "
+                f"{self.layout.page_bytes} bytes, which {column.dtype} cannot be read at; list "
+                "the columns with the larger elements first"
+            )
+        shape = (self.pages, column.layers, shard.heads, self.layout.page_tokens, column.elements)
+        part = self.bytes_tensor[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
+        return part.view(TORCH_DTYPES[column.dtype]).view(shape)
+
+    def close(self) -> None:
+        """Unpin the memory; nothing may touch it from the device any more. Idempotent."""
+        if self._registered:
+            self._registered = False
+            _cudart().cudaHostUnregister(self.bytes_tensor.data_ptr())
+
+    def _register(self, nbytes: int) -> None:
+        # A fork would turn pinned pages into copies that the device does not know.
+        with contextlib.suppress(OSError):
+            self._mapping.madvise(mmap.MADV_DONTFORK)
+        address = self.bytes_tensor.data_ptr()
+        result = int(_cudart().cudaHostRegister(address, nbytes, _REGISTER_PORTABLE))
+        if result:
+            raise ConfigError(
+                f"{nbytes / 2**30:.2f} GiB of host memory cannot be pinned (CUDA error "
+                f"{result}); lower host_pages, or raise the limit on locked memory"
+            )
+        self._registered = True
+
+
+@dataclass(frozen=True, slots=True)
+class TierPools:
+    """The pages of one kind on this rank's two tiers of memory, in one layout."""
+
+    device: DevicePool
+    host: HostPool
+
+    @property
+    def layout(self) -> ShardLayout:
+        """The layout that both pools have."""
+        return self.host.layout

@@ -1,0 +1,44 @@
+"""Pages gathered from the device's columns into page-first memory on the device, and back.
+
+Host pages are page-first and device columns are layer-first, so copying a page directly would take
+one small transfer for each layer. Gathered on the device first, where memory is fast, it takes one
+transfer, and neighbouring host pages share it. Nothing here knows about streams: the work is put on
+the current one.
+"""
+
+import torch
+
+from ..page_layout import ColumnShard
+from .pools import TierPools
+
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""What bytes are moved as, the widest first: fewer, wider accesses, and no arithmetic on them."""
+
+
+def gather(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> None:
+    """Copy device pages to the rows of `staging`: row i gets page `pages[i]`.
+
+    `pages` is int64 [n], `staging` uint8 [n, page_bytes], contiguous; both on the pool's device.
+    """
+    for shard in pools.layout.columns:
+        columns, rows = _words(pools, shard, staging)
+        torch.index_select(columns.transpose(0, 1), 0, pages, out=rows)
+
+
+def scatter(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> None:
+    """Copy the rows of `staging` to device pages: page `pages[i]` gets row i. As for `gather`."""
+    for shard in pools.layout.columns:
+        columns, rows = _words(pools, shard, staging)
+        columns.index_copy_(1, pages, rows.transpose(0, 1))
+
+
+def _words(
+    pools: TierPools, shard: ColumnShard, staging: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views [layers, pages, words] of the column and [n, layers, words] of its staging."""
+    columns = pools.device.column_bytes(shard)
+    layers, _, page_layer_bytes = columns.shape
+    places = (page_layer_bytes, shard.offset_bytes, pools.layout.page_bytes)
+    word = next(word for word in _WORDS if not any(place % word.itemsize for place in places))
+    part = staging[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
+    return columns.view(word), part.view(word).view(len(staging), layers, -1)

@@ -1,0 +1,296 @@
+"""The one thread of a rank that talks to its store (L3), on an event loop that owns the backend.
+
+The engine's thread hands orders in and never waits. Reports go out through one function. Deadlines
+are the executor's (`executor.py`), which does not depend on this thread to notice that time is up;
+here they only keep work from being begun that would be too late.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ...coordinator.ballot import Answered, Capped, Ended, Progress
+from ...errors import ConfigError
+from ...storage_backends.base import Counters, StorageBackend
+from ..orders import Cancel, Fetch, LookUp, Persist
+from .inflight_bytes import InflightBytes
+from .pools import HostPool
+from .storage_transfers import (
+    Batch,
+    FetchTransfer,
+    ObjectPlaces,
+    PersistTransfer,
+    Transfer,
+    outcomes_of,
+)
+
+LOOKUP_KEYS = 1024
+"""Keys that one call asks for; a lookup ends with the first call that finds one missing."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageQuiet:
+    """No call of the backend touches the operation's pages any more. Said once, and last."""
+
+    operation: int
+    bytes_fetched: int
+    bytes_persisted: int
+
+
+StorageOrder = LookUp | Fetch | Persist | Cancel
+StorageReport = Progress | StorageQuiet
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOrder:
+    """An order and when its time is up, on `time.monotonic`'s scale."""
+
+    order: StorageOrder
+    deadline: float
+
+
+def refusal(order: StorageOrder) -> list[StorageReport]:
+    """Return what is said to an order where there is no store to carry it out."""
+    match order:
+        case LookUp():
+            return [Answered(order.operation, 0)]
+        case Fetch():
+            return [Capped(order.operation, 0), StorageQuiet(order.operation, 0, 0)]
+        case Persist():
+            return [Ended(order.operation, ok=False), StorageQuiet(order.operation, 0, 0)]
+        case Cancel():
+            return []
+
+
+class StorageLoop:
+    """Carries out lookups, fetches and persists against one backend.
+
+    Reports, from its own thread: `Answered`; `Landed` and `Capped` as they change; `Ended` for
+    persists; and `StorageQuiet` when an operation's last call has returned, however late that is. A
+    cancelled operation begins nothing more, and its running calls are cancelled, but it is quiet
+    only when they have returned (contract S3).
+    """
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        pools: Mapping[str, HostPool],
+        store_namespace: str,
+        report: Callable[[StorageReport], None],
+        *,
+        inflight_bytes: int,
+    ) -> None:
+        self._backend = backend
+        self._places = ObjectPlaces(pools=pools, namespace=store_namespace)
+        self._report = report
+        self._inflight_bytes = inflight_bytes
+        self._room = InflightBytes(inflight_bytes)
+        self._transfers: dict[int, Transfer] = {}
+        self._lookups: dict[int, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._close_timeout_s = 0.0
+        self._trouble: str | None = None
+        self._opened: SimpleQueue[Exception | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="lockstep-storage", daemon=True)
+
+    def open(self, timeout_s: float) -> None:
+        """Start the thread and open the backend; raises what the backend raises.
+
+        Raises `ConfigError` after `timeout_s`; a backend that opens later is closed again.
+        """
+        self._thread.start()
+        try:
+            error = self._opened.get(timeout=timeout_s)
+        except Empty:
+            self.stop(timeout_s)
+            error = ConfigError(
+                f"the store did not open within {timeout_s:g} s; check that it can be reached"
+            )
+        if error is not None:
+            raise error
+
+    def submit(self, orders: Sequence[TimedOrder]) -> bool:
+        """Hand in orders; say whether the loop took them. It does not once it has ended."""
+        if self._trouble is not None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(self._accept, orders)
+        except RuntimeError:
+            return False
+        return True
+
+    def trouble(self) -> str | None:
+        """Say why the loop has ended, or None."""
+        return self._trouble
+
+    def counters(self) -> Counters:
+        """Return what the backend has seen since it was opened."""
+        return self._backend.counters()
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel everything and close the backend, in about `timeout_s`; does not wait."""
+        self._close_timeout_s = timeout_s
+        try:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        except RuntimeError:
+            return
+
+    def join(self, timeout_s: float) -> bool:
+        """After `stop`: wait for the thread to end; say whether it did. Then nothing is touched."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - whatever ended the loop, the rank must say so.
+            self._died(error)
+
+    async def _live(self) -> None:
+        try:
+            await self._backend.open()
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
+            self._opened.put(error)
+            return
+        self._opened.put(None)
+        await self._stopping.wait()
+        await self._shut_down()
+
+    def _died(self, error: BaseException) -> None:
+        self._trouble = f"the storage loop has ended: {error!r}"
+        self._opened.put(ConfigError(self._trouble))
+        for operation in list(self._lookups):
+            self._report(Answered(operation, 0))
+        # Their pages are not quiet: threads of the backend may go on without the loop.
+        for transfer in list(self._transfers.values()):
+            for progress in transfer.concluded():
+                self._report(progress)
+
+    def _accept(self, orders: Sequence[TimedOrder]) -> None:
+        for timed in orders:
+            order = timed.order
+            if self._stopping.is_set():
+                for report in refusal(order):
+                    self._report(report)
+                continue
+            match order:
+                case LookUp():
+                    lookup = self._start(self._look_up(order, timed.deadline))
+                    self._lookups[order.operation] = lookup
+                    lookup.add_done_callback(partial(self._looked_up, order.operation))
+                case Fetch():
+                    self._begin(FetchTransfer(order, timed.deadline, self._places))
+                case Persist():
+                    self._begin(PersistTransfer(order, timed.deadline, self._places))
+                case Cancel():
+                    self._cancel(order.operation)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(coroutine)
+
+    async def _look_up(self, order: LookUp, deadline: float) -> None:
+        found = 0
+        try:
+            async with asyncio.timeout_at(deadline):
+                for first in range(0, len(order.keys), LOOKUP_KEYS):
+                    keys = order.keys[first : first + LOOKUP_KEYS]
+                    names = [self._places.name(order.pool, key) for key in keys]
+                    answers = await self._backend.exists(names, deadline=deadline)
+                    leading = answers.index(False) if False in answers else len(answers)
+                    found += leading
+                    if leading < len(keys):
+                        break
+        except TimeoutError:
+            return
+        except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
+            _log.exception("the store failed in a lookup")
+        self._report(Answered(order.operation, found))
+
+    def _looked_up(self, operation: int, task: asyncio.Task[None]) -> None:
+        if self._lookups.get(operation) is task:
+            del self._lookups[operation]
+
+    def _begin(self, transfer: Transfer) -> None:
+        self._transfers[transfer.operation] = transfer
+        transfer.driver = self._start(self._drive(transfer))
+        transfer.driver.add_done_callback(partial(self._driven, transfer))
+
+    async def _drive(self, transfer: Transfer) -> None:
+        for batch in transfer.batches(self._inflight_bytes):
+            share = await self._room.take(batch.nbytes)
+            if not transfer.wants(batch) or self._loop.time() >= transfer.deadline:
+                self._room.give(share)
+                return
+            call = self._loop.create_task(transfer.call(self._backend, batch))
+            transfer.calls.add(call)
+            # A callback and not a `finally`, because a task that is cancelled early never runs.
+            call.add_done_callback(partial(self._returned, transfer, batch, share))
+
+    def _driven(self, transfer: Transfer, driver: asyncio.Task[None]) -> None:
+        if not driver.cancelled() and (error := driver.exception()) is not None:
+            _log.error("operation %d cannot be carried out: %s", transfer.operation, error)
+        self._settle(transfer)
+
+    def _returned(
+        self, transfer: Transfer, batch: Batch, share: int, call: asyncio.Task[Sequence[int]]
+    ) -> None:
+        transfer.calls.discard(call)
+        self._room.give(share)
+        outcomes: Sequence[int] | None = None
+        try:
+            outcomes = outcomes_of(call, batch)
+        except Exception as error:  # noqa: BLE001 - the backend must not raise; whatever it did, the batch failed.
+            if not call.cancelled():
+                _log.error("the store failed in operation %d: %r", transfer.operation, error)
+        for progress in transfer.returned(batch, outcomes):
+            self._report(progress)
+        self._settle(transfer)
+
+    def _settle(self, transfer: Transfer) -> None:
+        """Conclude a transfer whose last batch has begun and whose last call has returned."""
+        if transfer.is_driven() or transfer.calls:
+            return
+        if self._transfers.pop(transfer.operation, None) is None:
+            return
+        for progress in transfer.concluded():
+            self._report(progress)
+        fetched = transfer.bytes_ok if isinstance(transfer, FetchTransfer) else 0
+        self._report(StorageQuiet(transfer.operation, fetched, transfer.bytes_ok - fetched))
+
+    def _cancel(self, operation: int) -> None:
+        lookup = self._lookups.get(operation)
+        if lookup is not None:
+            lookup.cancel()
+        transfer = self._transfers.get(operation)
+        if transfer is not None:
+            for task in transfer.tasks():
+                task.cancel()
+
+    async def _shut_down(self) -> None:
+        """Cancel what runs, and close the backend once it is quiet or after half of the time."""
+        tasks: list[asyncio.Task[Any]] = [*self._lookups.values()]
+        for transfer in self._transfers.values():
+            tasks += transfer.tasks()
+        for task in tasks:
+            task.cancel()
+        half_s = self._close_timeout_s / 2
+        if tasks:
+            await asyncio.wait(tasks, timeout=half_s)
+        try:
+            async with asyncio.timeout(half_s):
+                await self._backend.close()
+        except Exception:  # noqa: BLE001 - the rank ends all the same.
+            _log.exception("the store did not close cleanly")
+        # The thread outlives its close while a call touches pages, which is how `join` can tell.
+        waiting = [task for task in tasks if not task.done()]
+        if waiting:
+            await asyncio.wait(waiting)

@@ -1,0 +1,221 @@
+"""What the executor's tests are made of: layouts, pages with content, and a store that can hang."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from lockstep.coordinator.ballot import Progress
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
+from lockstep.ranks.orders import KV_POOL, Order
+from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
+from lockstep.storage_backends.base import (
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    Write,
+    WriteOutcome,
+)
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+
+NAMESPACE = "ab" * 32
+PATIENCE_S = 30.0
+"""How long a test waits for what must come; only a failing test waits that long."""
+
+
+def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
+    """Keys and values of a model with grouped queries, divided over ranks."""
+    columns = tuple(Column(name=name, layers=3, heads=4, elements=16) for name in ("k", "v"))
+    return PageLayout(page_tokens=8, columns=columns).shard(rank, world_size)
+
+
+def mixed_layout() -> ShardLayout:
+    """Every element type, replicated columns between divided ones, and parts at odd bytes."""
+    columns = (
+        Column(name="k8", layers=3, heads=2, elements=5, dtype="float8_e4m3fn"),
+        Column(name="flags", layers=1, heads=1, elements=3, dtype="uint8", replicated=True),
+        Column(name="v", layers=2, heads=4, elements=7, dtype="float16"),
+        Column(name="scales", layers=3, heads=2, elements=1, dtype="float32"),
+        Column(name="index", layers=3, heads=1, elements=9, dtype="int8", replicated=True),
+        Column(name="draft", layers=1, heads=2, elements=4, dtype="bfloat16"),
+    )
+    return PageLayout(page_tokens=3, columns=columns).shard(0, 2)
+
+
+def latent_layout() -> ShardLayout:
+    """Replicated content alone, as of a model with latent attention."""
+    columns = (
+        Column(name="latent", layers=4, heads=1, elements=72, replicated=True),
+        Column(name="index", layers=4, heads=1, elements=132, dtype="uint8", replicated=True),
+    )
+    return PageLayout(page_tokens=16, columns=columns).shard(3, 4)
+
+
+def plain_layout(page_bytes: int) -> ShardLayout:
+    """One column of bytes, for tests in which only the size of a page matters."""
+    column = Column(name="kv", layers=1, heads=1, elements=page_bytes, dtype="uint8")
+    return PageLayout(page_tokens=1, columns=(column,)).shard(0, 1)
+
+
+LAYOUTS = {"grouped": grouped_layout(), "mixed": mixed_layout(), "latent": latent_layout()}
+
+
+def make_executor(
+    layout: ShardLayout,
+    *,
+    backend: StorageBackend | None = None,
+    device: str = "cpu",
+    device_pages: int = 8,
+    host_pages: int = 8,
+    inflight_bytes: int = 64 << 20,
+    close_timeout_s: float = PATIENCE_S,
+) -> RankExecutor:
+    """Make an executor with one pool; the caller closes it."""
+    pair = TierPools(
+        DevicePool(layout, device_pages, torch.device(device)),
+        HostPool(layout, host_pages, pinned=device != "cpu"),
+    )
+    return RankExecutor(
+        {KV_POOL: pair},
+        backend=backend,
+        store_namespace=NAMESPACE,
+        inflight_bytes=inflight_bytes,
+        close_timeout_s=close_timeout_s,
+    )
+
+
+def happened(
+    executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
+) -> list[Progress]:
+    """Give orders, and return the progress once it is `enough`."""
+    executor.carry_out(list(orders))
+    return waited(executor, enough)
+
+
+def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> list[Progress]:
+    """Return the progress once it is `enough`."""
+    progress = executor.progress()
+    deadline = time.monotonic() + PATIENCE_S
+    while not enough(progress):
+        assert time.monotonic() < deadline, f"only this has happened: {progress}"
+        executor.wait(deadline - time.monotonic())
+        progress += executor.progress()
+    return progress
+
+
+def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
+    """Say whether all of `expected` have happened."""
+    return lambda progress: all(each in progress for each in expected)
+
+
+def keys(count: int, first: int = 0) -> tuple[bytes, ...]:
+    """Return page keys, all different."""
+    return tuple(index.to_bytes(32, "big") for index in range(first, first + count))
+
+
+def random_bytes(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """Return random bytes, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, tuple(shape), dtype=torch.uint8, generator=generator)
+
+
+def fill_device(pool: DevicePool, seed: int) -> None:
+    """Give every page of a device pool random content."""
+    for number, shard in enumerate(pool.layout.columns):
+        content = pool.column_bytes(shard)
+        content.copy_(random_bytes(content.shape, seed * 1000 + number))
+
+
+def device_page(pool: DevicePool, page: int) -> bytes:
+    """Return one page of a device pool in the order of `page_layout`: column, layer, the rest."""
+    parts = [pool.column_bytes(shard)[:, page] for shard in pool.layout.columns]
+    return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+
+
+class HeldStore:
+    """A real store in memory whose calls wait at chosen keys until the test lets them go on.
+
+    `entered` gets the keys of every read and write as it begins. A `stubborn` store cannot be
+    cancelled: like a client library that cannot abort, its calls return only when they are let go.
+    """
+
+    def __init__(self, *, stubborn: bool = False, shelf: Shelf | None = None) -> None:
+        self.inner = MemoryBackend(shelf)
+        self.stubborn = stubborn
+        self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
+        self.exists_calls = 0
+        self.bytes_running = 0
+        self.bytes_running_max = 0
+        self.closed = False
+        self._gates: dict[str, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def hold(self, *held: bytes) -> None:
+        """Let calls with these keys wait."""
+        for key in held:
+            self._gates[key.hex()] = asyncio.Event()
+
+    def let_go(self, *held: bytes) -> None:
+        """Let the calls that wait at these keys go on."""
+        assert self._loop is not None
+        for key in held or [bytes.fromhex(gate) for gate in self._gates]:
+            self._loop.call_soon_threadsafe(self._gates[key.hex()].set)
+
+    def next_entered(self) -> tuple[str, ...]:
+        """Wait until another read or write has begun; return its keys."""
+        return self.entered.get(timeout=PATIENCE_S)
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.inner.open()
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        self.exists_calls += 1
+        await self._pass(names)
+        return await self.inner.exists(names, deadline=deadline)
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        await self._carry([read.name for read in reads], [read.buffer for read in reads])
+        return await self.inner.read(reads, deadline=deadline)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        await self._carry([write.name for write in writes], [write.buffer for write in writes])
+        return await self.inner.write(writes, deadline=deadline)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return await self.inner.remove(names, deadline=deadline)
+
+    def counters(self) -> Counters:
+        return self.inner.counters()
+
+    async def close(self) -> None:
+        self.closed = True
+        await self.inner.close()
+
+    async def _carry(self, names: list[ObjectName], buffers: list[memoryview]) -> None:
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        self.bytes_running += nbytes
+        self.bytes_running_max = max(self.bytes_running_max, self.bytes_running)
+        self.entered.put(tuple(name.key for name in names))
+        try:
+            await self._pass(names)
+        finally:
+            self.bytes_running -= nbytes
+
+    async def _pass(self, names: Sequence[ObjectName]) -> None:
+        cancelled: asyncio.CancelledError | None = None
+        for gate in [self._gates[name.key] for name in names if name.key in self._gates]:
+            while not gate.is_set():
+                try:
+                    await gate.wait()
+                except asyncio.CancelledError as error:
+                    if not self.stubborn:
+                        raise
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled

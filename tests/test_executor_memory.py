@@ -1,0 +1,152 @@
+"""Host and device pools: where pages lie, and what is refused before memory is promised."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from executor_parts import LAYOUTS, mixed_layout
+
+from lockstep.errors import ConfigError, InternalError
+from lockstep.ranks.executor.deadlines import Deadlines
+from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
+from lockstep.ranks.executor.pools import DevicePool, HostPool
+from lockstep.ranks.page_layout import Column, PageLayout
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_host_pages_follow_each_other_from_an_aligned_address(layout: str) -> None:
+    shard = LAYOUTS[layout]
+    pool = HostPool(shard, 5, pinned=False)
+
+    assert pool.bytes_tensor.data_ptr() % 4096 == 0
+    assert pool.bytes_tensor.shape == (5, shard.page_bytes)
+    assert not pool.bytes_tensor.any()
+    for slot in range(5):
+        pool.page(slot)[:] = bytes([slot + 1]) * shard.page_bytes
+    assert [int(page.min()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
+    assert [int(page.max()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
+
+
+def test_a_column_view_shows_the_elements_that_the_page_s_bytes_hold() -> None:
+    columns = (
+        Column(name="k", layers=2, heads=3, elements=4, dtype="float32"),
+        Column(name="v", layers=1, heads=3, elements=2, dtype="float16"),
+    )
+    shard = PageLayout(page_tokens=2, columns=columns).shard(0, 1)
+    pool = HostPool(shard, 3, pinned=False)
+    values = torch.arange(48, dtype=torch.float32)
+    pool.page(1)[:192] = values.numpy().tobytes()
+
+    assert torch.equal(pool.column_view(shard.columns[0])[1].flatten(), values)
+    assert pool.column_view(shard.columns[1]).shape == (3, 1, 3, 2, 2)
+
+
+def test_a_column_at_an_odd_byte_is_copied_but_not_viewed() -> None:
+    shard = mixed_layout()
+    pool = HostPool(shard, 1, pinned=False)
+
+    with pytest.raises(ConfigError, match="larger elements first"):
+        pool.column_view(shard.columns[2])
+
+
+def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
+    pool = HostPool(mixed_layout(), 2, pinned=False)
+    page = pool.page(1)
+    pool.close()
+    del pool
+
+    page[0] = 7
+    assert page[0] == 7
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_page_that_does_not_exist_is_refused(slot: int) -> None:
+    with pytest.raises(InternalError, match="no host page"):
+        HostPool(mixed_layout(), 2, pinned=False).page(slot)
+
+
+def test_a_pool_may_be_empty() -> None:
+    assert HostPool(mixed_layout(), 0, pinned=False).bytes_tensor.numel() == 0
+
+
+def test_a_large_pool_costs_nothing_until_it_is_used() -> None:
+    shard = PageLayout(
+        page_tokens=1,
+        columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),),
+    ).shard(0, 1)
+
+    pool = HostPool(shard, 4096, pinned=False)
+
+    assert pool.page(4095)[-1] == 0
+    assert resident_bytes() < GIB
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * 4096
+
+
+def test_device_columns_are_writable_outside_the_inference_mode_they_were_made_in() -> None:
+    with torch.inference_mode():
+        pool = DevicePool(mixed_layout(), 2, torch.device("cpu"))
+
+    pool.column("v").fill_(1)
+    assert pool.column("v").shape == (2, 2, 2, 3, 7)
+
+
+def test_memory_that_the_machine_does_not_have_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"need 4096000\.00 GiB for 4 rank\(s\).* GiB is avail"):
+        check_host_memory(1024000 * GIB, 4)
+    check_host_memory(1, 4)
+
+
+def test_the_tightest_group_of_version_2_counts(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/jobs/7\n")
+    group = tmp_path / "sys/fs/cgroup/jobs"
+    write(group / "memory.max", f"{8 * GIB}\n")
+    write(group / "memory.current", f"{6 * GIB}\n")
+    write(group / "memory.stat", f"anon 5\ninactive_file {GIB}\n")
+    write(group / "7/memory.max", "max\n")
+    write(group / "7/memory.current", f"{GIB}\n")
+    write(group / "7/memory.stat", "inactive_file 0\n")
+
+    assert cgroup_available(tmp_path) == 3 * GIB
+    with pytest.raises(ConfigError, match=r"need 4\.00 GiB.*3\.00 GiB is available within"):
+        check_host_memory(2 * GIB, 2, root=tmp_path)
+
+
+def test_a_container_of_version_1_counts_although_its_path_is_not_mounted(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "4:cpu,memory:/docker/ab\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory"
+    write(group / "memory.limit_in_bytes", f"{4 * GIB}\n")
+    write(group / "memory.usage_in_bytes", f"{3 * GIB}\n")
+    write(group / "memory.stat", "total_inactive_file 0\n")
+
+    assert cgroup_available(tmp_path) == GIB
+
+
+def test_without_control_groups_there_is_no_limit_but_the_machine_s(tmp_path: Path) -> None:
+    assert cgroup_available(tmp_path) is None
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_a_deadline_passes_once_and_the_newest_counts() -> None:
+    deadlines = Deadlines()
+    for operation, deadline in ((1, 5.0), (2, 3.0), (3, 4.0), (1, 9.0)):
+        deadlines.put(operation, deadline)
+    deadlines.drop(3)
+    passed: list[int] = []
+
+    assert deadlines.next() == 3.0
+    deadlines.pass_until(6.0, passed.append)
+    assert passed == [2]
+    deadlines.pass_until(9.0, passed.append)
+    deadlines.pass_until(99.0, passed.append)
+    assert passed == [2, 1]
+    assert deadlines.next() is None

@@ -1,0 +1,24 @@
+"""All benchmarks, one after the other: `python -m lockstep.benchmarks` (what `make bench` runs)."""
+
+import sys
+
+from . import agreement, copies, storage
+
+
+def main() -> None:
+    """Run each benchmark; each prints its figures beside the limit measured in the same run."""
+    _title("Page copies between device and host, GB/s; plain: one memcpy for each page")
+    copies.main()
+    _title("file:// GB/s; raw: preadv and pwrite of one large file with as many threads")
+    storage.main()
+    _title("Agreement")
+    agreement.run()
+
+
+def _title(text: str) -> None:
+    sys.stdout.write(f"\n{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

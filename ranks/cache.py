@@ -15,7 +15,7 @@ prefetch and load_back.
 
 import logging
 import time
-from array import array
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 FLUSH_POLL_S = 0.005
 """How long an idle flush waits for local progress before it votes again."""
 
+ROUND_TIMES_KEPT = 1 << 17
+"""How many of the last steps are remembered with their time."""
+
 log = logging.getLogger("lockstep")
 
 
@@ -54,7 +57,7 @@ class CacheStats:
     collectives: int
     """Launched by the transport for rounds; equal to `steps`."""
     round_us: list[float]
-    """For each step, how long it kept the engine, without the idle wait that the engine asked for."""
+    """For each of the last steps, how long it kept the engine, without the idle wait it asked for."""
     operations: dict[str, dict[str, int]]
     """How many operations of each kind ended in each way."""
     bytes_moved: BytesMoved
@@ -92,7 +95,7 @@ class Cache:
         self._collective = collective
         self._clock_ms = clock_ms
         self._steps = 0
-        self._round_s = array("d")
+        self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._closed = False
 
     @classmethod

@@ -1,7 +1,7 @@
 """How a cache comes to be: settings compared, memory and store made ready, on every rank or on none."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -66,7 +66,7 @@ def _open(config: CacheConfig, collective: Collective, device: torch.device) -> 
 
 
 @contextmanager
-def _problems_told(collective: Collective, timeout_s: float) -> Iterator[None]:
+def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
     """Tell the other ranks whether the block went well here; raise on all if it did not on one."""
     problem: str | None = None
     try:

@@ -15,6 +15,7 @@ from lockstep.coordinator.ballot import (
     Quiesced,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved
@@ -29,10 +30,9 @@ from lockstep.ranks.orders import (
 )
 from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.state import ReplicaConfig
-from lockstep.coordinator.stop_policy import StopPolicy
 
 T = TypeVar("T")
-O = TypeVar("O", bound=Order)
+OrderT = TypeVar("OrderT", bound=Order)
 
 PAGE_TOKENS = 4
 
@@ -68,9 +68,9 @@ class ToldExecutor:
     def close(self) -> None:
         self.closed = True
 
-    def take(self, kind: type[O]) -> list[O]:
+    def take(self, kind: type[OrderT]) -> list[OrderT]:
         """Remove and return the orders of one kind."""
-        taken = [order for order in self.orders if isinstance(order, kind)]
+        taken: list[OrderT] = [order for order in self.orders if isinstance(order, kind)]
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
         return taken
 
@@ -172,9 +172,7 @@ class RanksInTurn:
 
     def compute(self, request: str, tokens: list[int], *, cached: int = 0) -> None:
         """Let a request be admitted, computed, inserted and released, and its I/O end."""
-        self.every(
-            lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens))
-        )
+        self.every(lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens)))
         self.settle()
         self.every(lambda cache: cache.insert(request, tokens))
         self.every(lambda cache: cache.release(request))

@@ -1,6 +1,7 @@
 """Prefetch as the design tells it, step by step, on two ranks."""
 
 import pytest
+from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -8,16 +9,14 @@ from lockstep.coordinator.ballot import (
     Expired,
     Landed,
     Progress,
-    QuiesceExpired,
     Quiesced,
+    QuiesceExpired,
 )
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import Cancel, Fetch, LookUp
 from lockstep.ranks.replica.serving import Admission
 from lockstep.ranks.replica.tree import HOST
-
-from .ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
@@ -110,7 +109,8 @@ class Started:
 
     @property
     def host_tokens(self) -> int:
-        return self.ranks.every(lambda cache: cache.match(self.tokens).host_tokens)
+        tokens: int = self.ranks.every(lambda cache: cache.match(self.tokens).host_tokens)
+        return tokens
 
     @property
     def free(self) -> int:
@@ -221,8 +221,8 @@ def test_prefetches_beyond_the_ballots_room_wait_their_turn_in_order() -> None:
     """Rule R10: what exceeds a bound waits in replicated order, then is refused."""
     ranks = RanksInTurn(2, bounds=Bounds(prefetches=2, prefetches_waiting=2))
     started = [
-        ranks.every(lambda cache, n=n: cache.prefetch(f"r{n}", prompt(1, start=n * 100)))
-        for n in range(5)
+        ranks.every(lambda cache: cache.prefetch(f"r{number}", prompt(1, start=number * 100)))
+        for number in range(5)
     ]
 
     assert started == [True, True, True, True, False]
@@ -294,7 +294,7 @@ def test_a_prefetch_whose_turn_does_not_come_in_time_ends_as_expired() -> None:
     """Rule R10: each wait has a deadline, and its expiry has a stated outcome."""
     ranks = RanksInTurn(2, bounds=Bounds(prefetches=1), stop_policy=StopPolicy(cap_s=2.0))
     for number in range(2):
-        ranks.every(lambda cache, n=number: cache.prefetch(f"r{n}", prompt(1, start=n * 100)))
+        ranks.every(lambda cache: cache.prefetch(f"r{number}", prompt(1, start=number * 100)))
     ranks.step()
     assert not ranks.every(lambda cache: cache.prefetch_done("r1"))
 

@@ -1,6 +1,7 @@
 """Requests: admission, load back, insertion, and what they give back."""
 
 import pytest
+from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import UsageError
@@ -9,8 +10,6 @@ from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
 from lockstep.ranks.replica.serving import Admission, LoadState, Match, Wait
 from lockstep.ranks.replica.tree import DEVICE, HOST
-
-from .ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
@@ -74,18 +73,18 @@ def test_two_requests_that_compute_the_same_pages_share_one_copy() -> None:
     ranks = RanksInTurn(2)
     tokens = prompt(3)
     for name in ("a", "b"):
-        ranks.every(lambda cache, name=name: cache.load_back(name, tokens[:-1], reserve_tokens=12))
+        ranks.every(lambda cache: cache.load_back(name, tokens[:-1], reserve_tokens=12))
     before = free(ranks, DEVICE)
 
     ranks.every(lambda cache: cache.insert("a", tokens))
     ranks.every(lambda cache: cache.insert("b", tokens))
 
     assert free(ranks, DEVICE) == before + 3
-    tables = [ranks.every(lambda c, name=name: c.page_table(name).tolist()) for name in "ab"]
+    tables = [ranks.every(lambda c: c.page_table(name).tolist()) for name in "ab"]
     assert tables[0] == tables[1]
     ranks.settle()
     for name in ("a", "b"):
-        ranks.every(lambda cache, name=name: cache.release(name))
+        ranks.every(lambda cache: cache.release(name))
     ranks.check()
 
 
@@ -220,7 +219,7 @@ def test_children_are_backed_up_only_after_their_parents() -> None:
     tokens = prompt(4)
     ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=16))
     for end in (8, 12, 16):
-        ranks.every(lambda cache, end=end: cache.insert("a", tokens[:end], final=end == 16))
+        ranks.every(lambda cache: cache.insert("a", tokens[:end], final=end == 16))
     ranks.settle()
 
     assert ranks.every(lambda cache: cache.match(tokens)).device_tokens == 16
@@ -234,10 +233,8 @@ def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_cou
     ranks = RanksInTurn(2, bounds=Bounds(persists=1, persists_waiting=1))
     for index in range(3):
         name = f"r{index}"
-        ranks.every(lambda cache, name=name: cache.load_back(name, [], reserve_tokens=4))
-        ranks.every(
-            lambda cache, name=name, index=index: cache.insert(name, prompt(1, start=index * 100))
-        )
+        ranks.every(lambda cache: cache.load_back(name, [], reserve_tokens=4))
+        ranks.every(lambda cache: cache.insert(name, prompt(1, start=index * 100)))
     for executor in ranks.executors:
         executor.said += [Ended(order.operation, ok=True) for order in executor.take(CopyToHost)]
     ranks.step()

@@ -2,8 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks_in_turn import RanksInTurn
 
 from lockstep.coordinator.ballot import Ballot
+from lockstep.ranks.replica.holds import Receipt
 from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.state import ReplicaConfig, ReplicaState
@@ -13,7 +15,7 @@ from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Tree
 PAGE_TOKENS = 2
 PAGE_BYTES = 8
 
-prompts = st.lists(st.integers(0, 2), max_size=14).map(lambda ids: as_token_bytes(ids))
+prompts = st.lists(st.integers(0, 2), max_size=14).map(as_token_bytes)
 
 
 def new_state() -> ReplicaState:
@@ -77,7 +79,7 @@ def test_a_receipt_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
     state = new_state()
-    receipts = []
+    receipts: list[Receipt] = []
     for tokens in first:
         node = put(state, tokens)
         receipts.append(state.holds.acquire(DEVICE, 0, node))
@@ -121,3 +123,16 @@ def test_namespaces_never_share_a_page_or_a_key() -> None:
 
     assert not set(tree.keys(nodes[0])) & set(tree.keys(nodes[1]))
     assert tree.walk(tree.root("c", b"seed"), tokens).nodes == ()
+
+
+def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:
+    """Rule R10: everything is bounded, also the number of salts that were ever used."""
+    ranks = RanksInTurn(2, device_pages=4, host_pages=0, store=False)
+    for salt in ("one", "two", "three"):
+        ranks.every(lambda c: c.load_back(salt, [], salt, reserve_tokens=16))
+        ranks.every(lambda c: c.insert(salt, list(range(16))))
+        ranks.every(lambda c: c.release(salt))
+        ranks.check()
+
+    assert list(ranks.caches[0].replica.state.tree.roots) == ["three"]
+    assert not ranks.caches[0].replica.state.requests_in

@@ -44,6 +44,8 @@ def _check_roots(state: ReplicaState) -> None:
         _require(root.parent is None, 1, f"the root of {namespace!r} has a parent")
         empty = all(run is None for tier in TIERS for run in root.values[tier])
         _require(empty and not root.width, 1, f"the root of {namespace!r} holds pages")
+        used = bool(root.children) or namespace in state.requests_in
+        _require(used, 2, f"the root of {namespace!r} is there for nothing")
 
 
 def _check_node(state: ReplicaState, node: Node) -> None:

@@ -125,10 +125,8 @@ class Replica:
     def _enter(self, name: str, namespace: str) -> Request:
         request = self.state.requests.get(name)
         if request is None:
-            request = Request(name, namespace)
-            self.state.requests[name] = request
-            self.state.journal.record("request", name, namespace)
-        elif request.namespace != namespace:
+            return self.state.enter(name, namespace)
+        if request.namespace != namespace:
             raise UsageError(
                 f"request {name!r} is in namespace {request.namespace!r}, not {namespace!r}"
             )

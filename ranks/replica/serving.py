@@ -221,7 +221,7 @@ class Serving:
         """Give back everything that the request holds, and forget it."""
         self._let_go(request)
         self._state.journal.record("release", request.id)
-        del self._state.requests[request.id]
+        self._state.leave(request)
 
     def load_state(self, request: Request) -> LoadState:
         """Say whether the request's pages are there."""

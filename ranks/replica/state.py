@@ -4,14 +4,14 @@ Everything that the parts of the replica share: the tree, the pools, locks and p
 requests, the logical clock and agreed time. Each step keeps the counts that the others rely on.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
 from ...coordinator.stop_policy import StopPolicy
-from ...errors import UsageError
+from ...errors import InternalError, UsageError
 from ..config import Bounds, CacheConfig, Timeouts
 from ..orders import Cancel, Order
 from .components.full_attention import FullAttention
@@ -143,6 +143,8 @@ class ReplicaState:
         self.holds = Holds(self._offer)
         self.operations = OperationTable()
         self.requests: dict[str, Request] = {}
+        self.requests_in: Counter[str] = Counter()
+        """How many requests each namespace has; a namespace without any is not there."""
         self.orders: list[Order] = []
         self.notices: list[Shortfall] = []
         self.clock = 0
@@ -160,6 +162,24 @@ class ReplicaState:
         if existing is not None:
             return existing
         return self.tree.root(namespace, namespace_seed(self.config.model_digest, namespace))
+
+    def enter(self, name: str, namespace: str) -> Request:
+        """Make a request known."""
+        request = Request(name, namespace)
+        self.requests[name] = request
+        self.requests_in[namespace] += 1
+        self.journal.record("request", name, namespace)
+        return request
+
+    def leave(self, request: Request) -> None:
+        """Forget a request, which holds nothing any more."""
+        del self.requests[request.id]
+        self.requests_in[request.namespace] -= 1
+        if not self.requests_in[request.namespace]:
+            del self.requests_in[request.namespace]
+        root = self.tree.roots.get(request.namespace)
+        if root is not None:
+            self._drop_root_if_unused(root)
 
     def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
         """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
@@ -209,7 +229,7 @@ class ReplicaState:
         while pool.free < count:
             victim = self.eviction[tier].next_victim()
             if victim is None:
-                return None
+                raise InternalError(f"{pool.name} pages that could be evicted are miscounted")
             surplus = victim.width - (count - pool.free)
             if surplus > 0:
                 self.split(victim, surplus)
@@ -248,7 +268,9 @@ class ReplicaState:
         if node.parent is None or node.children:
             return
         if node.values[DEVICE][0] is None and node.values[HOST][0] is None:
+            parent = node.parent
             self.tree.remove(node)
+            self._drop_root_if_unused(parent)
 
     def split(self, node: Node, pages: int) -> None:
         """Cut a node after its first `pages` pages; operations that refer to it keep both halves."""
@@ -312,6 +334,11 @@ class ReplicaState:
     def _offer(self, node: Node) -> None:
         for queue in self.eviction:
             queue.offer(node)
+
+    def _drop_root_if_unused(self, node: Node) -> None:
+        # Salts may be as many as requests, and a root for each would grow without bound.
+        if node.parent is None and not node.children and node.namespace not in self.requests_in:
+            del self.tree.roots[node.namespace]
 
     def _clear_segments(self, operation: Copy | Persist) -> None:
         for segment in operation.segments:

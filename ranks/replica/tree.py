@@ -28,6 +28,7 @@ class Node:
         "keys",
         "last_access",
         "marks",
+        "namespace",
         "occupied_children",
         "parent",
         "persisted",
@@ -62,6 +63,8 @@ class Node:
         self.keys: list[bytes] | None = None
         self.persisted = False
         """Whether storage has these pages on every rank, as far as anyone has heard."""
+        self.namespace = ""
+        """Of a root: the namespace that it is the root of."""
         self.marks: set[int] = set()
         """Operations in flight that read or fill pages of this node."""
 
@@ -80,8 +83,8 @@ class Node:
 
     def path(self) -> Iterator["Node"]:
         """Yield this node and its ancestors below the root, deepest first."""
-        node: Node | None = self
-        while node is not None and node.parent is not None:
+        node: Node = self
+        while node.parent is not None:
             yield node
             node = node.parent
 
@@ -120,6 +123,7 @@ class Tree:
         if root is None:
             root = Node(self._new_id(), None, b"", 0, len(self.components))
             root.keys = [seed]
+            root.namespace = namespace
             self.roots[namespace] = root
         return root
 

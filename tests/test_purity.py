@@ -43,7 +43,8 @@ def test_only_the_transports_and_launchers_can_reach_a_collective() -> None:
     offenders = [
         str(module.path)
         for module in read_library()
-        if reaches(module, "torch.distributed") and not module.is_under(TRANSPORTS, LAUNCHERS, BENCHMARKS)
+        if reaches(module, "torch.distributed")
+        and not module.is_under(TRANSPORTS, LAUNCHERS, BENCHMARKS)
     ]
 
     assert offenders == []

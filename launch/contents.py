@@ -1,0 +1,137 @@
+"""Page contents that can be checked: what a model's forward pass would leave in a page.
+
+The bytes of a page are a function of its key (which stands for the whole prefix), the column, the
+layer and the *global* KV head, so that a page that one group wrote can be checked by a group of any
+TP size; replicated columns are the same on every rank. The page keys are chained here and not taken
+from the cache, so that a fault in the cache's own keys shows as wrong bytes.
+
+Each unit (the bytes of one head of one layer) is a stream of 64-bit words: a well mixed seed of the
+unit, a counter, and a final mix that carries every bit of the sum into every bit of the low half and
+most of the high half. Every word depends on all inputs, and flipping one bit anywhere is noticed.
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..ranks.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
+
+KEY_BYTES = 32
+TOKEN_BYTES = 4
+CHUNK_WORDS = 1 << 15
+"""Words that are computed at a time: 256 KiB, so that the passes over them stay in the cache."""
+
+Words = npt.NDArray[np.uint64]
+
+_COUNTER = np.uint64(0x9E3779B97F4A7C15)
+_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_B = np.uint64(0x94D049BB133111EB)
+_SHIFT_A, _SHIFT_B, _SHIFT_C = np.uint64(30), np.uint64(27), np.uint64(31)
+_HALF = np.uint64(32)
+
+
+class DevicePages(Protocol):
+    """The device pool, as far as it is filled and read here."""
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return the column's tensor [layers, pages, heads, page_tokens, elements]."""
+        ...
+
+
+def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
+    """Return the keys of the whole pages of `tokens` (int32 bytes): key[i] hashes all before it."""
+    step = page_tokens * TOKEN_BYTES
+    keys: list[bytes] = []
+    key = seed
+    for at in range(0, len(tokens) - step + 1, step):
+        key = sha256(key + tokens[at : at + step]).digest()
+        keys.append(key)
+    return keys
+
+
+def _mixed(words: Words) -> Words:
+    """Return the words with every input bit spread over every output bit."""
+    words = (words ^ (words >> _SHIFT_A)) * _MIX_A
+    words = (words ^ (words >> _SHIFT_B)) * _MIX_B
+    return words ^ (words >> _SHIFT_C)
+
+
+class _ColumnContents:
+    """The contents of one column on one rank."""
+
+    def __init__(self, shard: ColumnShard, page_tokens: int) -> None:
+        column = shard.column
+        self.name = column.name
+        self.layers = column.layers
+        self.heads = shard.heads
+        self.unit_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
+        self._unit_words = -(-self.unit_bytes // 8)
+        self.page_words = self.layers * self.heads * self._unit_words
+        name = np.uint64(int.from_bytes(sha256(column.name.encode()).digest()[:8], "little"))
+        layers = np.arange(self.layers, dtype=np.uint64)[:, None] << _HALF
+        heads = np.arange(shard.head_first, shard.head_first + shard.heads, dtype=np.uint64)
+        self._salts = _mixed(_mixed(layers + heads[None, :] + np.uint64(1)) ^ name)
+        self._counters = np.arange(1, self._unit_words + 1, dtype=np.uint64) * _COUNTER
+
+    def expected(self, keys: Words) -> npt.NDArray[np.uint8]:
+        """Return the bytes [layers, pages, heads, unit] of the pages with these keys [pages, 4]."""
+        page = _mixed(_mixed(_mixed(keys[:, 0]) ^ keys[:, 1]) ^ keys[:, 2]) ^ keys[:, 3]
+        seeds = _mixed(page[None, :, None] ^ self._salts[:, None, :])
+        words = seeds[..., None] + self._counters
+        words *= _MIX_A
+        words ^= words >> _HALF
+        return words.view(np.uint8)[..., : self.unit_bytes]
+
+
+class PageContents:
+    """Fills and verifies the device pages of one rank."""
+
+    def __init__(self, layout: ShardLayout) -> None:
+        self._columns = [_ColumnContents(shard, layout.page_tokens) for shard in layout.columns]
+        words = max(column.page_words for column in self._columns)
+        self._chunk_pages = max(1, CHUNK_WORDS // words)
+
+    def fill(self, pool: DevicePages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> None:
+        """Write the contents of `keys` into the device pages, index by index.
+
+        Stands for the model's forward pass: afterwards the pages hold what it would have computed.
+        """
+        for part, some_keys in self._chunks(pages, keys):
+            for column in self._columns:
+                tensor = _as_units(pool.column(column.name))
+                tensor[:, part.to(tensor.device)] = torch.from_numpy(column.expected(some_keys)).to(
+                    tensor.device
+                )
+
+    def verify(self, pool: DevicePages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
+        """Return how many of the device pages do not hold exactly the contents of their keys."""
+        bad = 0
+        for part, some_keys in self._chunks(pages, keys):
+            wrong = np.zeros(len(some_keys), dtype=np.bool_)
+            for column in self._columns:
+                tensor = _as_units(pool.column(column.name))
+                held = tensor[:, part.to(tensor.device)].cpu().numpy()
+                wrong |= (held != column.expected(some_keys)).any(axis=(0, 2, 3))
+            bad += int(wrong.sum())
+        return bad
+
+    def _chunks(
+        self, pages: npt.NDArray[np.int32], keys: Sequence[bytes]
+    ) -> Iterator[tuple[torch.Tensor, Words]]:
+        """Yield indices and key words of a few pages at a time."""
+        if len(pages) != len(keys):
+            raise ValueError(f"{len(pages)} pages were given with {len(keys)} keys")
+        words = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, KEY_BYTES // 8)
+        indices = torch.from_numpy(pages.astype(np.int64))
+        for at in range(0, len(keys), self._chunk_pages):
+            yield indices[at : at + self._chunk_pages], words[at : at + self._chunk_pages]
+
+
+def _as_units(column: torch.Tensor) -> torch.Tensor:
+    """Return the column's own memory as bytes [layers, pages, heads, unit]."""
+    layers, pages, heads = column.shape[:3]
+    return column.view(torch.uint8).view(layers, pages, heads, -1)

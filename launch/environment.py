@@ -1,0 +1,87 @@
+"""What the launcher tells a rank through its environment. The only reader of `os.environ`.
+
+torchrun and torch's elastic agent set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT and two variables of their own: whether the agent hosts the rendezvous store, and how
+often it has restarted the group. A launcher that has no environment to set makes a
+`RankEnvironment` directly.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """Which rank this is, and where it meets the others."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+    store_is_hosted: bool
+    """Whether the launcher hosts the store at the master address; otherwise rank 0 does."""
+    attempt: int = 0
+    """How often the launcher has restarted the group; each attempt meets under a prefix of its own,
+    because the store outlives the ranks and remembers addresses of dead ones."""
+
+
+def read_rank_environment() -> RankEnvironment:
+    """Return what the launcher said. Raises `ConfigError` that names what is missing or wrong."""
+    rank = _whole_number("RANK")
+    world_size = _whole_number("WORLD_SIZE")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK is {rank}, must be from 0 to WORLD_SIZE - 1 = {world_size - 1}")
+    return RankEnvironment(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_whole_number("LOCAL_RANK", rank),
+        local_world_size=_whole_number("LOCAL_WORLD_SIZE", world_size),
+        master_addr=_text("MASTER_ADDR"),
+        master_port=_whole_number("MASTER_PORT"),
+        store_is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_whole_number("TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def prepare_for_ray(temporary: Path) -> None:
+    """Keep an embedded Ray to itself: no token in the user's home, no usage reports.
+
+    Sets variables of this process, which Ray's own processes inherit; call it before Ray is
+    imported. What the user has set is left alone.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_TMPDIR", str(temporary))
+
+
+def _text(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(
+            f"{name} is not set; start the ranks with torchrun, or use `lockstep replay`"
+        )
+    return value
+
+
+def _whole_number(name: str, default: int | None = None) -> int:
+    if default is not None and name not in os.environ:
+        return default
+    value = _text(name)
+    try:
+        number = int(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r}, must be a whole number") from None
+    if number < 0:
+        raise ConfigError(f"{name} is {number}, must not be negative")
+    return number

@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM: when they end a process at once, and when it must leave in order.
+
+A rank that has opened nothing ends by the signal itself. A rank that has a store open, or a process
+that has started ranks, gets `Interrupted` once; a second signal during its orderly end is ignored,
+because everything in it is bounded.
+"""
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """Somebody asked this process to end. Not an `Exception`: nothing recovers from it."""
+
+
+def end_on_signals() -> None:
+    """From now on SIGINT and SIGTERM end the process at once and in silence."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+
+
+def raise_on_signals() -> None:
+    """From now on the first SIGINT or SIGTERM raises `Interrupted` in the main thread."""
+    for each in _SIGNALS:
+        signal.signal(each, _raise_once)
+
+
+def note_signals() -> Callable[[], bool]:
+    """From now on SIGINT and SIGTERM only set a flag; return the function that reads it.
+
+    For calls into libraries that an exception out of a signal would break.
+    """
+    noted: list[int] = []
+    for each in _SIGNALS:
+        signal.signal(each, lambda number, _frame: noted.append(number))
+    return lambda: bool(noted)
+
+
+def ignore_signals() -> None:
+    """From now on SIGINT and SIGTERM do nothing: the process is leaving already."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _raise_once(_signal: int, _frame: FrameType | None) -> None:
+    ignore_signals()
+    raise Interrupted

@@ -1,0 +1,170 @@
+"""The options of a replay, declared once for `lockstep replay` and for a rank under torchrun."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .profiles import PROFILES
+from .settings import DEVICES, ReplaySettings
+from .workload import REQUESTS_DEFAULT
+
+LAUNCHERS = ("torch", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchChoice:
+    """How the ranks are started."""
+
+    launcher: str = "torch"
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise ConfigError(
+                f"--launcher is {self.launcher!r}, must be one of: {', '.join(LAUNCHERS)}"
+            )
+        if self.ray_address is not None and self.launcher != "ray":
+            raise ConfigError("--ray-address needs --launcher ray")
+
+
+Run = Callable[[ReplaySettings, LaunchChoice], None]
+
+Trace = Annotated[
+    Path | None, typer.Argument(help="Trace to replay, JSONL; without it the built-in workload.")
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(help="Number of ranks.", show_default="2; under torchrun as many as it started"),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        help="Take only the first so many requests.",
+        show_default=f"the whole trace; {REQUESTS_DEFAULT} of the built-in workload",
+    ),
+]
+Concurrency = Annotated[int, typer.Option(help="Requests in the system at a time.")]
+ProfileName = Annotated[
+    str, typer.Option("--profile", help=f"Model geometry, scaled down: {', '.join(PROFILES)}.")
+]
+PageTokens = Annotated[int, typer.Option(help="Tokens of a page.")]
+DevicePages = Annotated[int, typer.Option(help="Pages of each rank's device pool (L1).")]
+HostPages = Annotated[
+    int, typer.Option(help="Pages of each rank's host pool (L2); 0 turns L2 and L3 off.")
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Store (L3), for example file:///var/kv; files are written with durability=none "
+        "unless the URI says otherwise.",
+        show_default="no store",
+        metavar="URI",
+    ),
+]
+StopPolicyName = Annotated[
+    str,
+    typer.Option(
+        "--stop-policy", help="When a prefetch ends: best_effort, wait_complete or timeout."
+    ),
+]
+WritePolicyName = Annotated[
+    str,
+    typer.Option("--write-policy", help="When a computed page is copied down: write_through."),
+]
+Verify = Annotated[
+    bool, typer.Option(help="Compare every page that comes from the cache byte by byte.")
+]
+Launcher = Annotated[
+    str, typer.Option(help="What starts the ranks: torch or ray. Ignored under torchrun.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster to use with --launcher ray.",
+        show_default="an embedded one",
+        metavar="HOST:PORT",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the built-in workload.")]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(help="Write the report here as JSON.", show_default="none", metavar="FILE.json"),
+]
+Depth = Annotated[
+    int, typer.Option(help="1: a step applies the round before. 0: it waits for its own.")
+]
+OutputTokensMax = Annotated[
+    int,
+    typer.Option(
+        help="Most output tokens of a request, since decode steps only repeat rounds; 0: as many "
+        "as the trace says."
+    ),
+]
+PrefillTokens = Annotated[int, typer.Option(help="Prompt tokens that a step computes at most.")]
+Device = Annotated[str, typer.Option(help=f"Where L1 is: {' or '.join(DEVICES)}.")]
+RoundTimeout = Annotated[
+    float, typer.Option(help="Seconds after which a round without an answer ends the group.")
+]
+
+_DEFAULT = ReplaySettings()
+
+
+def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..., None]:
+    """Return a command function with the options of a replay, which validates them and calls `run`.
+
+    `ranks_default` says how many ranks there are when --ranks is not given.
+    """
+
+    def replay(
+        *,
+        trace: Trace = None,
+        ranks: Ranks = None,
+        requests: Requests = None,
+        concurrency: Concurrency = _DEFAULT.concurrency,
+        profile: ProfileName = _DEFAULT.profile,
+        page_tokens: PageTokens = _DEFAULT.page_tokens,
+        device_pages: DevicePages = _DEFAULT.device_pages,
+        host_pages: HostPages = _DEFAULT.host_pages,
+        store: Store = None,
+        stop_policy: StopPolicyName = _DEFAULT.stop_policy,
+        write_policy: WritePolicyName = _DEFAULT.write_policy,
+        verify: Verify = _DEFAULT.verify,
+        launcher: Launcher = "torch",
+        ray_address: RayAddress = None,
+        seed: Seed = _DEFAULT.seed,
+        report: ReportFile = None,
+        depth: Depth = _DEFAULT.depth,
+        output_tokens_max: OutputTokensMax = _DEFAULT.output_tokens_max,
+        prefill_tokens: PrefillTokens = _DEFAULT.prefill_tokens,
+        device: Device = _DEFAULT.device,
+        round_timeout_s: RoundTimeout = _DEFAULT.round_timeout_s,
+    ) -> None:
+        """Run a workload through one cache replica for each rank, and check every page."""
+        settings = ReplaySettings(
+            trace=None if trace is None else str(trace.resolve()),
+            ranks=ranks_default() if ranks is None else ranks,
+            requests=requests,
+            concurrency=concurrency,
+            profile=profile,
+            page_tokens=page_tokens,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            store=store,
+            stop_policy=stop_policy,
+            write_policy=write_policy,
+            verify=verify,
+            seed=seed,
+            depth=depth,
+            output_tokens_max=output_tokens_max,
+            prefill_tokens=prefill_tokens,
+            device=device,
+            round_timeout_s=round_timeout_s,
+            report=None if report is None else str(report.resolve()),
+        )
+        run(settings, LaunchChoice(launcher=launcher, ray_address=ray_address))
+
+    return replay

@@ -1,0 +1,82 @@
+"""How a replay ends for the person who started it: the report's file, a table, and a status."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from .first_error import EXIT_FAULT, say
+from .report import Report, faults_of, write_report
+
+
+def conclude(report: Report, *, path: str | None, table: bool) -> int:
+    """Write the report to `path`, print it as a table, and return the status to exit with."""
+    if path is not None:
+        write_report(path, report)
+    if table:
+        Console().print(table_of({f"{report['ranks']} ranks": report}))
+    for line in report["refusals"]:
+        say(f"refused: {line}")
+    faults = faults_of(report)
+    for fault in faults:
+        say(fault)
+    return EXIT_FAULT if faults else 0
+
+
+def table_of(reports: Mapping[str, Report]) -> Table:
+    """Return a table with one column for each report, by its title."""
+    table = Table(title=None, header_style="bold")
+    table.add_column("")
+    for title in reports:
+        table.add_column(title, justify="right")
+    rows = [_rows(report) for report in reports.values()]
+    for index, (label, _, section_ends) in enumerate(rows[0]):
+        values = [column[index][1] for column in rows]
+        table.add_row(label, *values, end_section=section_ends)
+    return table
+
+
+def _rows(report: Report) -> list[tuple[str, str, bool]]:
+    """Return label, value, and whether a section ends there."""
+    prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
+
+    def share(tokens: int) -> str:
+        return f"{tokens:,} ({100 * tokens / prompt:.1f} %)" if prompt else f"{tokens:,}"
+
+    ended = report["operations"]
+    failed = sum(outcomes.get("failed", 0) for outcomes in ended.values())
+    return [
+        ("requests served", f"{report['requests']:,}", False),
+        ("requests refused", f"{report['refused']:,}", False),
+        ("wall time", f"{report['wall_s']:.2f} s", True),
+        ("prompt tokens", f"{prompt:,}", False),
+        ("  computed", share(report["computed_tokens"]), False),
+        ("  hit on the device (L1)", share(hits["device"]), False),
+        ("  hit in host memory (L2)", share(hits["host"]), False),
+        ("  hit in storage (L3)", share(hits["storage"]), True),
+        ("steps", f"{report['steps']:,}", False),
+        ("rounds", f"{report['rounds']:,}", False),
+        ("collectives", f"{report['collectives']:,}", False),
+        ("agreement time p50", f"{report['round_us']['p50']:,.0f} us", False),
+        ("agreement time p99", f"{report['round_us']['p99']:,.0f} us", True),
+        ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),
+        ("  of them failed", f"{failed:,}", False),
+        ("device to host", in_words(moved["l1_to_l2"]), False),
+        ("host to device", in_words(moved["l2_to_l1"]), False),
+        ("host to storage", in_words(moved["l2_to_l3"]), False),
+        ("storage to host", in_words(moved["l3_to_l2"]), True),
+        ("pages verified when used", f"{report['pages_verified']:,}", False),
+        ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
+        ("pages corrupt", f"{report['pages_corrupt']:,}", False),
+        ("replicas equal", "yes" if len(set(report["digests"])) == 1 else "NO", False),
+    ]
+
+
+def in_words(nbytes: float) -> str:
+    """Return a number of bytes as a person reads it."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

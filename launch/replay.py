@@ -1,0 +1,108 @@
+"""A rank of a replay: `torchrun --nproc-per-node N -m lockstep.launch.replay [TRACE] [options]`.
+
+Takes the options of `lockstep replay`. torch's launcher, when Lockstep uses it itself, starts the
+same module with `--settings JSON` in place of options.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from .interruption import Interrupted, end_on_signals, ignore_signals, raise_on_signals
+
+# Importing torch takes seconds; a Ctrl-C in the meantime is no error to explain.
+if __name__ == "__main__":
+    end_on_signals()
+
+from ..errors import LockstepError
+from .environment import RankEnvironment, read_rank_environment
+from .options import LaunchChoice, replay_command
+from .settings import ReplaySettings
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+SETTINGS_OPTION = "--settings"
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run this process as one rank, and end it with the status that the others end with too."""
+    launcher = os.getppid()
+    try:
+        environment = read_rank_environment()
+    except LockstepError as error:
+        from .first_error import exit_code, say
+
+        say(str(error))
+        sys.exit(exit_code(error))
+    rank = _Rank(environment, launcher)
+    try:
+        if sys.argv[1:2] == [SETTINGS_OPTION]:
+            rank.run(ReplaySettings.from_json(sys.argv[2]))
+        else:
+            rank.run_with_options()
+    except LockstepError as error:
+        ignore_signals()
+        rank.fail(error)
+    except Interrupted:
+        _leave(EXIT_INTERRUPTED)
+
+
+class _Rank:
+    """This process as a rank."""
+
+    def __init__(self, environment: RankEnvironment, launcher: int) -> None:
+        self._environment = environment
+        self._launcher = launcher
+        self._store: Store | None = None
+
+    def run_with_options(self) -> None:
+        """Take the settings from the command line."""
+        import typer
+
+        def run(settings: ReplaySettings, _choice: LaunchChoice) -> None:
+            self.run(settings)
+
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        ranks = self._environment.world_size
+        app.command()(replay_command(run, ranks_default=lambda: ranks))
+        app()
+
+    def run(self, settings: ReplaySettings) -> None:
+        """Meet the other ranks, replay, and report if this is rank 0."""
+        from .meeting import meet
+        from .outcome import conclude
+        from .progress import progress_bar
+        from .worker import JOIN_TIMEOUT_S, Watch, run_rank
+
+        self._store = meet(self._environment, timeout_s=JOIN_TIMEOUT_S)
+        with progress_bar(shown=self._environment.rank == 0) as on_done:
+            watch = Watch(
+                on_done=on_done,
+                # A launcher that was killed cannot stop its ranks any more.
+                stopped=lambda: os.getppid() != self._launcher,
+                on_joined=raise_on_signals,
+            )
+            report = run_rank(settings, self._environment, self._store, watch)
+        ignore_signals()
+        if report is not None:
+            _leave(conclude(report, path=settings.report, table=settings.table))
+
+    def fail(self, error: LockstepError) -> NoReturn:
+        """Say what went wrong unless another rank does, and end."""
+        from .first_error import exit_code, say_once
+
+        say_once(error, self._environment, self._store)
+        _leave(exit_code(error))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without waiting for threads that an error may have left behind."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The report of a replay: one JSON object.
+
+Each rank hands in a `RankResult`; rank 0 makes the report from all of them. What every rank counts
+alike (tokens, steps) is taken from rank 0; bytes, pages and corrupt pages are sums over the ranks.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict, cast
+
+import msgpack
+import numpy as np
+
+from ..errors import ConfigError
+from .counts import Counts
+from .settings import ReplaySettings
+
+
+class HitTokens(TypedDict):
+    """Prompt tokens by the tier that they came from."""
+
+    device: int
+    host: int
+    storage: int
+
+
+class Percentiles(TypedDict):
+    """Of the samples of all ranks."""
+
+    p50: float
+    p99: float
+
+
+class Bytes(TypedDict):
+    """Bytes moved between tiers, summed over the ranks."""
+
+    l1_to_l2: int
+    l2_to_l1: int
+    l2_to_l3: int
+    l3_to_l2: int
+
+
+class Report(TypedDict):
+    """What a replay shows. Every key is always present."""
+
+    ranks: int
+    requests: int
+    """Requests that were served."""
+    refused: int
+    """Requests that can never fit the device pool; nothing else counts them."""
+    refusals: list[str]
+    """The first of them, by name."""
+    prompt_tokens: int
+    """`computed_tokens` and the three of `hit_tokens` together."""
+    computed_tokens: int
+    hit_tokens: HitTokens
+    output_tokens: int
+    steps: int
+    rounds: int
+    collectives: int
+    """Collectives that a rank launched for its rounds."""
+    round_us: Percentiles
+    """How long a step waited for the agreement, in microseconds."""
+    operations: dict[str, dict[str, int]]
+    bytes: Bytes
+    pages_verified: int
+    """Pages that came from the cache and were compared when used, summed over the ranks."""
+    pages_rechecked: int
+    """Pages that were compared when their request had finished, summed over the ranks."""
+    pages_corrupt: int
+    """Of both, those whose bytes were wrong. Must be 0."""
+    storage_corrupt: int
+    """Objects that the store found corrupt and did not serve, summed over the ranks."""
+    loads_failed: int
+    digests: list[str]
+    """Of the replicated state, by rank. Must be equal."""
+    wall_s: float
+    """From the first request to the end of the last write."""
+    flush_s: float
+    """Of `wall_s`, what writes took after the last request had left."""
+    settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What one rank hands in when its replay is over."""
+
+    counts: Counts
+    refusals: list[str]
+    steps: int
+    rounds: int
+    collectives: int
+    round_us: list[float]
+    operations: dict[str, dict[str, int]]
+    bytes_moved: dict[str, int]
+    storage_corrupt: int
+    digest: int
+    wall_s: float
+    flush_s: float
+
+    def pack(self) -> bytes:
+        """Return the result as msgpack."""
+        record = asdict(self)
+        record["digest"] = f"{self.digest & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+        packed: bytes = msgpack.packb(record)
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "RankResult":
+        """Return what `pack` packed."""
+        record = cast("dict[str, object]", msgpack.unpackb(packed))
+        record["counts"] = Counts(**cast("dict[str, int]", record["counts"]))
+        record["digest"] = int(cast("str", record["digest"]), 16)
+        return cls(**record)  # type: ignore[arg-type]
+
+
+def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Report:
+    """Return the report of the results of all ranks, by rank."""
+    first = results[0]
+    counts = first.counts
+    round_us = np.concatenate([np.asarray(each.round_us, dtype=np.float64) for each in results])
+    p50, p99 = np.percentile(round_us, [50, 99]) if len(round_us) else (0.0, 0.0)
+
+    def moved(way: str) -> int:
+        return sum(each.bytes_moved[way] for each in results)
+
+    return Report(
+        ranks=len(results),
+        requests=counts.requests,
+        refused=counts.refused,
+        refusals=first.refusals,
+        prompt_tokens=counts.prompt_tokens,
+        computed_tokens=counts.computed_tokens,
+        hit_tokens=HitTokens(
+            device=counts.hit_device_tokens,
+            host=counts.hit_host_tokens,
+            storage=counts.hit_storage_tokens,
+        ),
+        output_tokens=counts.output_tokens,
+        steps=first.steps,
+        rounds=first.rounds,
+        collectives=max(each.collectives for each in results),
+        round_us=Percentiles(p50=round(float(p50), 1), p99=round(float(p99), 1)),
+        operations=first.operations,
+        bytes=Bytes(
+            l1_to_l2=moved("l1_to_l2"),
+            l2_to_l1=moved("l2_to_l1"),
+            l2_to_l3=moved("l2_to_l3"),
+            l3_to_l2=moved("l3_to_l2"),
+        ),
+        pages_verified=sum(each.counts.pages_verified for each in results),
+        pages_rechecked=sum(each.counts.pages_rechecked for each in results),
+        pages_corrupt=sum(each.counts.pages_corrupt for each in results),
+        storage_corrupt=sum(each.storage_corrupt for each in results),
+        loads_failed=counts.loads_failed,
+        digests=[f"{each.digest:016x}" for each in results],
+        wall_s=round(max(each.wall_s for each in results), 3),
+        flush_s=round(max(each.flush_s for each in results), 3),
+        settings=asdict(settings),
+    )
+
+
+def faults_of(report: Report) -> list[str]:
+    """Return what must not be in a report, one sentence each."""
+    faults: list[str] = []
+    if report["pages_corrupt"]:
+        faults.append(f"{report['pages_corrupt']} pages held wrong bytes")
+    if len(set(report["digests"])) > 1:
+        faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")
+    return faults
+
+
+def check_that_writable(path: str) -> None:
+    """Raise `ConfigError` if no report can be written at `path`."""
+    target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"cannot write the report {path}: it is a directory")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot write the report {path}: there is no directory {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"cannot write the report {path}: {target.parent} is not writable")
+
+
+def write_report(path: str, report: Mapping[str, object]) -> None:
+    """Write the report, whole or not at all: to a temporary file that is then renamed."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_report(path: str | Path) -> Report:
+    """Return a report that `write_report` wrote."""
+    return cast("Report", json.loads(Path(path).read_text(encoding="utf-8")))

@@ -1,0 +1,143 @@
+"""The settings of a replay, validated once, and carried to the ranks as JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import cast
+
+from ..coordinator.bootstrap import Scalar, flatten
+from ..coordinator.stop_policy import StopPolicy, StopRule
+from ..errors import ConfigError
+from ..ranks.config import CacheConfig, Timeouts, WritePolicy
+from ..ranks.executor.host_memory import check_host_memory
+from ..storage_backends.registry import make_backend
+from ..storage_backends.uri import parse_uri
+from .profiles import find_profile
+
+DEVICES = ("cpu", "cuda")
+
+_MAY_DIFFER = frozenset({"device_pages", "host_pages", "report", "table"})
+"""Of the pool sizes the smallest over the ranks is used; only rank 0 reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What to replay, on how many ranks, with which cache. Sizes in units of their names."""
+
+    trace: str | None = None
+    """The trace's path, or None for the built-in workload."""
+    ranks: int = 2
+    requests: int | None = None
+    """How many requests to take; None stands for all."""
+    concurrency: int = 8
+    """Requests in the system at a time."""
+    profile: str = "llama"
+    page_tokens: int = 64
+    device_pages: int = 8192
+    host_pages: int = 65536
+    store: str | None = None
+    stop_policy: str = StopRule.TIMEOUT.value
+    write_policy: str = WritePolicy.WRITE_THROUGH.value
+    verify: bool = True
+    seed: int = 0
+    depth: int = 1
+    output_tokens_max: int = 16
+    """Most output tokens of a request; 0 stands for as many as the trace says."""
+    prefill_tokens: int = 8192
+    """Prompt tokens that a step computes at most."""
+    device: str = "cpu"
+    round_timeout_s: float = 60.0
+    report: str | None = None
+    """Where rank 0 writes the report."""
+    table: bool = True
+    """Whether rank 0 prints the report as a table."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "concurrency", "page_tokens", "device_pages", "prefill_tokens"):
+            _at_least(1, getattr(self, name), name)
+        for name in ("host_pages", "output_tokens_max"):
+            _at_least(0, getattr(self, name), name)
+        if self.requests is not None:
+            _at_least(1, self.requests, "requests")
+        if self.round_timeout_s <= 0:
+            raise ConfigError(f"--round-timeout-s is {self.round_timeout_s}, must be more than 0")
+        _one_of([rule.value for rule in StopRule], self.stop_policy, "stop_policy")
+        _one_of([policy.value for policy in WritePolicy], self.write_policy, "write_policy")
+        _one_of(DEVICES, self.device, "device")
+        if self.depth not in (0, 1):
+            raise ConfigError(f"--depth is {self.depth}, must be 0 or 1")
+        # Makes the layout, its shards and the backend only to see that they can be made.
+        self.cache_config().layout.shard(0, self.ranks)
+        if self.store is not None:
+            make_backend(self.store)
+
+    def cache_config(self) -> CacheConfig:
+        """Return the settings of each rank's cache."""
+        profile = find_profile(self.profile)
+        return CacheConfig(
+            model=f"{profile.model} scaled",
+            layout=profile.layout(self.page_tokens),
+            device_pages=self.device_pages,
+            host_pages=self.host_pages,
+            store=None if self.store is None else with_replay_durability(self.store),
+            stop_policy=StopPolicy(rule=StopRule(self.stop_policy)),
+            write_policy=WritePolicy(self.write_policy),
+            pipeline_depth=self.depth,
+            timeouts=Timeouts(round_s=self.round_timeout_s),
+        )
+
+    def fingerprint(self) -> Mapping[str, Scalar]:
+        """Return what must be equal on every rank, by name."""
+        return {name: value for name, value in flatten(self).items() if name not in _MAY_DIFFER}
+
+    def check_memory(self, *, ranks_here: int) -> None:
+        """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine."""
+        pages = self.host_pages + (self.device_pages if self.device == "cpu" else 0)
+        shard = find_profile(self.profile).layout(self.page_tokens).shard(0, self.ranks)
+        check_host_memory(pages * shard.page_bytes, ranks_here)
+
+    def with_pools(self, device_pages: int, host_pages: int) -> "ReplaySettings":
+        """Return the settings with these pool sizes."""
+        return replace(self, device_pages=device_pages, host_pages=host_pages)
+
+    def to_json(self) -> str:
+        """Return the settings as one JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ReplaySettings":
+        """Return the settings that `to_json` wrote. Raises `ConfigError` for anything else."""
+        try:
+            record: object = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"settings are not JSON: {error}") from error
+        known = {field.name for field in fields(cls)}
+        if not isinstance(record, dict) or not known.issuperset(cast("dict[str, object]", record)):
+            raise ConfigError(f"settings must be a JSON object with fields of {sorted(known)}")
+        return cls(**cast("dict[str, object]", record))  # type: ignore[arg-type]
+
+
+def with_replay_durability(uri: str) -> str:
+    """Return the store's URI, with durability none for files unless the URI says otherwise.
+
+    A replay can be run again; waiting for the disk would measure the disk.
+    """
+    parsed = parse_uri(uri)
+    if parsed.scheme != "file" or "durability" in parsed.options:
+        return uri
+    return f"{uri}{'&' if parsed.options else '?'}durability=none"
+
+
+def option(name: str) -> str:
+    """Return the command's option for a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _at_least(minimum: int, value: int, name: str) -> None:
+    if value < minimum:
+        raise ConfigError(f"{option(name)} is {value}, must be {minimum} or more")
+
+
+def _one_of(known: "list[str] | tuple[str, ...]", value: str, name: str) -> None:
+    if value not in known:
+        raise ConfigError(f"{option(name)} is {value!r}, must be one of: {', '.join(known)}")

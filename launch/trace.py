@@ -1,0 +1,105 @@
+"""Reading a trace: one JSON object a line, checked line by line.
+
+    {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}
+
+Lengths are in tokens; `hash_ids` has one id for each block of 512 prompt tokens, the last of which
+may be partial. Timestamps are ignored, and so are fields that are not named here.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from ..errors import ConfigError
+from .request import BLOCK_TOKENS, Request
+
+
+def read_trace(path: str | Path, limit: int | None = None) -> Iterator[Request]:
+    """Yield the requests of the trace in order, at most `limit` of them, as the file is read.
+
+    Raises `ConfigError` that names the file, the line and the field: at the first `next` if the file
+    cannot be read or has no request, later at a malformed line. Blank lines are skipped.
+    """
+    index = 0
+    try:
+        with Path(path).open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if limit is not None and index >= limit:
+                    return
+                if not line.strip():
+                    continue
+                yield _parse(line, index, f"{path}, line {number}")
+                index += 1
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the trace {path} is not UTF-8 text: {error.reason}") from error
+    if index == 0:
+        raise ConfigError(f"the trace {path} has no requests; it needs one JSON object a line")
+
+
+def _parse(line: str, index: int, where: str) -> Request:
+    try:
+        record: object = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where}: expected a JSON object, found {_kind(record)}")
+    fields = cast("dict[str, object]", record)
+    prompt_length = _whole_number(fields, "input_length", 1, where)
+    output_length = _whole_number(fields, "output_length", 0, where)
+    hash_ids = _hash_ids(fields, where)
+    blocks = -(-prompt_length // BLOCK_TOKENS)
+    if len(hash_ids) < blocks:
+        raise ConfigError(
+            f"{where}: {len(hash_ids)} hash_ids are too few for input_length {prompt_length}, "
+            f"which needs {blocks} blocks of {BLOCK_TOKENS} tokens"
+        )
+    return Request(
+        index=index,
+        prompt_length=prompt_length,
+        output_length=output_length,
+        hash_ids=hash_ids[:blocks],
+    )
+
+
+def _whole_number(fields: dict[str, object], name: str, minimum: int, where: str) -> int:
+    if name not in fields:
+        raise ConfigError(f"{where}: {name} is missing")
+    value = fields[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{where}: {name} must be a whole number, found {_kind(value)}")
+    if value < minimum:
+        raise ConfigError(f"{where}: {name} is {value}, must be {minimum} or more")
+    return value
+
+
+def _hash_ids(fields: dict[str, object], where: str) -> tuple[int, ...]:
+    if "hash_ids" not in fields:
+        raise ConfigError(f"{where}: hash_ids is missing")
+    value = fields["hash_ids"]
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: hash_ids must be a list, found {_kind(value)}")
+    ids: list[int] = []
+    for item in cast("list[object]", value):
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise ConfigError(f"{where}: hash_ids must hold whole numbers, found {_kind(item)}")
+        if not 0 <= item < 1 << 64:
+            raise ConfigError(f"{where}: hash_ids holds {item}, must be from 0 to 2**64 - 1")
+        ids.append(item)
+    return tuple(ids)
+
+
+def _kind(value: object) -> str:
+    """Name the JSON type of `value`, with the value where it is short."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

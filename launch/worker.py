@@ -1,0 +1,205 @@
+"""The one function that every rank runs, whatever launched it.
+
+It joins the ranks, opens the cache on a gloo group of its own, replays the workload, gathers the
+results, and leaves together with the others. After an error or an interruption it leaves at once and
+alone: closing its connections is what tells the others.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
+from ..coordinator.collectives.torch_gloo import TorchCollective
+from ..errors import ConfigError, PeerLost
+from .contents import PageContents
+from .environment import RankEnvironment
+from .interruption import Interrupted
+from .progress import OnDone, nothing
+from .report import RankResult, Report, make_report
+from .scheduler import Limits, Scheduler
+from .settings import ReplaySettings
+from .workload import requests_of
+
+if TYPE_CHECKING:
+    from ..coordinator.collectives.base import Collective
+    from ..ranks.cache import Cache
+
+JOIN_TIMEOUT_S = 60.0
+"""How long the ranks wait for each other before the first round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How a rank and its launcher see each other while it runs."""
+
+    on_done: OnDone = nothing
+    """Told of the progress."""
+    stopped: Callable[[], bool] = lambda: False
+    """Asked in every step whether the rank shall end."""
+    on_joined: Callable[[], None] = lambda: None
+    """Told when the rank has met the others, before it opens anything that needs an orderly end."""
+
+
+def run_rank(
+    settings: ReplaySettings,
+    environment: RankEnvironment,
+    store: Store,
+    watch: Watch | None = None,
+) -> Report | None:
+    """Replay on this rank. Returns the report on rank 0 and None on the others.
+
+    `store` is where the ranks meet (`meeting.meet`).
+
+    Raises `ConfigError` on every rank alike for settings that differ or cannot work, `GroupError` if
+    the group cannot go on, and `Interrupted` once `watch.stopped` has said so.
+    """
+    watch = watch or Watch()
+    torch.set_num_threads(1)
+    with _joined(settings, environment, store) as collective:
+        watch.on_joined()
+        agreed, requests = _agree(settings, environment, collective)
+        report = _replay(agreed, requests, environment, collective, watch)
+        # The rounds are over; nobody takes the store away while another rank still leaves.
+        dist.barrier()
+    return report
+
+
+@contextmanager
+def _joined(
+    settings: ReplaySettings, environment: RankEnvironment, store: Store
+) -> "Generator[Collective]":
+    """Meet the other ranks, and leave at the end, in peace or not."""
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
+        )
+    except RuntimeError as error:
+        why = (str(error).splitlines() or ["no reason given"])[0]
+        raise PeerLost(
+            f"rank {environment.rank} could not join the others within {JOIN_TIMEOUT_S:.0f} s: {why}"
+        ) from error
+    try:
+        collective = TorchCollective.create(timeout_s=settings.round_timeout_s)
+        try:
+            yield collective
+        finally:
+            collective.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def _agree(
+    settings: ReplaySettings, environment: RankEnvironment, collective: "Collective"
+) -> tuple[ReplaySettings, int]:
+    """Return the settings with the smallest pools of all ranks, and the number of requests.
+
+    Raises the same `ConfigError` on every rank if the settings differ or one of the ranks cannot
+    replay them; every line of the trace has been checked before the first request is served.
+    """
+    pools = agree_on_settings(
+        collective,
+        settings.fingerprint(),
+        {"device_pages": settings.device_pages, "host_pages": settings.host_pages},
+        JOIN_TIMEOUT_S,
+    )
+    agreed = settings.with_pools(pools["device_pages"], pools["host_pages"])
+    problem: str | None = None
+    requests = 0
+    try:
+        if agreed.ranks != environment.world_size:
+            raise ConfigError(
+                f"--ranks is {agreed.ranks}, but {environment.world_size} ranks were started; "
+                "leave --ranks out under torchrun"
+            )
+        agreed.check_memory(ranks_here=environment.local_world_size)
+        requests = sum(1 for _ in requests_of(agreed.trace, agreed.seed, agreed.requests))
+    except ConfigError as error:
+        problem = str(error)
+    agree_that_all_are_ready(collective, problem, JOIN_TIMEOUT_S)
+    return agreed, requests
+
+
+def _replay(
+    settings: ReplaySettings,
+    requests: int,
+    environment: RankEnvironment,
+    collective: "Collective",
+    watch: Watch,
+) -> Report | None:
+    from ..ranks.cache import Cache
+
+    config = settings.cache_config()
+    cache = Cache.open(config, collective, device=_device(settings, environment))
+    try:
+        scheduler = Scheduler(
+            cache,
+            PageContents(config.layout.shard(environment.rank, environment.world_size)),
+            requests_of(settings.trace, settings.seed, settings.requests),
+            _limits(settings),
+            on_done=lambda done: watch.on_done(done, requests),
+            stopped=watch.stopped,
+        )
+        began = time.perf_counter()
+        if not scheduler.run():
+            raise Interrupted
+        served = time.perf_counter()
+        cache.flush()
+        ended = time.perf_counter()
+        result = _result(cache, scheduler, wall_s=ended - began, flush_s=ended - served)
+        gathered = collective.gather(result.pack(), JOIN_TIMEOUT_S)
+        cache.close(flush=False)
+    finally:
+        # After an error or an interruption nobody waits for a round any more.
+        cache.executor.close()
+    if environment.rank != 0:
+        return None
+    return make_report(settings, [RankResult.unpack(each) for each in gathered])
+
+
+def _device(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device is cuda, but torch finds no CUDA device; use --device cpu")
+    return torch.device("cuda", environment.local_rank % torch.cuda.device_count())
+
+
+def _limits(settings: ReplaySettings) -> Limits:
+    return Limits(
+        concurrency=settings.concurrency,
+        page_tokens=settings.page_tokens,
+        device_pages=settings.device_pages,
+        prefill_tokens=settings.prefill_tokens,
+        output_tokens_max=settings.output_tokens_max,
+        verify=settings.verify,
+    )
+
+
+def _result(cache: "Cache", scheduler: Scheduler, *, wall_s: float, flush_s: float) -> RankResult:
+    stats = cache.stats()
+    return RankResult(
+        counts=scheduler.counts,
+        refusals=scheduler.refusals,
+        steps=stats.steps,
+        rounds=stats.rounds,
+        collectives=stats.collectives,
+        round_us=stats.round_us,
+        operations=stats.operations,
+        bytes_moved=asdict(stats.bytes_moved),
+        storage_corrupt=stats.pages_corrupt,
+        digest=stats.digest,
+        wall_s=wall_s,
+        flush_s=flush_s,
+    )

@@ -1,0 +1,149 @@
+"""Replays with real ranks, started in each of the ways that a user has."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from replays import COMMAND, RANK, replay, run, torchrun, write_trace
+
+from lockstep.launch.report import Report
+from lockstep.launch.workload import synthetic_requests
+
+pytestmark = pytest.mark.distributed
+
+ROOM = ("--device-pages", 4000, "--host-pages", 4000, "--output-tokens-max", 4)
+ONE_AT_A_TIME = ("--concurrency", 1, *ROOM)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "trace.jsonl", synthetic_requests(7, 40))
+
+
+def hit_tokens(report: Report) -> int:
+    return sum(report["hit_tokens"][tier] for tier in ("device", "host", "storage"))
+
+
+def assert_sound(report: Report, ranks: int, requests: int) -> None:
+    assert (report["ranks"], report["requests"]) == (ranks, requests)
+    assert report["computed_tokens"] + hit_tokens(report) == report["prompt_tokens"]
+    assert report["steps"] == report["rounds"] == report["collectives"] > 0
+    assert report["pages_corrupt"] == report["storage_corrupt"] == 0
+    assert len(report["digests"]) == ranks
+    assert len(set(report["digests"])) == 1
+    assert report["round_us"]["p99"] >= report["round_us"]["p50"] > 0
+    assert report["pages_rechecked"] > 0
+
+
+def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
+    tmp_path: Path, trace: Path
+) -> None:
+    store = ("--store", (tmp_path / "store").as_uri(), "--stop-policy", "wait_complete")
+
+    cold = replay(tmp_path / "cold.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
+    warm = replay(tmp_path / "warm.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
+
+    assert_sound(cold, 2, 40)
+    assert_sound(warm, 2, 40)
+    assert cold["hit_tokens"]["storage"] == 0
+    assert cold["bytes"]["l2_to_l3"] > 0
+    assert warm["bytes"]["l2_to_l3"] < cold["bytes"]["l2_to_l3"] // 4
+    assert warm["hit_tokens"]["storage"] > cold["computed_tokens"] // 2
+    assert warm["pages_verified"] == 2 * hit_tokens(warm) // 64
+    assert hit_tokens(warm) > hit_tokens(cold)
+
+
+def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path) -> None:
+    pressure = ("--device-pages", 120, "--host-pages", 110, "--stop-policy", "timeout")
+    store = ("--store", (tmp_path / "store").as_uri())
+
+    report = replay(tmp_path / "report.json", "--ranks", 4, "--requests", 90, *pressure, *store)
+
+    assert_sound(report, 4, 90)
+    assert report["bytes"]["l2_to_l1"] > 0
+    assert report["bytes"]["l3_to_l2"] > 0
+
+
+def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
+    tmp_path: Path, trace: Path
+) -> None:
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME)
+
+    ours = replay(tmp_path / "ours.json", *arguments, "--ranks", 2)
+    by_hand = replay(tmp_path / "by_hand.json", *arguments, start=torchrun(2))
+
+    assert_sound(by_hand, 2, 20)
+    for name in ("prompt_tokens", "computed_tokens", "hit_tokens"):
+        assert by_hand[name] == ours[name], name
+
+
+def test_ray_actors_give_what_the_built_in_launcher_gives(tmp_path: Path, trace: Path) -> None:
+    pytest.importorskip("ray")
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
+
+    ours = replay(tmp_path / "ours.json", *arguments)
+    by_ray = replay(tmp_path / "by_ray.json", *arguments, "--launcher", "ray")
+
+    assert_sound(by_ray, 2, 20)
+    for name in ("prompt_tokens", "computed_tokens", "hit_tokens"):
+        assert by_ray[name] == ours[name], name
+
+
+@pytest.mark.parametrize("launcher", ["torch", "torchrun", "ray"])
+def test_a_store_with_another_page_size_is_refused_in_one_line(
+    tmp_path: Path, trace: Path, launcher: str
+) -> None:
+    store = ("--store", (tmp_path / "store").as_uri(), "--requests", 4)
+    replay(tmp_path / "report.json", trace, *store, "--page-tokens", 64, "--ranks", 1)
+    if launcher == "ray":
+        pytest.importorskip("ray")
+    start = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
+
+    ended = run(*start, trace, *store, "--page-tokens", 32)
+
+    assert ended.status == (1 if launcher == "torchrun" else 2)
+    assert len(ended.said) == 1
+    assert "32" in ended.said[0]
+    assert "64" in ended.said[0]
+    if launcher != "torchrun":
+        assert ended.err.count("\n") == 1
+
+
+def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "file").touch()
+
+    ended = run(*COMMAND, trace, "--store", (tmp_path / "file" / "store").as_uri())
+
+    assert ended.status == 2
+    assert ended.err.count("\n") == 1
+    assert str(tmp_path / "file") in ended.err
+
+
+def test_ranks_started_with_different_settings_are_told_which_in_one_line(trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *RANK, str(trace), "--page-tokens", page_tokens],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank, page_tokens in enumerate(["64", "32"])
+    ]
+
+    said = [line for rank in ranks for line in rank.communicate(timeout=60)[1].splitlines()]
+
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert len(said) == 1
+    assert "different settings: page_tokens is 64 on rank 0, 32 on rank 1" in said[0]

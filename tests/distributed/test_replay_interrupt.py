@@ -1,0 +1,125 @@
+"""Ctrl-C and SIGTERM: every rank ends at once, in one line, and nothing is left behind."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from replays import COMMAND, Running, start, torchrun, write_trace
+
+from lockstep.launch.workload import synthetic_requests
+
+pytestmark = pytest.mark.distributed
+
+AT_ONCE_S = 4.0
+"""Seconds until no process is left. Ranks end within milliseconds; Ray needs time for itself, and
+the machine may be busy."""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[list[Running]]:
+    """Commands that a test has started; whatever is left of them is killed."""
+    commands: list[Running] = []
+    yield commands
+    for command in commands:
+        command.kill()
+
+
+def begin(running: list[Running], tmp_path: Path, launcher: str) -> Running:
+    """Start a replay that would run for minutes, and return when it writes to its store."""
+    trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
+    start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
+    arguments = (trace, "--ranks", 2, "--store", (tmp_path / "store").as_uri())
+    command = start(
+        (tmp_path / "errors").open("w+", encoding="utf-8"),
+        *(*start_command, *arguments, "--report", tmp_path / "report.json"),
+    )
+    running.append(command)
+    command.wait_until(lambda: pages(tmp_path) > 50)
+    command.look()
+    return command
+
+
+def pages(tmp_path: Path) -> int:
+    return sum(1 for each in (tmp_path / "store").rglob("*") if each.is_file())
+
+
+def interrupt(command: Running, how: str) -> None:
+    if how == "ctrl-c":
+        os.killpg(command.process.pid, signal.SIGINT)
+    else:
+        command.process.send_signal(signal.SIGINT if how == "sigint" else signal.SIGTERM)
+
+
+def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -> None:
+    assert command.survivors() == []
+    assert {each.name for each in Path("/dev/shm").iterdir()} <= shared  # noqa: S108
+    assert {each.name for each in tmp_path.iterdir()} == {"store", "trace.jsonl", "errors"}
+    half_written = [each for each in (tmp_path / "store").rglob("*") if ".tmp" in each.name]
+    assert half_written == []
+
+
+@pytest.mark.parametrize("launcher", ["torch", "ray"])
+@pytest.mark.parametrize("how", ["ctrl-c", "sigint", "sigterm"])
+def test_an_interrupted_replay_ends_at_once_and_leaves_nothing(
+    running: list[Running], tmp_path: Path, launcher: str, how: str
+) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray")
+    shared = {each.name for each in Path("/dev/shm").iterdir()}  # noqa: S108
+    command = begin(running, tmp_path, launcher)
+
+    began = time.monotonic()
+    interrupt(command, how)
+    status = command.process.wait(30)
+    took_s = time.monotonic() - began
+
+    assert status == 130
+    assert command.said() == "lockstep: interrupted\n"
+    assert_nothing_is_left(command, tmp_path, shared)
+    assert took_s < AT_ONCE_S
+
+
+def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
+    running: list[Running], tmp_path: Path
+) -> None:
+    shared = {each.name for each in Path("/dev/shm").iterdir()}  # noqa: S108
+    command = begin(running, tmp_path, "torchrun")
+
+    interrupt(command, "ctrl-c")
+    command.process.wait(30)
+
+    assert_nothing_is_left(command, tmp_path, shared)
+    assert [line for line in command.said().splitlines() if line.startswith("lockstep: ")] == []
+
+
+def test_ranks_whose_launcher_was_killed_end_by_themselves(
+    running: list[Running], tmp_path: Path
+) -> None:
+    command = begin(running, tmp_path, "torch")
+
+    command.process.kill()
+    command.process.wait(10)
+    deadline = time.monotonic() + 20
+    while command.survivors() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    assert command.survivors() == []
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_is_named(
+    running: list[Running], tmp_path: Path
+) -> None:
+    command = begin(running, tmp_path, "torch")
+    ranks = [each for each in command.seen.values() if "--settings" in each.cmdline()]
+
+    ranks[1].kill()
+    status = command.process.wait(30)
+
+    assert status == 128 + signal.SIGKILL
+    assert command.survivors() == []
+    assert command.said().splitlines()[-1:] == [
+        "lockstep: rank 1 was killed by SIGKILL; the others were ended"
+    ]

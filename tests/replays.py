@@ -1,0 +1,139 @@
+"""Replays in processes of their own, as a user starts them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from lockstep.launch.report import Report, read_report
+from lockstep.launch.request import Request
+
+BIN = Path(sys.executable).parent
+COMMAND = (str(BIN / "lockstep"), "replay")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+RANK = ("-m", "lockstep.launch.replay")
+
+
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """The command that starts `ranks` ranks by hand."""
+    return (*TORCHRUN, "--standalone", "--nproc-per-node", str(ranks), *RANK)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> list[str]:
+        """What Lockstep itself said: its lines on the standard error output."""
+        return [line for line in self.err.splitlines() if line.startswith("lockstep: ")]
+
+
+def run(*arguments: object, timeout_s: float = 100.0, **environment: str) -> Ended:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [str(argument) for argument in arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def replay(report: Path, *arguments: object, start: Sequence[object] = COMMAND) -> Report:
+    """Run a replay that must end well, and return its report."""
+    ended = run(*start, *arguments, "--report", report)
+    assert ended.status == 0, ended.err
+    return read_report(report)
+
+
+def write_trace(path: Path, requests: Iterable[Request]) -> Path:
+    """Write the requests in the format of a trace."""
+    lines = [
+        {
+            "timestamp": 0,
+            "input_length": request.prompt_length,
+            "output_length": request.output_length,
+            "hash_ids": list(request.hash_ids),
+        }
+        for request in requests
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@dataclass
+class Running:
+    """A command that runs in a session of its own, with every process that it ever started."""
+
+    process: "subprocess.Popen[str]"
+    errors: IO[str]
+    seen: dict[int, psutil.Process] = field(default_factory=dict[int, psutil.Process])
+
+    def wait_until(self, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Wait until something is so, while the command runs."""
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert self.process.poll() is None, f"ended early: {self.said()}"
+            assert time.monotonic() < deadline, "timed out"
+            time.sleep(0.05)
+            self.look()
+
+    def look(self) -> None:
+        """Note the processes that the command has by now."""
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self.seen.update({child.pid: child for child in children})
+
+    def said(self) -> str:
+        """What the command has said on its standard error output."""
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def survivors(self) -> list[str]:
+        """Processes of the command that still run."""
+        return [
+            " ".join(child.cmdline())[:200]
+            for child in self.seen.values()
+            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def kill(self) -> None:
+        """End everything that is left."""
+        self.look()
+        if self.process.poll() is None:
+            self.process.kill()
+        for child in self.seen.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self.process.wait(10)
+        self.errors.close()
+
+
+def start(errors: IO[str], *arguments: object) -> Running:
+    """Start a command in a session of its own; `errors` receives its standard error output."""
+    process = subprocess.Popen(
+        [str(argument) for argument in arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return Running(process, errors)

@@ -1,0 +1,210 @@
+"""The command: what is wrong with the input is said in one line, before any rank is started."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch import command
+from lockstep.launch.environment import is_rank, read_rank_environment
+from lockstep.launch.settings import ReplaySettings, with_replay_durability
+
+Run = Callable[..., tuple[int, str]]
+LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process; returns its status and its standard error output."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return int(ended.value.code or 0), capfd.readouterr().err
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)
+
+
+def trace(folder: Path, *lines: object) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--ranks", "0"], "--ranks is 0, must be 1 or more"),
+        (["--ranks", "3"], "3 ranks cannot divide evenly"),
+        (["--requests", "-1"], "--requests is -1, must be 1 or more"),
+        (["--concurrency", "0"], "--concurrency is 0"),
+        (["--page-tokens", "-64"], "--page-tokens is -64"),
+        (["--device-pages", "0"], "--device-pages is 0"),
+        (["--host-pages", "-1"], "--host-pages is -1"),
+        (["--prefill-tokens", "0"], "--prefill-tokens is 0"),
+        (["--output-tokens-max", "-1"], "--output-tokens-max is -1"),
+        (["--round-timeout-s", "0"], "--round-timeout-s is 0"),
+        (["--depth", "2"], "--depth is 2, must be 0 or 1"),
+        (["--profile", "gpt"], "unknown profile 'gpt'; known: llama"),
+        (["--stop-policy", "soon"], "--stop-policy is 'soon'"),
+        (["--write-policy", "never"], "--write-policy is 'never'"),
+        (["--device", "tpu"], "--device is 'tpu'"),
+        (["--launcher", "ssh"], "--launcher is 'ssh'"),
+        (["--ray-address", "host:1"], "--ray-address needs --launcher ray"),
+        (["--store", "ftp://host/kv"], "unknown scheme 'ftp'"),
+        (["--store", "/var/kv"], "is not a URI"),
+        (["--store", "memory://", "--host-pages", "0"], "a store needs host memory"),
+        (["--host-pages", str(1 << 40)], "lower host_pages"),
+        (["/nowhere/trace.jsonl"], "cannot read the trace /nowhere/trace.jsonl"),
+        (["/"], "cannot read the trace /: Is a directory"),
+        (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
+        (["--report", "/"], "it is a directory"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
+    status, said = lockstep("replay", *arguments)
+
+    assert status == 2
+    assert complaint in said
+    assert said.startswith("lockstep: ")
+    assert said.count("\n") == 1
+
+
+def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_path: Path) -> None:
+    path = trace(tmp_path, LINE, {**LINE, "hash_ids": "?"})
+
+    assert lockstep("replay", path) == (
+        2,
+        f'lockstep: {path}, line 2: hash_ids must be a list, found "?"\n',
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--seeds", "5"], "--seeds is '5', must be A:B with whole numbers"),
+        (["--seeds", "5:"], "must be A:B with whole numbers"),
+        (["--seeds", "5:5"], "must be A:B with A less than B"),
+        (["--depth", "7"], "--depth is 7, must be 0 or 1"),
+        (["--profile", "sunny"], "sunny"),
+        (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
+    ],
+)
+def test_a_simulation_that_cannot_be_gets_one_line_and_status_2(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
+    status, said = lockstep("simulate", *arguments)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+
+
+def test_a_simulation_writes_its_report(lockstep: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    status, _ = lockstep("simulate", "--seeds", "0:2", "--report", path)
+
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert status == 0
+    assert report["schedules"] == 2
+    assert report["violations"] == []
+    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_demo_does_not_touch_a_directory_that_holds_something(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    trace(tmp_path, LINE)
+
+    status, said = lockstep("demo", "--store", tmp_path)
+
+    assert status == 2
+    assert "is not empty" in said
+
+
+def test_settings_travel_as_json_unchanged() -> None:
+    settings = ReplaySettings(trace="/t", requests=3, store="memory://", verify=False)
+
+    assert ReplaySettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"colour": 1}'])
+def test_settings_of_another_shape_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        ReplaySettings.from_json(text)
+
+
+def test_what_may_differ_between_ranks_is_not_compared() -> None:
+    settings = ReplaySettings(device_pages=10, host_pages=10, report="/r", table=False)
+
+    assert settings.fingerprint() == ReplaySettings().fingerprint()
+    assert ReplaySettings(seed=1).fingerprint() != ReplaySettings().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("uri", "used"),
+    [
+        ("file:///var/kv", "file:///var/kv?durability=none"),
+        ("file:///var/kv?direct=0", "file:///var/kv?direct=0&durability=none"),
+        ("file:///var/kv?durability=full", "file:///var/kv?durability=full"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_a_replay_does_not_wait_for_the_disk_unless_it_is_told_to(uri: str, used: str) -> None:
+    assert with_replay_durability(uri) == used
+
+
+def test_a_rank_reads_its_place_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "host",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "5",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    environment = read_rank_environment()
+
+    assert is_rank()
+    assert (environment.rank, environment.world_size) == (3, 4)
+    assert (environment.local_rank, environment.local_world_size) == (1, 2)
+    assert (environment.master_addr, environment.master_port) == ("host", 29500)
+    assert environment.store_is_hosted
+    assert environment.attempt == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("RANK", None, "RANK is not set; start the ranks with torchrun"),
+        ("RANK", "first", "RANK is 'first', must be a whole number"),
+        ("RANK", "2", "RANK is 2, must be from 0 to WORLD_SIZE - 1 = 1"),
+        ("MASTER_PORT", "-1", "MASTER_PORT is -1, must not be negative"),
+        ("MASTER_ADDR", "", "MASTER_ADDR is not set"),
+    ],
+)
+def test_an_environment_that_no_launcher_makes_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, complaint: str
+) -> None:
+    good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    for each, text in (good | ({name: value} if value is not None else {})).items():
+        monkeypatch.setenv(each, text)
+    if value is None:
+        monkeypatch.delenv(name)
+
+    with pytest.raises(ConfigError, match=complaint):
+        read_rank_environment()

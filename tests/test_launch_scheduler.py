@@ -1,0 +1,230 @@
+"""The scheduler on a real cache of one rank: everything counted once, nothing wrong, never stuck."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep import Cache
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.launch.contents import PageContents
+from lockstep.launch.counts import Counts
+from lockstep.launch.report import (
+    RankResult,
+    faults_of,
+    make_report,
+    read_report,
+    write_report,
+)
+from lockstep.launch.request import Request
+from lockstep.launch.scheduler import Limits, Scheduler
+from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.workload import synthetic_requests
+
+PAGE = 64
+ROOMY = ReplaySettings(
+    ranks=1, requests=40, concurrency=1, device_pages=4000, host_pages=4000, output_tokens_max=4
+)
+
+
+def opened(settings: ReplaySettings) -> Cache:
+    collective = InProcessGroup(1).member(0)
+    return Cache.open(settings.cache_config(), collective, device=torch.device("cpu"))
+
+
+def scheduler(
+    settings: ReplaySettings,
+    cache: Cache,
+    requests: Iterator[Request] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scheduler:
+    return Scheduler(
+        cache,
+        PageContents(settings.cache_config().layout.shard(0, 1)),
+        synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
+        Limits(
+            concurrency=settings.concurrency,
+            page_tokens=settings.page_tokens,
+            device_pages=settings.device_pages,
+            prefill_tokens=settings.prefill_tokens,
+            output_tokens_max=settings.output_tokens_max,
+            idle_steps_max=5000,
+        ),
+        stopped=stopped,
+    )
+
+
+def replayed(settings: ReplaySettings) -> Counts:
+    cache = opened(settings)
+    try:
+        run = scheduler(settings, cache)
+        assert run.run()
+        assert cache.flush()
+        return run.counts
+    finally:
+        cache.close()
+
+
+def ideal_hits(requests: Iterator[Request]) -> int:
+    """Hit tokens of an unbounded cache: whole pages, and never the last token of a prompt."""
+    seen: set[bytes] = set()
+    hits = 0
+    for request in requests:
+        tokens = request.prompt_tokens
+        prefixes = [tokens[:end].tobytes() for end in range(PAGE, request.prompt_length + 1, PAGE)]
+        matchable = prefixes[: (request.prompt_length - 1) // PAGE]
+        hits += PAGE * next(
+            (n for n, each in enumerate(matchable) if each not in seen), len(matchable)
+        )
+        seen.update(prefixes)
+    return hits
+
+
+def hit_tokens(counts: Counts) -> int:
+    return counts.hit_device_tokens + counts.hit_host_tokens + counts.hit_storage_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_one_request_at_a_time_with_room_hits_exactly_what_an_ideal_cache_hits(depth: int) -> None:
+    settings = replace(ROOMY, depth=depth)
+
+    counts = replayed(settings)
+
+    requests = list(synthetic_requests(settings.seed, settings.requests))
+    assert counts.prompt_tokens == sum(request.prompt_length for request in requests)
+    assert hit_tokens(counts) == ideal_hits(iter(requests))
+    assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
+    assert counts.pages_verified == hit_tokens(counts) // PAGE
+    assert counts.pages_corrupt == 0
+
+
+@pytest.mark.parametrize("stop_policy", ["best_effort", "wait_complete", "timeout"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
+    tmp_path: Path, stop_policy: str, depth: int
+) -> None:
+    settings = ReplaySettings(
+        ranks=1,
+        requests=60,
+        concurrency=6,
+        device_pages=140,
+        host_pages=150,
+        store=tmp_path.as_uri(),
+        stop_policy=stop_policy,
+        depth=depth,
+        output_tokens_max=4,
+    )
+
+    counts = replayed(settings)
+
+    assert counts.requests + counts.refused == 60
+    assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
+    assert counts.pages_corrupt == 0
+    assert counts.pages_rechecked > 0
+
+
+def test_a_second_run_on_the_same_store_hits_what_the_first_persisted(tmp_path: Path) -> None:
+    settings = replace(ROOMY, store=tmp_path.as_uri())
+
+    cold, warm = replayed(settings), replayed(settings)
+
+    assert cold.hit_storage_tokens == 0
+    assert warm.hit_storage_tokens > cold.computed_tokens // 2
+    assert warm.computed_tokens < cold.computed_tokens // 4
+    assert warm.pages_corrupt == 0
+
+
+def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> None:
+    settings = replace(ROOMY, device_pages=40)
+    requests = [
+        Request(index=0, prompt_length=200, output_length=4, hash_ids=(1,)),
+        Request(index=1, prompt_length=5000, output_length=4, hash_ids=tuple(range(10))),
+        Request(index=2, prompt_length=200, output_length=4, hash_ids=(1,)),
+    ]
+    cache = opened(settings)
+
+    run = scheduler(settings, cache, iter(requests))
+    run.run()
+    cache.close()
+
+    assert (run.counts.requests, run.counts.refused) == (2, 1)
+    assert run.counts.prompt_tokens == 400
+    assert run.refusals == [
+        "request-1 needs 79 device pages for 5004 tokens, and there are 40; raise --device-pages"
+    ]
+
+
+def test_a_byte_that_changes_behind_the_caches_back_is_counted_as_a_corrupt_page() -> None:
+    settings = ROOMY
+    request = Request(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
+    cache = opened(settings)
+
+    def requests() -> Iterator[Request]:
+        yield request
+        cache.device_pool.column("v")[1, :, 3] += 1
+        yield Request(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
+
+    run = scheduler(settings, cache, requests())
+    run.run()
+    cache.close()
+
+    # Nine pages when they are hit, and once more when the request has finished.
+    assert run.counts.pages_corrupt == 18
+
+
+def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
+    cache = opened(ROOMY)
+    answers = iter([False, False, True])
+    run = scheduler(ROOMY, cache, stopped=lambda: next(answers))
+
+    assert not run.run()
+
+    assert cache.stats().steps == 2
+    cache.close()
+
+
+def result(**changes: object) -> RankResult:
+    fields: dict[str, object] = {
+        "counts": Counts(requests=2, prompt_tokens=100, computed_tokens=40, hit_host_tokens=60),
+        "refusals": [],
+        "steps": 9,
+        "rounds": 9,
+        "collectives": 9,
+        "round_us": [1.0, 3.0],
+        "operations": {"backup": {"complete": 2}},
+        "bytes_moved": {"l1_to_l2": 1, "l2_to_l1": 2, "l2_to_l3": 3, "l3_to_l2": 4},
+        "storage_corrupt": 0,
+        "digest": 0x1234,
+        "wall_s": 1.0,
+        "flush_s": 0.5,
+    }
+    return RankResult(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_rank_hands_in_its_result_unchanged() -> None:
+    assert RankResult.unpack(result().pack()) == result()
+
+
+def test_the_report_takes_equal_counts_once_and_adds_bytes_and_pages(tmp_path: Path) -> None:
+    report = make_report(ROOMY, [result(), result(round_us=[5.0])])
+    write_report(str(tmp_path / "report.json"), report)
+
+    assert read_report(tmp_path / "report.json") == report
+    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
+    assert report["prompt_tokens"] == 100
+    assert report["bytes"] == {"l1_to_l2": 2, "l2_to_l1": 4, "l2_to_l3": 6, "l3_to_l2": 8}
+    assert report["round_us"]["p50"] == 3.0
+    assert faults_of(report) == []
+
+
+def test_corrupt_pages_and_unequal_replicas_are_faults() -> None:
+    corrupt = Counts(pages_corrupt=3)
+
+    report = make_report(ROOMY, [result(counts=corrupt), result(digest=0x5678)])
+
+    assert faults_of(report) == [
+        "3 pages held wrong bytes",
+        "the replicas differ: digests 0000000000001234, 0000000000005678",
+    ]

@@ -1,0 +1,154 @@
+"""Reading a trace, and the token ids and requests that come out of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.request import (
+    BLOCK_TOKENS,
+    OUTPUT_TOKENS_FROM,
+    Request,
+    block_tokens,
+    output_tokens,
+)
+from lockstep.launch.trace import read_trace
+from lockstep.launch.workload import REQUESTS_DEFAULT, requests_of, synthetic_requests
+
+GOOD = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [7, 8]}
+
+
+def write_lines(folder: Path, *lines: str) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def changed(**changes: object) -> str:
+    return json.dumps({**GOOD, **changes})
+
+
+def without(name: str) -> str:
+    return json.dumps({key: value for key, value in GOOD.items() if key != name})
+
+
+def test_a_line_becomes_a_request_and_blank_lines_and_other_fields_are_skipped(
+    tmp_path: Path,
+) -> None:
+    path = write_lines(tmp_path, json.dumps(GOOD), "", changed(extra=[1], timestamp="?"))
+
+    assert list(read_trace(path)) == [
+        Request(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8)),
+        Request(index=1, prompt_length=700, output_length=3, hash_ids=(7, 8)),
+    ]
+
+
+def test_reading_stops_at_the_limit_and_does_not_look_at_what_follows(tmp_path: Path) -> None:
+    path = write_lines(tmp_path, json.dumps(GOOD), "broken")
+
+    assert len(list(read_trace(path, limit=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "not JSON"),
+        ("[1, 2]", "expected a JSON object, found a list"),
+        ('"text"', 'expected a JSON object, found "text"'),
+        (without("input_length"), "input_length is missing"),
+        (without("output_length"), "output_length is missing"),
+        (without("hash_ids"), "hash_ids is missing"),
+        (changed(input_length="12"), 'input_length must be a whole number, found "12"'),
+        (changed(input_length=1.5), "input_length must be a whole number, found 1.5"),
+        (changed(input_length=True), "input_length must be a whole number, found true"),
+        (changed(input_length=-1), "input_length is -1, must be 1 or more"),
+        (changed(input_length=0), "input_length is 0, must be 1 or more"),
+        (changed(output_length=-5), "output_length is -5, must be 0 or more"),
+        (changed(output_length=None), "output_length must be a whole number, found null"),
+        (changed(hash_ids=7), "hash_ids must be a list, found 7"),
+        (changed(hash_ids=[1, "2"]), 'hash_ids must hold whole numbers, found "2"'),
+        (changed(hash_ids=[1, -2]), "hash_ids holds -2"),
+        (changed(hash_ids=[7]), "1 hash_ids are too few for input_length 700"),
+    ],
+)
+def test_a_malformed_line_is_refused_with_file_and_line_number(
+    tmp_path: Path, line: str, complaint: str
+) -> None:
+    path = write_lines(tmp_path, json.dumps(GOOD), line)
+
+    with pytest.raises(ConfigError) as caught:
+        list(read_trace(path))
+
+    assert str(caught.value).startswith(f"{path}, line 2: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_a_directory_an_empty_file_and_binary_are_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, complaint in [
+        (tmp_path / "absent", "No such file"),
+        (tmp_path, "Is a directory"),
+        (write_lines(tmp_path), "has no requests"),
+        (binary, "not UTF-8"),
+    ]:
+        with pytest.raises(ConfigError, match=complaint) as caught:
+            list(read_trace(path))
+        assert str(path) in str(caught.value)
+
+
+def test_requests_that_share_ids_share_exactly_those_tokens() -> None:
+    first = block_tokens((1, 2, 3), 3 * BLOCK_TOKENS)
+    second = block_tokens((1, 2, 4), 3 * BLOCK_TOKENS)
+
+    assert first.dtype == np.int32
+    assert np.array_equal(first[: 2 * BLOCK_TOKENS], second[: 2 * BLOCK_TOKENS])
+    assert not np.array_equal(first[2 * BLOCK_TOKENS :], second[2 * BLOCK_TOKENS :])
+
+
+def test_a_partial_block_is_the_beginning_of_its_block() -> None:
+    assert np.array_equal(block_tokens((1, 2), 700), block_tokens((1, 2), 1024)[:700])
+
+
+def test_the_same_block_has_the_same_tokens_wherever_it_stands() -> None:
+    assert np.array_equal(block_tokens((9, 5), 1024)[512:], block_tokens((5,), 512))
+
+
+def test_output_tokens_are_never_prompt_tokens_and_differ_between_requests() -> None:
+    prompts = block_tokens(tuple(range(200)), 200 * BLOCK_TOKENS)
+    outputs = output_tokens(3, 500)
+
+    assert prompts.min() >= 0
+    assert prompts.max() < OUTPUT_TOKENS_FROM <= outputs.min()
+    assert np.array_equal(outputs[:10], output_tokens(3, 10))
+    assert not np.array_equal(outputs, output_tokens(4, 500))
+
+
+def test_the_built_in_workload_repeats_for_a_seed_and_only_for_it() -> None:
+    once = list(synthetic_requests(1, 50))
+
+    assert once == list(synthetic_requests(1, 50))
+    assert once != list(synthetic_requests(2, 50))
+    assert len(list(requests_of(None, 0, None))) == REQUESTS_DEFAULT
+
+
+def test_the_built_in_workload_shares_system_prompts_and_grows_conversations() -> None:
+    requests = list(synthetic_requests(0))
+    grown = sum(
+        any(
+            later.hash_ids[: len(earlier.hash_ids) - 1] == earlier.hash_ids[:-1]
+            and later.prompt_length > earlier.prompt_length
+            and later.hash_ids[2:3] == earlier.hash_ids[2:3]
+            for earlier in requests[: later.index]
+        )
+        for later in requests
+    )
+
+    assert len({request.hash_ids[:2] for request in requests}) == 3
+    assert grown > len(requests) // 3
+    for request in requests:
+        assert len(request.hash_ids) == -(-request.prompt_length // BLOCK_TOKENS)

@@ -1,0 +1,47 @@
+"""Virtual time: it moves only when the schedule moves it, and everything due happens in one order.
+
+Events that are due at the same instant happen in the order in which they were planned, so a schedule
+depends on its seed and on nothing else.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+Action = Callable[[], None]
+"""What happens at a planned instant."""
+
+
+class Clock:
+    """The one clock of a schedule, in microseconds since its start."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self._planned: list[tuple[int, int, Action]] = []
+        self._sequence = 0
+
+    def after(self, delay_us: int, action: Action) -> None:
+        """Plan `action` for `delay_us` from now; it happens when the clock is advanced that far."""
+        self._sequence += 1
+        heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
+
+    def advance(self, duration_us: int) -> None:
+        """Let `duration_us` pass, and whatever is planned within it happen at its instant."""
+        end_us = self.now_us + duration_us
+        planned = self._planned
+        while planned and planned[0][0] <= end_us:
+            instant_us, _, action = heappop(planned)
+            self.now_us = instant_us
+            action()
+        self.now_us = end_us
+
+    def advance_to_next(self, duration_us_max: int) -> None:
+        """Let time pass until something has happened, at most `duration_us_max`."""
+        if self._planned:
+            until_us = self._planned[0][0] - self.now_us
+            self.advance(min(max(0, until_us), duration_us_max))
+        else:
+            self.advance(duration_us_max)
+
+    def forget_plans(self) -> None:
+        """Drop everything that is planned, as when every process of the group has ended."""
+        self._planned.clear()

@@ -1,0 +1,142 @@
+"""N real caches in one thread: every command goes to all of them, every step is taken by all.
+
+What the ranks answer must be equal, and the rounds that they launch must be equal in number and
+shape; both are checked here, at the moment they happen.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from ..coordinator.collectives.base import Collective, PendingRound, Vector
+from ..coordinator.collectives.in_process import InProcessGroup
+from ..coordinator.divergence import first_difference
+from ..errors import CollectiveTimeout, GroupError
+from ..ranks.cache import Cache
+from .checkers import Violated
+from .clock import Clock
+
+Answer = TypeVar("Answer")
+
+
+class WatchedCollective:
+    """A transport that writes down every collective that its rank reaches."""
+
+    def __init__(self, inner: Collective) -> None:
+        self._inner = inner
+        self.reached: list[tuple[str, int]] = []
+        """By launch: the kind of element and the length; a gathering has the length 0."""
+
+    @property
+    def rank(self) -> int:
+        """See `Collective`."""
+        return self._inner.rank
+
+    @property
+    def world_size(self) -> int:
+        """See `Collective`."""
+        return self._inner.world_size
+
+    @property
+    def launches(self) -> int:
+        """See `Collective`."""
+        return self._inner.launches
+
+    def launch(self, lanes: Vector) -> PendingRound:
+        """See `Collective`."""
+        self.reached.append((str(lanes.dtype), int(np.size(lanes))))
+        return self._inner.launch(lanes)
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """Refuse: one thread cannot wait for its own later turns, and no step may gather."""
+        del payload, timeout_s
+        self.reached.append(("gather", 0))
+        raise CollectiveTimeout("the simulator compares the flight recorders itself")
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._inner.close()
+
+
+MakeCache = Callable[[int, Collective], Cache]
+"""Makes the cache of one rank upon its transport."""
+
+
+class Cluster:
+    """The caches of one epoch."""
+
+    def __init__(self, ranks: int, *, depth: int, clock: Clock, make: MakeCache) -> None:
+        group = InProcessGroup(ranks)
+        self.steps = 0
+        self.collectives_per_step_max = 0
+        self.collectives = [WatchedCollective(group.member(rank)) for rank in range(ranks)]
+        self.caches = [make(rank, collective) for rank, collective in enumerate(self.collectives)]
+        self._depth = depth
+        self._clock = clock
+        self._shape: tuple[str, int] | None = None
+        self._open = False
+
+    def ask(self, what: str, command: Callable[[Cache], Answer]) -> Answer:
+        """Issue one command on every rank and return the answer, which must be equal on all."""
+        answers = [command(cache) for cache in self.caches]
+        first = answers[0]
+        for rank, answer in enumerate(answers):
+            if answer != first:
+                raise Violated(f"{what}: rank 0 answers {first}, rank {rank} answers {answer}")
+        return first
+
+    def step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
+        """Take one step on every rank but `missing`; return what each rank raised, if anything.
+
+        Of the two halves of a step every rank takes one before any rank takes the next, so that no
+        wait ever blocks. `middle_us` of virtual time pass while the round is on its way.
+        """
+        errors: list[GroupError | None] = [None] * len(self.caches)
+        before = [len(each.reached) for each in self.collectives]
+        if self._depth:
+            if self._open:
+                self._half(errors, missing, lambda cache: cache.close_round())
+            self._clock.advance(middle_us)
+            self._half(errors, missing, lambda cache: cache.open_round())
+            self._open = True
+        else:
+            self._half(errors, missing, lambda cache: cache.open_round())
+            self._clock.advance(middle_us)
+            self._half(errors, missing, lambda cache: cache.close_round())
+        self.steps += 1
+        if not any(errors) and missing is None:
+            self._check_collectives(before)
+        return errors
+
+    def _half(
+        self,
+        errors: list[GroupError | None],
+        missing: int | None,
+        half: Callable[[Cache], object],
+    ) -> None:
+        for rank, cache in enumerate(self.caches):
+            if rank == missing or errors[rank] is not None:
+                continue
+            try:
+                half(cache)
+            except GroupError as error:
+                errors[rank] = error
+
+    def _check_collectives(self, before: list[int]) -> None:
+        for rank, (collective, count) in enumerate(zip(self.collectives, before, strict=True)):
+            reached = collective.reached[count:]
+            self.collectives_per_step_max = max(self.collectives_per_step_max, len(reached))
+            if len(reached) != 1:
+                raise Violated(f"rank {rank} reached {len(reached)} collectives in one step")
+            if self._shape is None:
+                self._shape = reached[0]
+            if reached[0] != self._shape:
+                raise Violated(
+                    f"rank {rank} launched a round of {reached[0]}, others were {self._shape}"
+                )
+
+    def first_difference(self) -> str:
+        """Name the first change that is not equal on all ranks."""
+        recorders = [cache.replica.state.journal.recorder.last(4096) for cache in self.caches]
+        return first_difference(recorders) or "the recorders do not reach back to it"

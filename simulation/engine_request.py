@@ -1,0 +1,58 @@
+"""A request as the engine knows it: its tokens, and how far it has come."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from .prompts import TOKEN_BYTES
+
+
+class Stage(Enum):
+    """Where a request stands in the engine's eyes."""
+
+    ARRIVED = auto()
+    """Nothing was asked of the cache."""
+    PREFETCHING = auto()
+    """Its prefetch was begun, and the engine may have to wait for it."""
+    WAITING = auto()
+    """It waits for admission."""
+    LOADING = auto()
+    """Its load back is in flight."""
+    COMPUTING = auto()
+    """It has its prefix, and computes the rest of the prompt."""
+    ANSWERING = auto()
+    """It puts out tokens."""
+    PUBLISHED = auto()
+    """All that it computed is in the tree."""
+    GONE = auto()
+    """The cache holds nothing for it any more."""
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """One request as the engine knows it. Lengths in tokens."""
+
+    name: str
+    namespace: str
+    tokens: bytes
+    prompt: int
+    """The length of the prompt; what follows is its answer."""
+    stage: Stage = Stage.ARRIVED
+    computed: int = 0
+    """Tokens whose KV is in its pages, on every rank."""
+    room: int = 0
+    """Tokens that its pages have room for."""
+    shared: int = 0
+    """Tokens that it has seen as a hit or published."""
+    answer: int = 0
+    """The length of its answer when it ends."""
+    refused: int = 0
+    """How often in a row it was told that there is no room."""
+    prefetched: bool = False
+    """Whether a prefetch was begun for it."""
+    cached_before: int = 0
+    """Tokens that a match found right before that prefetch."""
+    table: list[int] = field(default_factory=list[int])
+
+    def head(self, length: int) -> bytes:
+        """Return its first `length` tokens."""
+        return self.tokens[: length * TOKEN_BYTES]

@@ -1,0 +1,99 @@
+"""One epoch of a schedule: fresh processes with empty memory upon stores that outlive them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..coordinator.collectives.base import Collective
+from ..ranks.cache import Cache
+from ..ranks.replica.state import ReplicaConfig
+from .clock import Clock
+from .cluster import Cluster
+from .conditions import Conditions
+from .executor import SimulatedExecutor
+from .faults import FaultSource
+from .memory import Finding, Slots, Store
+from .world import World
+
+_PAGE_BYTES = 1 << 10
+"""What a page counts for in the bytes moved; nothing else depends on it."""
+
+MakeExecutor = Callable[[Conditions, Slots, Slots, Store], SimulatedExecutor]
+"""Makes the executor of one rank from its conditions, device pool, host pool and store."""
+
+
+def make_executor(
+    conditions: Conditions, device: Slots, host: Slots, store: Store
+) -> SimulatedExecutor:
+    """Return an executor that keeps its promises."""
+    return SimulatedExecutor(
+        conditions, device=device, host=host, store=store, page_bytes=_PAGE_BYTES
+    )
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The group of one epoch, with the memory of each rank."""
+
+    cluster: Cluster
+    executors: list[SimulatedExecutor]
+    memories: list[tuple[Slots, Slots]]
+    """By rank: the device pool and the host pool."""
+    sick: set[int] = field(default_factory=set[int])
+
+    @property
+    def caches(self) -> list[Cache]:
+        """The caches by rank."""
+        return self.cluster.caches
+
+    @property
+    def devices(self) -> list[Slots]:
+        """The device pools by rank."""
+        return [device for device, _ in self.memories]
+
+
+def begin_epoch(
+    world: World,
+    number: int,
+    *,
+    clock: Clock,
+    stores: list[Store],
+    faults: FaultSource,
+    finding: Finding,
+    make: MakeExecutor,
+) -> Epoch:
+    """Start a group. The epoch's number keeps its draws apart from those of the others."""
+    config = world.config
+    replica_config = ReplicaConfig.of(
+        config,
+        device_pages=config.device_pages,
+        host_pages=config.host_pages,
+        model_digest=b"simulated",
+    )
+    executors: list[SimulatedExecutor] = []
+    memories: list[tuple[Slots, Slots]] = []
+
+    def make_cache(rank: int, collective: Collective) -> Cache:
+        memory = (
+            Slots("device", config.device_pages, finding),
+            Slots("host", config.host_pages, finding),
+        )
+        conditions = Conditions(
+            rank,
+            clock=clock,
+            faults=faults,
+            random=world.stream(f"executor/{number}/{rank}"),
+            finding=finding,
+        )
+        executor = make(conditions, *memory, stores[rank])
+        memories.append(memory)
+        executors.append(executor)
+        clock_ms = partial(_clock_ms, clock, world.faults.skews_ms[rank])
+        return Cache(config, collective, executor, replica_config, clock_ms=clock_ms)
+
+    cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
+    return Epoch(cluster, executors, memories)
+
+
+def _clock_ms(clock: Clock, skew_ms: int) -> int:
+    return clock.now_us // 1000 + skew_ms

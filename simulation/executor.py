@@ -1,0 +1,371 @@
+"""An executor that moves symbols instead of bytes, in virtual time, and watches who touches what.
+
+It keeps the promises of `ranks.executor.base.Executor` and uses every freedom that they leave: pages
+land out of order, transfers run on after a `Cancel` until they end, reports come late and again.
+What it never does is to say more than is true: `Landed` counts verified pages only, and `Quiesced`
+follows the last touch.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from ..coordinator.ballot import Answered, Capped, Ended, Expired, Landed, Progress
+from ..ranks.executor.base import BytesMoved
+from ..ranks.orders import (
+    KV_POOL,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    Fetch,
+    LookUp,
+    ObjectTransfer,
+    Order,
+    Persist,
+)
+from .conditions import Conditions, Page, Work
+from .faults import Fault
+from .memory import EMPTY, GARBAGE, TORN, Slots, Store, describe
+
+
+class SimulatedExecutor:
+    """The executor of one simulated rank; see `ranks.executor.base.Executor`."""
+
+    def __init__(
+        self, conditions: Conditions, *, device: Slots, host: Slots, store: Store, page_bytes: int
+    ) -> None:
+        self.device = device
+        self.host = host
+        self.sick: str | None = None
+        """What `trouble` says; the schedule sets it."""
+        self.conditions = conditions
+        self._store = store
+        self._faults = conditions.faults
+        self._random = conditions.random
+        self._page_bytes = page_bytes
+        self._works: dict[int, Work] = {}
+        self._corrupt = 0
+        self._moved = {"l1_to_l2": 0, "l2_to_l1": 0, "l2_to_l3": 0, "l3_to_l2": 0}
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """Begin the orders."""
+        for order in orders:
+            match order:
+                case LookUp():
+                    self._look_up(order)
+                case Fetch():
+                    self._fetch(order)
+                case Persist():
+                    self._persist(order)
+                case CopyToHost():
+                    self._copy(order, self.device, self.host, "l1_to_l2")
+                case CopyToDevice():
+                    self._copy(order, self.host, self.device, "l2_to_l1")
+                case Cancel():
+                    self._cancel(order)
+
+    def progress(self) -> list[Progress]:
+        """Return what has happened since the last call."""
+        return self.conditions.take_reports()
+
+    def wait(self, timeout_s: float) -> None:
+        """Let virtual time pass until something happens."""
+        if not self.conditions.has_reports:
+            self.conditions.clock.advance_to_next(_us(timeout_s))
+
+    def trouble(self) -> str | None:
+        """Say why this rank cannot go on, or None."""
+        return self.sick
+
+    def bytes_moved(self) -> BytesMoved:
+        """Return the bytes moved so far."""
+        return BytesMoved(**self._moved)
+
+    def pages_corrupt(self) -> int:
+        """Return how many pages a read found damaged."""
+        return self._corrupt
+
+    def close(self) -> None:
+        """End as a process ends: nothing that was begun touches memory or the store any more."""
+        self.conditions.closed = True
+
+    def restless(self) -> set[int]:
+        """Return the operations that were stopped and that still touch memory."""
+        return {w.operation for w in self._works.values() if w.cancelled and w.touching}
+
+    def _begin(
+        self, operation: int, kind: Literal["lookup", "fetch", "persist", "copy"], timeout_s: float
+    ) -> Work:
+        before = self._works.get(operation)
+        if before is not None and before.kind != "lookup":
+            self.conditions.find(f"operation {operation} is ordered to {kind} after {before.kind}")
+        slowness = 1 if kind == "copy" else self.conditions.slowness()
+        work = Work(operation, kind, _us(timeout_s), slowness)
+        self._works[operation] = work
+        return work
+
+    def _cancel(self, order: Cancel) -> None:
+        work = self._works.get(order.operation)
+        if work is None:
+            self.conditions.find(f"operation {order.operation} is cancelled but was never ordered")
+            return
+        work.cancelled = True
+        for page in work.queue:
+            if work.kind == "fetch":
+                self._slots(page.pool).finish_writing(page.page, work.operation)
+            else:
+                self._slots(page.pool).finish_reading(page.page)
+        work.queue.clear()
+        self.conditions.maybe_quiet(work)
+        if work.touching:
+            give_up = partial(self.conditions.give_up_quiet, work)
+            self.conditions.plan(_us(order.timeout_s), give_up)
+
+    def _slots(self, pool: str) -> Slots:
+        if pool != KV_POOL:
+            self.conditions.find(f"an order names the unknown pool {pool!r}")
+        return self.host
+
+    # Lookups touch no page. What they answer is a hint, so it may be wrong in both directions.
+
+    def _look_up(self, order: LookUp) -> None:
+        work = self._begin(order.operation, "lookup", order.timeout_s)
+        if self._faults.strikes(Fault.LOOKUP_SILENT):
+            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
+            return
+        delay_us = self.conditions.duration_us(work, 25_000)
+        if delay_us > work.timeout_us:
+            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
+        self.conditions.plan(delay_us, partial(self._answer, work, order))
+
+    def _answer(self, work: Work, order: LookUp) -> None:
+        pages = self._store.leading(order.pool, order.keys)
+        total = len(order.keys)
+        if pages < total and self._faults.strikes(Fault.LOOKUP_TOO_MANY):
+            pages = self._random.randint(pages + 1, total)
+        elif pages and self._faults.strikes(Fault.LOOKUP_TOO_FEW):
+            pages = self._random.randrange(pages)
+        work.over = True
+        self.conditions.say(Answered(work.operation, pages))
+
+    def _expire_lookup(self, work: Work) -> None:
+        if not work.over:
+            self.conditions.say(Expired(work.operation))
+
+    # Fetches and persists are a queue of pages, of which a few are moved at a time.
+
+    def _fetch(self, order: Fetch) -> None:
+        work = self._begin(order.operation, "fetch", order.timeout_s)
+        work.pending = [0] * max((len(t.keys) for t in order.transfers), default=0)
+        self._queue(work, order.transfers)
+        if not work.queue:
+            work.over = True
+            return
+        for page in work.queue:
+            work.pending[page.index] += 1
+            self._slots(page.pool).claim_to_write(page.page, work.operation)
+        self.conditions.plan(work.timeout_us, partial(self._expire_fetch, work))
+        for _ in range(self._random.randint(1, 4)):
+            self._next_read(work)
+
+    def _persist(self, order: Persist) -> None:
+        work = self._begin(order.operation, "persist", order.timeout_s)
+        self._queue(work, order.transfers)
+        for page in work.queue:
+            self._slots(page.pool).claim_to_read(page.page, work.operation)
+        self.conditions.plan(work.timeout_us, partial(self._expire_ending, work))
+        for _ in range(self._random.randint(1, 3)):
+            self._next_write(work)
+
+    def _queue(self, work: Work, transfers: tuple[ObjectTransfer, ...]) -> None:
+        pages: list[Page] = []
+        for transfer in transfers:
+            if len(transfer.keys) != len(transfer.pages):
+                self.conditions.find(
+                    f"operation {work.operation} names {len(transfer.keys)} keys "
+                    f"and {len(transfer.pages)} pages"
+                )
+            pages += [
+                Page(index, transfer.pool, key, page)
+                for index, (key, page) in enumerate(
+                    zip(transfer.keys, transfer.pages, strict=False)
+                )
+            ]
+        if self._random.random() < 0.5:
+            self._random.shuffle(pages)
+        work.queue = deque(pages)
+
+    def _next_read(self, work: Work) -> None:
+        if not work.queue:
+            return
+        page = work.queue.popleft()
+        work.touching += 1
+        self._slots(page.pool).content[page.page] = TORN
+        if self._faults.strikes(Fault.HUNG_READ):
+            self.conditions.plan_hung(work, partial(self._read_ended, work, page))
+            return
+        delay_us = self.conditions.duration_us(work, 20_000)
+        self.conditions.plan(delay_us, partial(self._read_ended, work, page))
+
+    def _read_ended(self, work: Work, page: Page) -> None:
+        slots = self._slots(page.pool)
+        content = self._read_object(page)
+        slots.content[page.page] = GARBAGE if content is None else content
+        slots.finish_writing(page.page, work.operation)
+        work.touching -= 1
+        if work.gave_up_quiet:
+            self._faults.count(Fault.LATE_WRITE)
+        if content is not None:
+            self._moved["l3_to_l2"] += self._page_bytes
+            self._land(work, page.index)
+        elif work.ceiling is None or page.index < work.ceiling:
+            work.ceiling = page.index
+            self.conditions.say(Capped(work.operation, page.index))
+            if self._random.random() < 0.5:
+                self._drop_beyond(work, page.index)
+        self._next_read(work)
+        self.conditions.maybe_quiet(work)
+
+    def _read_object(self, page: Page) -> int | None:
+        if self._faults.strikes(Fault.FAILED_READ):
+            return None
+        content = self._store.read(page.pool, page.key)
+        if content is None:
+            return None
+        for fault in (Fault.MISSING_PAGE, Fault.CORRUPT_PAGE):
+            if self._faults.strikes(fault):
+                self._store.remove(page.pool, page.key)
+                self._corrupt += fault is Fault.CORRUPT_PAGE
+                return None
+        return content
+
+    def _land(self, work: Work, index: int) -> None:
+        work.pending[index] -= 1
+        before = work.landed
+        while work.landed < len(work.pending) and not work.pending[work.landed]:
+            work.landed += 1
+        if work.landed > before:
+            work.over = work.landed == len(work.pending)
+            self.conditions.say(Landed(work.operation, work.landed))
+
+    def _drop_beyond(self, work: Work, ceiling: int) -> None:
+        kept = [page for page in work.queue if page.index < ceiling]
+        for page in work.queue:
+            if page.index >= ceiling:
+                self._slots(page.pool).finish_writing(page.page, work.operation)
+        work.queue = deque(kept)
+
+    def _expire_fetch(self, work: Work) -> None:
+        if not work.over and not work.cancelled:
+            self.conditions.say(Expired(work.operation))
+
+    def _next_write(self, work: Work) -> None:
+        if not work.queue:
+            if not work.touching and not work.over:
+                self._end(work, ok=work.ok)
+            return
+        page = work.queue.popleft()
+        work.touching += 1
+        if self._faults.strikes(Fault.HUNG_PERSIST):
+            self.conditions.plan_hung(work, partial(self._write_ended, work, page))
+            return
+        delay_us = self.conditions.duration_us(work, 30_000)
+        self.conditions.plan(delay_us, partial(self._write_ended, work, page))
+
+    def _write_ended(self, work: Work, page: Page) -> None:
+        slots = self._slots(page.pool)
+        content = slots.content[page.page]
+        slots.finish_reading(page.page)
+        work.touching -= 1
+        if self._faults.strikes(Fault.FAILED_PERSIST):
+            work.ok = False
+        elif not self._faults.strikes(Fault.LOST_WRITE):
+            wrong = self._store.write(page.pool, page.key, content)
+            self._moved["l2_to_l3"] += self._page_bytes
+            if wrong is not None:
+                self.conditions.find(f"persist {work.operation} {wrong}")
+        self._next_write(work)
+        self.conditions.maybe_quiet(work)
+
+    # A copy is one piece: it begins once, and it ends as a whole.
+
+    def _copy(
+        self, order: CopyToHost | CopyToDevice, sources: Slots, destinations: Slots, moved: str
+    ) -> None:
+        work = self._begin(order.operation, "copy", order.timeout_s)
+        pages = [
+            pair
+            for transfer in order.transfers
+            for pair in zip(transfer.sources, transfer.destinations, strict=True)
+        ]
+        for source, destination in pages:
+            sources.claim_to_read(source, work.operation)
+            destinations.claim_to_write(destination, work.operation)
+        work.touching = 1
+        self.conditions.plan(work.timeout_us, partial(self._expire_ending, work))
+        begin = partial(self._copy_begun, work, pages, sources, destinations, moved)
+        if self._random.random() < 0.5:
+            begin()
+        else:
+            self.conditions.plan(self.conditions.duration_us(work, 8_000), begin)
+
+    def _copy_begun(
+        self,
+        work: Work,
+        pages: list[tuple[int, int]],
+        sources: Slots,
+        destinations: Slots,
+        moved: str,
+    ) -> None:
+        if work.cancelled:
+            for source, destination in pages:
+                sources.finish_reading(source)
+                destinations.finish_writing(destination, work.operation)
+            work.touching = 0
+            self.conditions.maybe_quiet(work)
+            return
+        for _, destination in pages:
+            destinations.content[destination] = TORN
+        end = partial(self._copy_ended, work, pages, sources, destinations, moved)
+        if self._faults.strikes(Fault.HUNG_COPY):
+            self.conditions.plan_hung(work, end)
+        else:
+            self.conditions.plan(self.conditions.duration_us(work, 12_000), end)
+
+    def _copy_ended(
+        self,
+        work: Work,
+        pages: list[tuple[int, int]],
+        sources: Slots,
+        destinations: Slots,
+        moved: str,
+    ) -> None:
+        failed = self._faults.strikes(Fault.FAILED_COPY)
+        for source, destination in pages:
+            content = sources.content[source]
+            if content <= EMPTY:
+                self.conditions.find(
+                    f"operation {work.operation} copies {sources.name} page "
+                    f"{source}, which holds {describe(content)}"
+                )
+            destinations.content[destination] = GARBAGE if failed else content
+            sources.finish_reading(source)
+            destinations.finish_writing(destination, work.operation)
+        work.touching -= 1
+        self._moved[moved] += len(pages) * self._page_bytes
+        if not work.over:
+            self._end(work, ok=not failed)
+        self.conditions.maybe_quiet(work)
+
+    def _end(self, work: Work, *, ok: bool) -> None:
+        work.over = True
+        self.conditions.say(Ended(work.operation, ok))
+
+    def _expire_ending(self, work: Work) -> None:
+        if not work.over:
+            self._end(work, ok=False)
+
+
+def _us(duration_s: float) -> int:
+    return int(duration_s * 1_000_000)

@@ -1,0 +1,227 @@
+"""What goes wrong in a schedule: which kinds of fault, how often, and at which step.
+
+Every schedule has its own selection: each kind is switched on or off by the seed, so that rare pairs
+of faults meet undisturbed by all the others. Each fault that strikes is counted by its kind.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+
+
+class Fault(StrEnum):
+    """The kinds of fault."""
+
+    MISSING_PAGE = "missing_page"
+    """One rank's store does not have a page that was written."""
+    LOST_OBJECT = "lost_object"
+    """One rank's store drops an object of its own accord."""
+    CORRUPT_PAGE = "corrupt_page"
+    """A read finds bytes that are not the object, and the store drops it."""
+    FAILED_READ = "failed_read"
+    """A read ends with an error."""
+    HUNG_READ = "hung_read"
+    """A read outlives its deadline; it ends late, or very late, or never."""
+    LATE_WRITE = "late_write"
+    """A hung read writes into its slot after quiet was given up."""
+    SLOW_STORE = "slow_store"
+    """One order takes many times as long as others."""
+    LOOKUP_TOO_MANY = "lookup_too_many"
+    """A lookup counts objects that are not there."""
+    LOOKUP_TOO_FEW = "lookup_too_few"
+    """A lookup does not see objects that are there."""
+    LOOKUP_SILENT = "lookup_silent"
+    """A lookup is never answered."""
+    FAILED_PERSIST = "failed_persist"
+    """A write ends with an error."""
+    LOST_WRITE = "lost_write"
+    """A write ends well, and nothing was stored."""
+    HUNG_PERSIST = "hung_persist"
+    """A write outlives its deadline, reading its host page all the while."""
+    FAILED_COPY = "failed_copy"
+    """A copy between device and host ends with an error."""
+    HUNG_COPY = "hung_copy"
+    """A copy outlives its deadline."""
+    REPEATED_REPORT = "repeated_report"
+    """A report comes again, perhaps after its operation has ended."""
+    LATE_REPORT = "late_report"
+    """A report comes later than those that follow it."""
+    SLOW_RANK = "slow_rank"
+    """One rank's transfers take several times as long as the others'."""
+    CLOCK_SKEW = "clock_skew"
+    """The ranks' clocks differ."""
+    TINY_POOLS = "tiny_pools"
+    """The pools hold a fraction of what is in use."""
+    TINY_BOUNDS = "tiny_bounds"
+    """Few operations may be in flight, and few may wait."""
+    ABORTED_REQUEST = "aborted_request"
+    """The engine aborts a request at some moment of its life."""
+    DEAD_RANK = "dead_rank"
+    """A rank's process ends, and its transport notices."""
+    SILENT_RANK = "silent_rank"
+    """A rank launches no round any more, and nobody notices but by time."""
+    UNHEALTHY_RANK = "unhealthy_rank"
+    """A rank says that it cannot go on."""
+    RESTART = "restart"
+    """All processes end and start again upon the same stores."""
+
+
+BASE_RATES: Mapping[Fault, float] = {
+    Fault.MISSING_PAGE: 0.05,
+    Fault.LOST_OBJECT: 0.03,
+    Fault.CORRUPT_PAGE: 0.05,
+    Fault.FAILED_READ: 0.05,
+    Fault.HUNG_READ: 0.06,
+    Fault.SLOW_STORE: 0.1,
+    Fault.LOOKUP_TOO_MANY: 0.15,
+    Fault.LOOKUP_TOO_FEW: 0.1,
+    Fault.LOOKUP_SILENT: 0.08,
+    Fault.FAILED_PERSIST: 0.08,
+    Fault.LOST_WRITE: 0.05,
+    Fault.HUNG_PERSIST: 0.03,
+    Fault.FAILED_COPY: 0.04,
+    Fault.HUNG_COPY: 0.02,
+    Fault.REPEATED_REPORT: 0.1,
+    Fault.LATE_REPORT: 0.1,
+    Fault.ABORTED_REQUEST: 0.02,
+}
+"""How often a fault strikes where it can (a page read, an order, a report), before the draw."""
+
+GROUP_FAULTS = {
+    Fault.DEAD_RANK: (0.12,),
+    Fault.SILENT_RANK: (0.05,),
+    Fault.UNHEALTHY_RANK: (0.08,),
+    Fault.RESTART: (0.6, 0.4),
+}
+"""Faults that end the group's epoch, and the chance of the first and of a second one of them; the
+schedule goes on with new processes on the old stores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What the schedules of a profile are drawn from."""
+
+    about: str
+    """One line for the reader of `--help`."""
+    faults: frozenset[Fault]
+    """The kinds that may be switched on."""
+    calm: float = 0.04
+    """The share of schedules without any fault."""
+
+
+_STORAGE = frozenset(
+    {
+        Fault.MISSING_PAGE,
+        Fault.LOST_OBJECT,
+        Fault.CORRUPT_PAGE,
+        Fault.FAILED_READ,
+        Fault.HUNG_READ,
+        Fault.SLOW_STORE,
+        Fault.LOOKUP_TOO_MANY,
+        Fault.LOOKUP_TOO_FEW,
+        Fault.LOOKUP_SILENT,
+        Fault.FAILED_PERSIST,
+        Fault.LOST_WRITE,
+        Fault.HUNG_PERSIST,
+        Fault.RESTART,
+    }
+)
+_PRESSURE = frozenset({Fault.TINY_POOLS, Fault.TINY_BOUNDS, Fault.ABORTED_REQUEST})
+
+PROFILES: Mapping[str, Profile] = {
+    "mixed": Profile(
+        about="every kind of fault, a selection for each seed", faults=frozenset(Fault)
+    ),
+    "calm": Profile(
+        about="no faults; at most the group starts again on its store",
+        faults=frozenset({Fault.RESTART}),
+        calm=0.5,
+    ),
+    "storage": Profile(about="faults of storage only", faults=_STORAGE, calm=0.0),
+    "pressure": Profile(about="tiny pools and bounds, and aborts", faults=_PRESSURE, calm=0.0),
+    "crash": Profile(
+        about="storage faults, and ranks that die", faults=_STORAGE | GROUP_FAULTS.keys(), calm=0.0
+    ),
+}
+"""The profiles that `lockstep simulate --profile` knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """The faults of one schedule."""
+
+    rates: Mapping[Fault, float]
+    """How often each kind strikes where it can; kinds that are off are not in it."""
+    paces: tuple[float, ...]
+    """How many times as long as usual each rank's transfers take."""
+    skews_ms: tuple[int, ...]
+    """By how much each rank's clock is ahead."""
+    tiny_pools: bool
+    tiny_bounds: bool
+    group_faults: Mapping[int, tuple[Fault, int]]
+    """By step: what ends the epoch there, and the rank that it strikes."""
+
+    @property
+    def calm(self) -> bool:
+        """Whether storage, copies and reports all do what they should, and no rank is lost."""
+        kinds = {fault for fault, _ in self.group_faults.values()}
+        return not self.rates and kinds <= {Fault.RESTART}
+
+
+@dataclass(slots=True)
+class FaultSource:
+    """Decides from its own stream of the seed whether a fault strikes, and counts those that do."""
+
+    plan: FaultPlan
+    random: Random
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether `fault` strikes now."""
+        rate = self.plan.rates.get(fault)
+        if rate is None or self.random.random() >= rate:
+            return False
+        self.counts[fault.value] += 1
+        return True
+
+    def count(self, fault: Fault) -> None:
+        """Count a fault that was decided elsewhere."""
+        self.counts[fault.value] += 1
+
+
+def draw_plan(random: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
+    """Draw the faults of one schedule."""
+    allowed = PROFILES[profile].faults
+    if random.random() < PROFILES[profile].calm:
+        allowed = frozenset[Fault]()
+
+    def chosen(fault: Fault, share: float) -> bool:
+        return random.random() < share and fault in allowed
+
+    rates = {
+        fault: rate * random.uniform(0.3, 2.0)
+        for fault, rate in BASE_RATES.items()
+        if chosen(fault, 0.4)
+    }
+    paces = [1.0] * ranks
+    if chosen(Fault.SLOW_RANK, 0.35):
+        paces[random.randrange(ranks)] = random.choice((2.0, 4.0, 8.0))
+    skews_ms = [0] * ranks
+    if chosen(Fault.CLOCK_SKEW, 0.4):
+        skews_ms = [random.randrange(0, random.choice((50, 5_000))) for _ in range(ranks)]
+    group_faults: dict[int, tuple[Fault, int]] = {}
+    for fault, shares in GROUP_FAULTS.items():
+        for share in shares:
+            if chosen(fault, share):
+                step = random.randrange(steps // 5, steps - 10)
+                group_faults.setdefault(step, (fault, random.randrange(ranks)))
+    return FaultPlan(
+        rates=rates,
+        paces=tuple(paces),
+        skews_ms=tuple(skews_ms),
+        tiny_pools=chosen(Fault.TINY_POOLS, 0.5),
+        tiny_bounds=chosen(Fault.TINY_BOUNDS, 0.35),
+        group_faults=group_faults,
+    )

@@ -1,0 +1,63 @@
+"""Calls that an engine must not make: each is refused on every rank, and changes nothing on any."""
+
+from collections.abc import Callable
+from random import Random
+
+from ..errors import UsageError
+from ..ranks.cache import Cache
+from ..ranks.replica.serving import LoadState
+from .checkers import Violated
+from .cluster import Cluster
+from .engine_request import EngineRequest, Stage
+
+Command = Callable[[Cache], object]
+
+
+def misuse(cluster: Cluster, request: EngineRequest, random: Random, page_tokens: int) -> bool:
+    """Make one wrong call about `request`, as its stage allows; False if there is none."""
+    wrong = _wrong_calls(cluster, request, page_tokens)
+    if not wrong:
+        return False
+    what, command = random.choice(wrong)
+    for rank, cache in enumerate(cluster.caches):
+        before = (cache.replica.digest, cache.replica.state_digest())
+        try:
+            command(cache)
+        except UsageError:
+            pass
+        else:
+            raise Violated(f"rank {rank}: {what} of request {request.name} was not refused")
+        if (cache.replica.digest, cache.replica.state_digest()) != before:
+            raise Violated(f"rank {rank}: {what} was refused, and changed something all the same")
+    return True
+
+
+def _wrong_calls(
+    cluster: Cluster, request: EngineRequest, page_tokens: int
+) -> list[tuple[str, Command]]:
+    name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
+    unknown: list[tuple[str, Command]] = [
+        ("release of an unknown name", lambda c: c.release(f"{name}?")),
+        ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
+        ("half a token", lambda c: c.match(tokens + b"\0", namespace)),
+    ]
+    if request.stage not in (Stage.LOADING, Stage.COMPUTING, Stage.ANSWERING):
+        return unknown
+    wrong: list[tuple[str, Command]] = [
+        ("a second load_back", lambda c: c.load_back(name, tokens, namespace)),
+        ("a prefetch after load_back", lambda c: c.prefetch(name, tokens, namespace)),
+        ("another namespace", lambda c: c.load_back(name, tokens, f"{namespace}?")),
+    ]
+    if request.stage is Stage.LOADING:
+        if cluster.caches[0].load_state(name) is not LoadState.LOADING:
+            return unknown
+        return [
+            *wrong,
+            ("an early extend", lambda c: c.extend(name, request.prompt)),
+            ("an early insert", lambda c: c.insert(name, tokens, final=False)),
+        ]
+    too_long = request.tokens + bytes(4) * (len(request.table) + 1) * page_tokens
+    wrong.append(("a long insert", lambda c: c.insert(name, too_long)))
+    if request.shared:
+        wrong.append(("a short insert", lambda c: c.insert(name, b"")))
+    return wrong

@@ -1,0 +1,336 @@
+"""One schedule: a seed's world, run step by step, with every checker after every step."""
+
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import (
+    CollectiveTimeout,
+    DivergenceError,
+    GroupError,
+    LockstepError,
+    PeerLost,
+    RankUnhealthy,
+)
+from .checkers import (
+    Deadlines,
+    TreeChecker,
+    Violated,
+    check_at_rest,
+    check_expected,
+    check_replicas,
+)
+from .clock import Clock
+from .epoch import Epoch, MakeExecutor, begin_epoch, make_executor
+from .faults import Fault, FaultSource
+from .memory import Contents, Store
+from .workload import Workload
+from .world import World, draw_world
+
+_THOROUGH_EVERY = 8
+"""Steps between comparisons of the whole states, from scratch."""
+_TREE_EVERY = 3
+"""Steps between comparisons of the whole tree with the memory of every rank."""
+_DRAIN_STEPS_MAX = 2_000
+_LATE_ENDS_US = 6_000_000
+"""After so long every transfer has ended that ends at all."""
+_STEPS_TO_NOTICE = 2
+"""Steps until all ranks must have noticed that one is gone: a round may be on its way."""
+
+_LOSS = (PeerLost, CollectiveTimeout)
+_EXPECTED: dict[Fault, tuple[type[GroupError], ...]] = {
+    Fault.DEAD_RANK: _LOSS,
+    Fault.SILENT_RANK: _LOSS,
+    Fault.UNHEALTHY_RANK: (RankUnhealthy,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """Something that must hold did not."""
+
+    seed: int
+    step: int
+    what: str
+    """One sentence."""
+    replay: str
+    """The command that shows it again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleResult:
+    """What a schedule did."""
+
+    seed: int
+    steps: int = 0
+    rounds: int = 0
+    """On each rank; the steps of draining are rounds too."""
+    epochs: int = 0
+    collectives_per_step_max: int = 0
+    operations: Counter[str] = field(default_factory=Counter[str])
+    """By kind."""
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """By kind and outcome."""
+    faults: Counter[str] = field(default_factory=Counter[str])
+    coverage: Counter[str] = field(default_factory=Counter[str])
+    """What the workload ran into."""
+    fingerprint: int = 0
+    """Of the whole run: equal for equal seeds, always."""
+    transcript: list[str] = field(default_factory=list[str])
+    """One line for each command and step, if asked for."""
+    violation: Violation | None = None
+
+
+Tamper = Callable[[Epoch], None]
+"""Changes a group right after its start: a test plants a bug with it."""
+
+
+class Schedule:
+    """Runs the schedule of one world. May be run once."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        record: bool = False,
+        make: MakeExecutor = make_executor,
+        tamper: Tamper | None = None,
+    ) -> None:
+        self.world = world
+        self.result = ScheduleResult(seed=world.seed)
+        self._record = record
+        self._make = make
+        self._tamper = tamper
+        self._random = world.stream("schedule")
+        self._clock = Clock()
+        self._contents = Contents()
+        self._findings: list[str] = []
+        self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
+        meanings: dict[tuple[str, bytes], int] = {}
+        self._stores = [Store(meanings) for _ in range(world.ranks)]
+        self._trees = TreeChecker(self._contents, world.page_tokens)
+        self._deadlines = Deadlines(world.config, step_us_max=2 * world.step_us_max)
+        self._workload = Workload(
+            world,
+            contents=self._contents,
+            faults=self._faults,
+            coverage=self.result.coverage,
+            trace=self._trace if record else None,
+        )
+        self._epoch = self._begin_epoch()
+        for fault, struck in (
+            (Fault.TINY_POOLS, world.faults.tiny_pools),
+            (Fault.TINY_BOUNDS, world.faults.tiny_bounds),
+            (Fault.SLOW_RANK, max(world.faults.paces) > 1),
+            (Fault.CLOCK_SKEW, any(world.faults.skews_ms)),
+        ):
+            if struck:
+                self._faults.count(fault)
+
+    def run(self) -> ScheduleResult:
+        """Run to the end or to the first violation, and return what happened."""
+        step = 0
+        try:
+            while step < self.world.steps:
+                self._step(step)
+                step += 1
+            self._come_to_rest()
+            self._close()
+        except Violated as violated:
+            self._violated(step, str(violated))
+        except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}"
+            self._violated(step, f"{type(error).__name__} at {where}: {error}")
+        self._count()
+        return self.result
+
+    def _violated(self, step: int, what: str) -> None:
+        self._trace(f"violated: {what}")
+        self.result.violation = Violation(
+            seed=self.world.seed, step=step, what=what, replay=self.world.replay
+        )
+
+    def _step(self, step: int) -> None:
+        fault = self.world.faults.group_faults.get(step)
+        if fault is not None:
+            self._strike(*fault)
+        self._workload.step()
+        self._raise_findings()
+        self._take_step()
+        if self._faults.strikes(Fault.LOST_OBJECT):
+            store = self._stores[self._random.randrange(self.world.ranks)]
+            store.lose(self._random.randrange(1 << 16))
+        self.result.steps += 1
+
+    def _take_step(self) -> None:
+        """Let every rank take one step, and check everything."""
+        half_us = self.world.step_us_max // 2
+        self._clock.advance(self._random.randrange(200, half_us))
+        errors = self._epoch.cluster.step(self._random.randrange(200, half_us))
+        self._clock.advance(self._random.randrange(half_us))
+        self._trace_step()
+        self._raise_findings()
+        for rank, error in enumerate(errors):
+            if error is not None:
+                self._unexpected(rank, error)
+        self._check()
+
+    def _unexpected(self, rank: int, error: GroupError) -> None:
+        what = f"rank {rank} ends the epoch for no reason: {type(error).__name__}: {error}"
+        if isinstance(error, DivergenceError):
+            what += f"; {self._epoch.cluster.first_difference()}"
+        raise Violated(what)
+
+    def _check(self) -> None:
+        epoch, steps = self._epoch, self._epoch.cluster.steps
+        check_replicas(epoch.caches, thorough=steps % _THOROUGH_EVERY == 0)
+        self._deadlines.check(epoch.caches[0], self._clock.now_us)
+        if steps % _TREE_EVERY == 0:
+            self._trees.check(epoch.caches[0], epoch.memories)
+        expected = self._workload.expected_pages()
+        for rank, device in enumerate(epoch.devices):
+            check_expected(f"rank {rank}", device, expected)
+
+    # The end of an epoch: a fault that strikes the group, or a restart, and a new group after it.
+
+    def _strike(self, fault: Fault, rank: int) -> None:
+        self._faults.count(fault)
+        self._trace(f"{fault} strikes rank {rank}")
+        if fault is Fault.RESTART:
+            if self._random.random() < 0.6:
+                self._workload.drain()
+                self._come_to_rest()
+                self._close()
+        elif self.world.ranks > 1:
+            self._lose(fault, rank)
+        self._count()
+        for executor in self._epoch.executors:
+            executor.close()
+        self._clock.forget_plans()
+        self._epoch = self._begin_epoch()
+
+    def _lose(self, fault: Fault, rank: int) -> None:
+        """Let one rank fail, and see that all others notice in one and the same step."""
+        epoch = self._epoch
+        missing = None if fault is Fault.UNHEALTHY_RANK else rank
+        if fault is Fault.UNHEALTHY_RANK:
+            epoch.executors[rank].sick = "its device is lost"
+        if fault is Fault.DEAD_RANK:
+            epoch.executors[rank].close()
+            epoch.cluster.collectives[rank].close()
+        others = [each for each in range(self.world.ranks) if each != missing]
+        errors: list[GroupError | None] = []
+        for _ in range(_STEPS_TO_NOTICE):
+            errors = epoch.cluster.step(1_000, missing)
+            if any(errors):
+                break
+        for each in others:
+            if not isinstance(errors[each], _EXPECTED[fault]):
+                raise Violated(
+                    f"{fault} struck rank {rank}, and rank {each} raised {errors[each]!r} where "
+                    f"others raised {errors}"
+                )
+            self._check_ended(each)
+
+    def _check_ended(self, rank: int) -> None:
+        """After the end of an epoch a rank raises again, reaches no collective, and can close."""
+        cache, collective = self._epoch.caches[rank], self._epoch.cluster.collectives[rank]
+        reached = len(collective.reached)
+        try:
+            cache.step()
+        except GroupError:
+            pass
+        else:
+            raise Violated(f"rank {rank} steps on after the epoch has ended")
+        cache.close()
+        if len(collective.reached) != reached:
+            raise Violated(f"rank {rank} reaches a collective after the epoch has ended")
+
+    def _begin_epoch(self) -> Epoch:
+        self.result.epochs += 1
+        epoch = begin_epoch(
+            self.world,
+            self.result.epochs,
+            clock=self._clock,
+            stores=self._stores,
+            faults=self._faults,
+            finding=self._findings.append,
+            make=self._make,
+        )
+        if self._tamper is not None:
+            self._tamper(epoch)
+        self._workload.begin_epoch(epoch.cluster, epoch.devices)
+        self._deadlines.begin_epoch()
+        return epoch
+
+    def _come_to_rest(self) -> None:
+        """Let go of all requests; everything must end, and every page must be accounted for."""
+        self._workload.drain()
+        cache = self._epoch.caches[0]
+        for _ in range(_DRAIN_STEPS_MAX):
+            self._take_step()
+            if cache.replica.idle:
+                break
+        else:
+            raise Violated(f"the group does not come to rest in {_DRAIN_STEPS_MAX} steps")
+        self._clock.advance(_LATE_ENDS_US)
+        # Reports may come late, and those that are quarantined may be asked one at a time.
+        for _ in range(6 + len(cache.replica.state.operations.in_flight)):
+            self._take_step()
+            self._clock.advance(20_000)
+        self._check_rest()
+        if not cache.replica.state.operations.in_flight:
+            self._workload.probe_device()
+            self._take_step()
+            self._check_rest()
+
+    def _check_rest(self) -> None:
+        epoch = self._epoch
+        check_at_rest(epoch.caches[0], epoch.memories, [e.restless() for e in epoch.executors])
+        self._trees.check(epoch.caches[0], epoch.memories)
+        self._raise_findings()
+
+    def _close(self) -> None:
+        for rank, cache in enumerate(self._epoch.caches):
+            cache.close(flush=False)
+            stats = cache.stats()
+            if not stats.steps == stats.rounds == stats.collectives:
+                raise Violated(
+                    f"rank {rank} counts {stats.steps} steps, {stats.rounds} rounds and "
+                    f"{stats.collectives} collectives"
+                )
+
+    def _count(self) -> None:
+        cluster = self._epoch.cluster
+        self.result.rounds += cluster.steps
+        self.result.collectives_per_step_max = max(
+            self.result.collectives_per_step_max, cluster.collectives_per_step_max
+        )
+        for kind, outcomes in cluster.caches[0].stats().operations.items():
+            for outcome, count in outcomes.items():
+                self.result.operations[kind] += count
+                self.result.outcomes[f"{kind} {outcome}"] += count
+
+    def _raise_findings(self) -> None:
+        if self._findings:
+            raise Violated(self._findings[0])
+
+    def _trace_step(self) -> None:
+        digest = self._epoch.caches[0].replica.digest
+        line = f"step {self._epoch.cluster.steps} at {self._clock.now_us} us: {digest:x}"
+        self.result.fingerprint = zlib.crc32(line.encode(), self.result.fingerprint)
+        self._trace(line)
+
+    def _trace(self, line: str) -> None:
+        if self._record:
+            self.result.transcript.append(line)
+
+
+def run_schedule(
+    seed: int, *, ranks: int = 2, steps: int = 100, profile: str = "mixed", depth: int = 1
+) -> ScheduleResult:
+    """Run the schedule of one seed; the same arguments give the same run, always."""
+    return Schedule(draw_world(seed, ranks=ranks, steps=steps, profile=profile, depth=depth)).run()

@@ -1,0 +1,167 @@
+"""Simulated schedules: they replay, they pass, and they meet what they are meant to meet.
+
+A failing seed prints the command that replays it.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.coordinator.operation import Kind, Outcome
+from lockstep.simulation.explore import Report, explore, print_report
+from lockstep.simulation.faults import PROFILES, Fault
+from lockstep.simulation.schedule import Schedule, run_schedule
+from lockstep.simulation.world import draw_world
+
+SEEDS = range(60)
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
+def report(request: pytest.FixtureRequest) -> Report:
+    depth: int = request.param
+    return explore(SEEDS, ranks=2, steps=100, depth=depth, processes=1)
+
+
+def assert_no_violation(report: Report) -> None:
+    assert not report["violations"], "\n".join(
+        f"{each['what']}\n  replay: {each['replay']}" for each in report["violations"]
+    )
+
+
+def test_no_schedule_has_a_violation(report: Report) -> None:
+    assert_no_violation(report)
+    assert report["schedules"] == len(SEEDS)
+    assert report["steps"] == 100 * len(SEEDS)
+
+
+def test_every_step_has_exactly_one_collective(report: Report) -> None:
+    assert report["collectives_per_step_max"] == 1
+
+
+def test_the_schedules_meet_every_kind_of_fault(report: Report) -> None:
+    assert set(report["faults"]) == {fault.value for fault in Fault}
+
+
+def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Report) -> None:
+    possible = {
+        Kind.PREFETCH: set(Outcome) - {Outcome.FAILED},
+        Kind.BACKUP: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
+        Kind.LOAD_BACK: {Outcome.COMPLETE, Outcome.FAILED},
+        Kind.PERSIST: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
+    }
+    expected = {
+        f"{kind.name} {outcome.name}".lower()
+        for kind, all_of in possible.items()
+        for outcome in all_of
+    }
+    assert expected <= set(report["outcomes"])
+
+
+def test_the_schedules_use_what_every_tier_holds(report: Report) -> None:
+    coverage = report["coverage"]
+    for name in (
+        "tokens from device",
+        "tokens from host",
+        "tokens from storage",
+        "pages repointed to duplicates",
+        "admission no_room",
+        "admission loading",
+        "load back failed",
+        "preempted",
+        "aborted when prefetching",
+        "aborted when loading",
+        "aborted when computing",
+    ):
+        assert coverage.get(name), f"{name} never happened"
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_other_profiles_and_group_sizes_pass_too(profile: str, ranks: int) -> None:
+    assert_no_violation(explore(range(6), ranks=ranks, profile=profile, processes=1))
+
+
+def test_a_schedule_replays_exactly() -> None:
+    def transcript() -> list[str]:
+        world = draw_world(7, ranks=2, steps=100, profile="mixed", depth=1)
+        return Schedule(world, record=True).run().transcript
+
+    first = transcript()
+
+    assert len(first) > 500
+    assert transcript() == first
+
+
+def test_a_schedule_replays_in_another_process_with_other_hash_seeds() -> None:
+    program = (
+        "from lockstep.simulation.schedule import run_schedule; "
+        "print(run_schedule(7, ranks=2, steps=100, depth=1).fingerprint)"
+    )
+
+    def fingerprint(hash_seed: str) -> int:
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+        return int(done.stdout)
+
+    here = run_schedule(7, ranks=2, steps=100, depth=1).fingerprint
+    assert fingerprint("1") == here
+    assert fingerprint("2") == here
+
+
+def test_another_seed_is_another_schedule() -> None:
+    fingerprints = {run_schedule(seed).fingerprint for seed in range(8)}
+    assert len(fingerprints) == 8
+
+
+def test_a_calm_schedule_never_fails_what_it_moves() -> None:
+    report = explore(range(20), profile="calm", processes=1)
+    assert_no_violation(report)
+    assert set(report["faults"]) <= {Fault.RESTART.value}
+    assert report["coverage"]["tokens from storage"] > 0
+    assert "load_back failed" not in report["outcomes"]
+    assert "backup failed" not in report["outcomes"]
+
+
+def test_the_report_is_the_same_over_one_process_and_two() -> None:
+    alone = explore(range(8), processes=1)
+    together = explore(range(8), processes=2)
+    assert {**alone, "schedules_per_s": 0} == {**together, "schedules_per_s": 0}
+
+
+def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(explore(range(2), processes=1))
+    printed = capsys.readouterr().out
+    assert "2 schedules, 200 steps" in printed
+    assert "no violation" in printed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"profile": "wild"}, "unknown profile 'wild'; known: "),
+        ({"ranks": 0}, "ranks is 0, must be 1 or more"),
+        ({"steps": 99}, "steps is 99, must be 100 or more"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(
+    wrong: dict[str, int | str], message: str
+) -> None:
+    arguments: dict[str, int | str] = {"ranks": 2, "steps": 100, "profile": "mixed", **wrong}
+    with pytest.raises(ValueError, match=message):
+        draw_world(
+            0,
+            ranks=int(arguments["ranks"]),
+            steps=int(arguments["steps"]),
+            profile=str(arguments["profile"]),
+            depth=0,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_thousand_schedules_have_no_violation(ranks: int) -> None:
+    assert_no_violation(explore(range(10_000, 12_000), ranks=ranks, steps=150))

@@ -1,0 +1,281 @@
+"""The simulator's own parts: time, memory, stores, and the freedoms that the executor takes."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Capped,
+    Ended,
+    Expired,
+    Landed,
+    Progress,
+    Quiesced,
+    QuiesceExpired,
+)
+from lockstep.ranks.orders import (
+    KV_POOL,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    Fetch,
+    LookUp,
+    ObjectTransfer,
+    Persist,
+)
+from lockstep.simulation.clock import Clock
+from lockstep.simulation.conditions import Conditions
+from lockstep.simulation.epoch import make_executor
+from lockstep.simulation.executor import SimulatedExecutor
+from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
+from lockstep.simulation.memory import EMPTY, GARBAGE, TORN, Contents, Slots, Store
+from lockstep.simulation.prompts import Prompts
+from lockstep.simulation.world import draw_world
+
+KEYS = (b"a", b"b", b"c")
+
+
+class Rank:
+    """One executor alone, with three objects in its store and nothing in its memory."""
+
+    def __init__(self, rates: Mapping[Fault, float] | None = None, seed: int = 1) -> None:
+        self.clock = Clock()
+        self.findings: list[str] = []
+        self.device = Slots("device", 4, self.findings.append)
+        self.host = Slots("host", 4, self.findings.append)
+        self.store = Store({})
+        for content, key in enumerate(KEYS, start=1):
+            self.store.write(KV_POOL, key, content)
+        world = draw_world(seed, ranks=1, steps=100, profile="calm", depth=0)
+        plan = FaultPlan(
+            rates=rates or {},
+            paces=(1.0,),
+            skews_ms=(0,),
+            tiny_pools=False,
+            tiny_bounds=False,
+            group_faults={},
+        )
+        self.faults = FaultSource(plan, world.stream("faults"))
+        conditions = Conditions(
+            0,
+            clock=self.clock,
+            faults=self.faults,
+            random=world.stream("executor"),
+            finding=self.findings.append,
+        )
+        self.executor: SimulatedExecutor = make_executor(
+            conditions, self.device, self.host, self.store
+        )
+
+    def after(self, duration_ms: int) -> list[Progress]:
+        self.clock.advance(duration_ms * 1000)
+        return self.executor.progress()
+
+
+def fetch(*pages: int, timeout_s: float = 1.0) -> Fetch:
+    return Fetch(1, (ObjectTransfer(KV_POOL, KEYS[: len(pages)], pages),), timeout_s)
+
+
+def test_events_of_one_instant_happen_in_the_order_in_which_they_were_planned() -> None:
+    clock, seen = Clock(), list[str]()
+    clock.after(20, lambda: seen.append("late"))
+    clock.after(10, lambda: seen.append("first"))
+    clock.after(10, lambda: seen.append("second"))
+
+    clock.advance(10)
+    assert seen == ["first", "second"]
+    assert clock.now_us == 10
+
+    clock.advance_to_next(1_000)
+    assert seen == ["first", "second", "late"]
+    assert clock.now_us == 20
+
+
+def test_contents_are_equal_exactly_for_equal_prefixes_of_one_namespace() -> None:
+    contents = Contents()
+    assert contents.of("", b"ab") == contents.of("", b"ab")
+    assert len({contents.of("", b"ab"), contents.of("", b"a"), contents.of("x", b"ab")}) == 3
+
+
+def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
+    findings: list[str] = []
+    slots = Slots("host", 2, findings.append)
+    slots.claim_to_read(0, 1)
+    slots.claim_to_read(0, 2)
+    assert not findings
+
+    slots.claim_to_write(0, 3)
+    assert "operation 3 writes host page 0 while 2 transfers still read it" in findings[0]
+
+    slots.claim_to_write(1, 4)
+    slots.claim_to_read(1, 5)
+    assert "operation 5 reads host page 1 while operation 4 still writes it" in findings[1]
+
+    slots.claim_to_write(7, 6)
+    assert "names host page 7, but the pool has 2 pages" in findings[2]
+
+
+def test_a_model_that_computes_over_a_transfer_or_over_another_page_is_found() -> None:
+    findings: list[str] = []
+    slots = Slots("device", 2, findings.append)
+    slots.compute(0, EMPTY, 5, "request r")
+    slots.compute(0, 5, 6, "request r")
+    assert not findings
+
+    slots.compute(0, 5, 7, "request r")
+    slots.claim_to_read(1, 9)
+    slots.compute(1, EMPTY, 8, "request r")
+    assert "holds content 6 instead of content 5" in findings[0]
+    assert "while a transfer touches it" in findings[1]
+
+
+def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> None:
+    meanings: dict[tuple[str, bytes], int] = {}
+    one, other = Store(meanings), Store(meanings)
+    assert one.write(KV_POOL, b"k", 7) is None
+    assert other.write(KV_POOL, b"k", 7) is None
+    assert other.write(KV_POOL, b"k", 8) == "stores content 8 under the key of content 7"
+    assert other.write(KV_POOL, b"l", GARBAGE) == "stores garbage under a page key"
+    assert other.read(KV_POOL, b"k") == 7
+    assert one.leading(KV_POOL, (b"k", b"l")) == 1
+    assert one.lose(5)
+    assert len(one) == 0
+
+
+def test_a_fetch_tears_its_pages_and_then_fills_them() -> None:
+    rank = Rank()
+    rank.executor.carry_out([fetch(2, 0, 1)])
+    assert TORN in rank.host.content
+    assert rank.host.claims() == [0, 1, 2]
+
+    progress = rank.after(500)
+
+    assert progress[-1] == Landed(1, 3)
+    assert rank.host.content == [2, 3, 1, EMPTY]
+    assert rank.host.claims() == []
+    assert not rank.findings
+
+
+def test_a_page_that_cannot_land_caps_the_fetch_before_it() -> None:
+    rank = Rank()
+    rank.store.remove(KV_POOL, b"b")
+    rank.executor.carry_out([fetch(0, 1, 2)])
+
+    progress = rank.after(500)
+
+    assert Capped(1, 1) in progress
+    assert max(each.pages for each in progress if isinstance(each, Landed)) == 1
+    assert rank.host.content[1] == GARBAGE
+
+
+def test_a_hung_read_outlives_its_deadline_and_writes_late_or_never() -> None:
+    late = never = 0
+    for seed in range(40):
+        rank = Rank({Fault.HUNG_READ: 1.0}, seed)
+        rank.executor.carry_out([fetch(0, timeout_s=0.1)])
+        rank.clock.advance(200_000)
+        rank.executor.carry_out([Cancel(1, 0.05)])
+        progress = rank.after(100)
+        if Quiesced(1) in progress:
+            continue
+        assert QuiesceExpired(1) in progress
+        assert rank.host.claims() == [0]
+        assert rank.executor.restless() == {1}
+        if Quiesced(1) in rank.after(2_000):
+            late += rank.faults.counts[Fault.LATE_WRITE]
+            assert rank.host.content[0] == 1
+        else:
+            never += 1
+            assert rank.host.content[0] == TORN
+    assert late
+    assert never
+
+
+def test_a_cancelled_fetch_is_quiet_only_after_its_last_touch() -> None:
+    rank = Rank()
+    rank.executor.carry_out([fetch(0, 1, 2), Cancel(1, 1.0)])
+    assert rank.executor.progress() == []
+    assert rank.host.claims()
+
+    assert rank.after(500)[-1] == Quiesced(1)
+    assert rank.host.claims() == []
+
+
+def test_copies_carry_what_the_source_holds_at_their_end() -> None:
+    rank = Rank()
+    rank.device.content[3] = 9
+    rank.executor.carry_out([CopyToHost(1, (CopyTransfer(KV_POOL, (3,), (2,)),), 1.0)])
+    assert rank.after(100) == [Ended(1, ok=True)]
+    rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
+    assert rank.after(100) == [Ended(2, ok=True)]
+    assert rank.device.content[0] == 9
+    assert not rank.findings
+
+
+def test_a_copy_of_a_page_that_holds_nothing_is_found() -> None:
+    rank = Rank()
+    rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
+    rank.after(100)
+    assert "operation 2 copies host page 2, which holds nothing" in rank.findings[0]
+
+
+def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
+    rank = Rank({Fault.HUNG_COPY: 1.0})
+    rank.device.content[3] = 9
+    rank.executor.carry_out([CopyToHost(1, (CopyTransfer(KV_POOL, (3,), (2,)),), 0.05)])
+    assert Ended(1, ok=False) in rank.after(60)
+    rank.executor.carry_out([Cancel(1, 0.01)])
+    assert QuiesceExpired(1) in rank.after(15)
+
+
+def test_a_persist_writes_what_the_page_holds_when_it_is_read() -> None:
+    rank = Rank()
+    rank.host.content[0] = 4
+    rank.executor.carry_out([Persist(1, (ObjectTransfer(KV_POOL, (b"d",), (0,)),), 1.0)])
+    assert rank.after(100) == [Ended(1, ok=True)]
+    assert rank.store.read(KV_POOL, b"d") == 4
+
+
+def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come() -> None:
+    look_up = LookUp(1, KV_POOL, (*KEYS, b"x"), 1.0)
+
+    def answer(rates: Mapping[Fault, float]) -> list[Progress]:
+        rank = Rank(rates)
+        rank.executor.carry_out([look_up])
+        return rank.after(1_100)
+
+    assert answer({}) == [Answered(1, 3)]
+    assert answer({Fault.LOOKUP_TOO_MANY: 1.0}) == [Answered(1, 4)]
+    too_few = answer({Fault.LOOKUP_TOO_FEW: 1.0})[0]
+    assert isinstance(too_few, Answered)
+    assert too_few.pages < 3
+    assert answer({Fault.LOOKUP_SILENT: 1.0}) == [Expired(1)]
+
+
+def test_a_repeated_report_comes_again_and_a_late_one_later() -> None:
+    repeated = Rank({Fault.REPEATED_REPORT: 1.0})
+    repeated.executor.carry_out([LookUp(1, KV_POOL, KEYS, 1.0)])
+    assert repeated.after(500) == [Answered(1, 3), Answered(1, 3)]
+
+    late = Rank({Fault.LATE_REPORT: 1.0})
+    late.executor.carry_out([LookUp(1, KV_POOL, KEYS, 1.0)])
+    assert late.after(500) == [Answered(1, 3)]
+
+
+def test_a_closed_executor_touches_nothing_any_more() -> None:
+    rank = Rank()
+    rank.executor.carry_out([fetch(0)])
+    rank.executor.close()
+    assert rank.after(1_000) == []
+    assert rank.host.content[0] == TORN
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_share_prefixes_and_differ(seed: int) -> None:
+    prompts = Prompts(draw_world(seed, ranks=1, steps=100, profile="calm", depth=0))
+    drawn = [prompts.draw()[1] for _ in range(60)]
+    assert len(set(drawn)) > 5
+    assert len({tokens[:4] for tokens in drawn}) < len(set(drawn))
+    assert all(len(tokens) >= 8 for tokens in drawn)

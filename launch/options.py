@@ -53,9 +53,7 @@ ProfileName = Annotated[
 ]
 PageTokens = Annotated[int, typer.Option(help="Tokens of a page.")]
 DevicePages = Annotated[int, typer.Option(help="Pages of each rank's device pool (L1).")]
-HostPages = Annotated[
-    int, typer.Option(help="Pages of each rank's host pool (L2); 0 turns L2 and L3 off.")
-]
+HostPages = Annotated[int, typer.Option(help="Pages of each rank's host pool (L2).")]
 Store = Annotated[
     str | None,
     typer.Option(

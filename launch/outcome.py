@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .first_error import EXIT_FAULT, say
+from .profiles import find_profile
 from .report import Report, faults_of, write_report
 
 
@@ -14,7 +15,10 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     if path is not None:
         write_report(path, report)
     if table:
-        Console().print(table_of({f"{report['ranks']} ranks": report}))
+        console = Console()
+        profile = find_profile(str(report["settings"]["profile"]))
+        console.print(profile.scale, soft_wrap=True)
+        console.print(table_of({f"{report['ranks']} ranks": report}))
     for line in report["refusals"]:
         say(f"refused: {line}")
     faults = faults_of(report)

@@ -7,6 +7,7 @@ it lives in a temporary directory and ends with the replay.
 
 import logging
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -31,6 +32,8 @@ from .settings import ReplaySettings
 
 START_TIMEOUT_S = 60.0
 """How long Ray may take to place the actors."""
+CONNECT_TIMEOUT_S = 5.0
+"""How long a cluster may take to accept a connection."""
 STOP_TIMEOUT_S = 1.5
 """How long ranks have for an orderly end; then their processes are killed."""
 POLL_S = 0.1
@@ -137,11 +140,25 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> None
             **quiet,
         )
         return
+    _check_that_somebody_listens(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = (str(error).splitlines() or ["no reason given"])[0]
         raise ConfigError(f"cannot reach Ray at {address}: {why}") from error
+
+
+def _check_that_somebody_listens(address: str) -> None:
+    """Raise `ConfigError` at once where Ray itself would try again for minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator:
+        return
+    if not port.isdigit():
+        raise ConfigError(f"--ray-address is {address!r}, must be HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot reach Ray at {address}: {error}") from error
 
 
 def _shut_down(ray: Any) -> None:

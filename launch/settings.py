@@ -53,10 +53,16 @@ class ReplaySettings:
     """Whether rank 0 prints the report as a table."""
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "concurrency", "page_tokens", "device_pages", "prefill_tokens"):
+        for name in (
+            "ranks",
+            "concurrency",
+            "page_tokens",
+            "device_pages",
+            "host_pages",
+            "prefill_tokens",
+        ):
             _at_least(1, getattr(self, name), name)
-        for name in ("host_pages", "output_tokens_max"):
-            _at_least(0, getattr(self, name), name)
+        _at_least(0, self.output_tokens_max, "output_tokens_max")
         if self.requests is not None:
             _at_least(1, self.requests, "requests")
         if self.round_timeout_s <= 0:

@@ -6,7 +6,7 @@ where they compare it with what the memory holds or with another rank.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..coordinator.operation import Kind, Phase, Queue
+from ..coordinator.operation import Kind, Phase
 from ..ranks.cache import Cache
 from ..ranks.config import CacheConfig
 from ..ranks.replica.serving import Admission, Match
@@ -180,11 +180,8 @@ def check_at_rest(
                 f"{operation.kind.name} {operation.id} is still in {operation.phase.name} at rest"
             )
         quarantined += 1
-    behind = False
-    for _, number in state.operations.queues[Queue.QUARANTINE]:
-        # Quarantine ends in order: behind one that is never quiet the others wait for ever.
-        behind = behind or number in never_quiet
-        if not behind:
+    for number in in_flight:
+        if number not in never_quiet:
             raise Violated(f"operation {number} is quarantined, and every rank is quiet")
     owned = [0, 0]
     for node in state.tree.nodes():

@@ -1,9 +1,11 @@
 """Exploring: many seeds, over a few processes, and one report."""
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TypedDict
 
@@ -76,7 +78,20 @@ def print_report(report: Report) -> None:
 
 def _run(seed: int, *, ranks: int, steps: int, profile: str, depth: int | None) -> ScheduleResult:
     chosen = seed % 2 if depth is None else depth
-    return run_schedule(seed, ranks=ranks, steps=steps, profile=profile, depth=chosen)
+    with _quiet_log():
+        return run_schedule(seed, ranks=ranks, steps=steps, profile=profile, depth=chosen)
+
+
+@contextmanager
+def _quiet_log() -> Generator[None]:
+    """Keep the faults that are simulated out of the log: they are not news."""
+    log = logging.getLogger("lockstep")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _results(

@@ -126,7 +126,7 @@ class Running:
         self.errors.close()
 
 
-def start(errors: IO[str], *arguments: object) -> Running:
+def start(errors: IO[str], *arguments: object, **environment: str) -> Running:
     """Start a command in a session of its own; `errors` receives its standard error output."""
     process = subprocess.Popen(
         [str(argument) for argument in arguments],
@@ -134,6 +134,6 @@ def start(errors: IO[str], *arguments: object) -> Running:
         stderr=errors,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     return Running(process, errors)

@@ -61,7 +61,7 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--ray-address", "host:1"], "--ray-address needs --launcher ray"),
         (["--store", "ftp://host/kv"], "unknown scheme 'ftp'"),
         (["--store", "/var/kv"], "is not a URI"),
-        (["--store", "memory://", "--host-pages", "0"], "a store needs host memory"),
+        (["--host-pages", "0"], "--host-pages is 0, must be 1 or more"),
         (["--host-pages", str(1 << 40)], "lower host_pages"),
         (["/nowhere/trace.jsonl"], "cannot read the trace /nowhere/trace.jsonl"),
         (["/"], "cannot read the trace /: Is a directory"),

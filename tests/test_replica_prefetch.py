@@ -303,3 +303,35 @@ def test_a_prefetch_whose_turn_does_not_come_in_time_ends_as_expired() -> None:
 
     assert ranks.every(lambda cache: cache.prefetch_done("r1"))
     assert ranks.every(lambda c: c.stats().operations["prefetch"]) == {"expired": 1}
+
+
+def test_one_store_that_is_never_quiet_does_not_keep_the_pages_of_others() -> None:
+    """Rule R10: found by simulation; quarantine used to end in the order in which it was entered."""
+    ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=64))
+    hung, slow = Started(ranks, "hung"), Started(ranks, "slow")
+    for each in (hung, slow):
+        each.say(Expired(each.operation))
+        each.say(QuiesceExpired(each.operation))
+    assert ranks.phase(hung.operation) == ranks.phase(slow.operation) == "QUARANTINED"
+
+    slow.say(Quiesced(slow.operation))
+    slow.say()
+
+    assert ranks.phase(hung.operation) == "QUARANTINED"
+    assert ranks.phase(slow.operation) == "DONE"
+    assert slow.free == 56
+
+
+def test_a_store_that_was_detached_is_not_read_any_more() -> None:
+    ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=4))
+    bad = Started(ranks)
+    ranks.every(lambda cache: cache.prefetch("other", prompt(4, start=500)))
+    lookups = [executor.take(LookUp)[0] for executor in ranks.executors]
+    bad.say(Expired(bad.operation), QuiesceExpired(bad.operation))
+    bad.say()
+    assert ranks.phase(bad.operation) == "QUARANTINED"
+
+    bad.say(Answered(lookups[0].operation, 4))
+
+    assert ranks.phase(lookups[0].operation) == "DONE"
+    assert len(ranks.executors[0].take(Fetch)) == 1

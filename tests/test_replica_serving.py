@@ -265,3 +265,28 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
         ranks.caches[0].insert("a", prompt(3))
     with pytest.raises(UsageError, match="admitted already"):
         ranks.caches[0].load_back("a", prompt(2))
+
+
+def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
+    """Rule R3: found by simulation; pages that others needed lost their pin with the failure."""
+    ranks = RanksInTurn(2, device_pages=8, host_pages=12)
+    ranks.compute("a", prompt(4))
+    ranks.compute("longer", prompt(6))
+    evict_from_device(ranks, 6)
+    ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
+    operation = ranks.executors[0].take(CopyToDevice)[0].operation
+    ranks.executors[1].said.append(Ended(operation, ok=False))
+    ranks.step()
+    assert ranks.phase(operation) == "QUIESCE"
+    ranks.every(lambda cache: cache.abort("b"))
+
+    ranks.every(lambda cache: cache.load_back("c", [], reserve_tokens=4))
+    ranks.every(lambda cache: cache.insert("c", prompt(1, start=9000)))
+    ranks.check()
+
+    pinned = ranks.every(lambda cache: cache.replica.state.holds.kept_pages[HOST])
+    assert pinned >= 4
+    for executor in ranks.executors:
+        executor.said.append(Quiesced(operation))
+    ranks.settle()
+    assert ranks.every(lambda cache: cache.replica.state.holds.kept_pages[HOST]) == 0

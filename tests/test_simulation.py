@@ -46,7 +46,7 @@ def test_the_schedules_meet_every_kind_of_fault(report: Report) -> None:
 
 def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Report) -> None:
     possible = {
-        Kind.PREFETCH: set(Outcome) - {Outcome.FAILED},
+        Kind.PREFETCH: set(Outcome) - {Outcome.FAILED, Outcome.EXPIRED},
         Kind.BACKUP: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
         Kind.LOAD_BACK: {Outcome.COMPLETE, Outcome.FAILED},
         Kind.PERSIST: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
@@ -158,6 +158,12 @@ def test_what_cannot_be_simulated_is_refused_by_name(
             profile=str(arguments["profile"]),
             depth=0,
         )
+
+
+def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
+    report = explore(range(99, 105), processes=1)
+    assert_no_violation(report)
+    assert report["outcomes"].get("prefetch expired")
 
 
 @pytest.mark.slow

@@ -110,6 +110,9 @@ class Prefetching:
                 self._notify(operation, verdict.expired_rank, 0, "lookup timed out")
                 self._end_query(operation, Outcome.MISS)
             return
+        if not state.store_attached:
+            self._end_query(operation, Outcome.ABORTED)
+            return
         found = min(verdict.pages, len(operation.keys))
         if found < len(operation.keys):
             self._notify(operation, verdict.shortest_rank, found, "not in its store")
@@ -192,8 +195,9 @@ class Prefetching:
 
     def abandon_waiting(self) -> None:
         """End the prefetches that have not begun: the store is detached."""
-        while self.waiting:
-            self._finish(self.waiting.popleft(), Outcome.ABORTED)
+        waiting, self.waiting = self.waiting, deque()
+        for operation in waiting:
+            self._finish(operation, Outcome.ABORTED)
 
     def _anchor(self, root: Node, tokens: bytes) -> Node | None:
         """Return the deepest node that a prefetch can continue, or None if there is no such node.

@@ -18,6 +18,7 @@ from .pages import PageRun
 from .prefetching import Prefetching
 from .serving import Admission, LoadState, Match, Serving, Wait
 from .state import Expectations, ReplicaConfig, ReplicaState, Request, Shortfall
+from .tree import HOST
 
 
 class Replica:
@@ -112,6 +113,7 @@ class Replica:
                 self.prefetching.arrived(each)
         for queue, watermark in zip(Queue, verdict.watermarks, strict=True):
             self._apply_queue(queue, watermark)
+        self._let_others_pass()
         self.prefetching.expire_waiting()
 
     def check(self) -> None:
@@ -152,11 +154,23 @@ class Replica:
                 return
             self._ended(queue, operation)
 
+    def _let_others_pass(self) -> None:
+        """Move the first in quarantine behind the others, which may be quiet before it ever is."""
+        line = self.state.operations.queues[Queue.QUARANTINE]
+        if len(line) > 1:
+            ticket, number = line.popleft()
+            self.state.ballot.settle(Queue.QUARANTINE, ticket)
+            self._enter_quarantine(self.state.operations.in_flight[number])
+
+    def _enter_quarantine(self, operation: Operation) -> None:
+        ticket = self.state.operations.new_ticket(Queue.QUARANTINE, operation)
+        self.state.ballot.enqueue(Queue.QUARANTINE, ticket, operation.id)
+
     def _ended(self, queue: Queue, operation: Operation) -> None:
         if queue is Queue.QUIESCE:
             self._quiet(operation)
         elif queue is Queue.QUARANTINE:
-            self.state.quarantined_pages -= _untouchable(operation)
+            self.state.quarantined_pages -= _kept_by_store(operation)
             self._quiet(operation)
         elif isinstance(operation, Persist):
             self.backing_up.persisted(operation)
@@ -187,9 +201,8 @@ class Replica:
     def _quarantine(self, operation: Operation) -> None:
         state = self.state
         state.advance(operation, Phase.QUARANTINED)
-        ticket = state.operations.new_ticket(Queue.QUARANTINE, operation)
-        state.ballot.enqueue(Queue.QUARANTINE, ticket, operation.id)
-        state.quarantined_pages += _untouchable(operation)
+        self._enter_quarantine(operation)
+        state.quarantined_pages += _kept_by_store(operation)
         if isinstance(operation, Prefetch):
             self.prefetching.quarantined(operation)
         if state.store_attached and state.quarantined_pages > state.config.quarantine_pages_max:
@@ -201,8 +214,8 @@ class Replica:
         self.prefetching.begin_waiting()
 
 
-def _untouchable(operation: Operation) -> int:
-    """Return how many pages a stopped operation's I/O may still touch."""
+def _kept_by_store(operation: Operation) -> int:
+    """Return how many pages a store may still touch for an operation that has stopped."""
     if isinstance(operation, Persist):
         return operation.stopped_pages
-    return sum(map(len, operation.owned))
+    return len(operation.owned[HOST]) if isinstance(operation, Prefetch) else 0

@@ -153,10 +153,15 @@ class Serving:
             request.load = None
             request.load_failed = True
             self._let_go(request)
-        segments = list(operation.segments)
+        nodes = [segment.node for segment in operation.segments]
         state.release_receipts(operation)
-        for segment in reversed(segments):
-            self._disown_host(operation, segment.node)
+        for node in reversed(nodes):
+            self._disown_host(operation, node)
+        # What others need stays in the tree, pinned until no copy reads it any more.
+        kept = [node for node in nodes if node.parent and node.values[HOST][0] is not None]
+        if kept:
+            pin = state.holds.acquire(HOST, state.component.index, kept[-1])
+            operation.receipts.append(pin)
         state.stop(operation, Outcome.FAILED)
 
     def extend(self, request: Request, total_tokens: int) -> bool:

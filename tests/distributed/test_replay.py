@@ -122,6 +122,30 @@ def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trac
     assert str(tmp_path / "file") in ended.err
 
 
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [("--page-tokens=0", "--page-tokens is 0"), ("--ranks=4", "but 2 ranks were started")],
+)
+def test_bad_options_under_torchrun_are_said_by_one_rank(option: str, complaint: str) -> None:
+    ended = run(*torchrun(2), option)
+
+    assert ended.status != 0
+    assert len(ended.said) == 1
+    assert complaint in ended.said[0]
+
+
+def test_a_ray_cluster_that_nobody_runs_is_refused_at_once() -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    ended = run(*COMMAND, "--launcher", "ray", "--ray-address", f"127.0.0.1:{port}")
+
+    assert ended.status == 2
+    assert ended.err.startswith(f"lockstep: cannot reach Ray at 127.0.0.1:{port}: ")
+    assert ended.err.count("\n") == 1
+
+
 def test_ranks_started_with_different_settings_are_told_which_in_one_line(trace: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -37,7 +37,8 @@ class Recorder:
 
     def last(self, number: int) -> tuple[int, list[str]]:
         """Return the index of the first of the last `number` entries, and their texts."""
-        kept = list(self._entries)[-number:]
+        kept = list(self._entries)
+        kept = kept[max(0, len(kept) - number) :]
         return self.count - len(kept), [" ".join(str(part) for part in entry) for entry in kept]
 
 
@@ -75,5 +76,5 @@ def explain(
         )
     unpacked: list[_Payload] = [msgpack.unpackb(each) for each in gathered]
     found = first_difference([(each["first"], each["entries"]) for each in unpacked])
-    where = found or "the flight recorders do not reach back to the first difference"
+    where = found or "their flight recorders are equal as far back as they reach"
     return DivergenceError(f"the ranks differ in {what}: {where}")

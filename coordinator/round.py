@@ -62,7 +62,7 @@ class Rounds:
         self._recorder = recorder
         self._epoch = epoch
         self._pending: _Pending | None = None
-        self._ended_by: GroupError | None = None
+        self._ended_by: GroupError | InternalError | None = None
 
     @property
     def pending(self) -> bool:
@@ -70,7 +70,7 @@ class Rounds:
         return self._pending is not None
 
     @property
-    def ended_by(self) -> GroupError | None:
+    def ended_by(self) -> GroupError | InternalError | None:
         """What ended the epoch, or None while it lasts."""
         return self._ended_by
 
@@ -91,7 +91,10 @@ class Rounds:
             epoch=self._epoch, round=self.count + 1, state_digest=state_digest, slots=slots
         )
         voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms)
-        vector = encode(self.shape, layout, ballot, voter)
+        try:
+            vector = encode(self.shape, layout, ballot, voter)
+        except InternalError as error:
+            self._end(error)
         try:
             pending = self._collective.launch(vector)
         except GroupError as error:
@@ -110,7 +113,7 @@ class Rounds:
         except GroupError as error:
             self._end(error)
         if folded.shape != (self.shape.length,):
-            raise InternalError(f"a round came back with shape {folded.shape}")
+            self._end(InternalError(f"a round came back with shape {folded.shape}"))
         different = disagreements(folded)
         if different:
             self._end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
@@ -119,7 +122,7 @@ class Rounds:
             self._end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
         return read(self.shape, pending.layout, folded)
 
-    def _end(self, error: GroupError) -> NoReturn:
+    def _end(self, error: GroupError | InternalError) -> NoReturn:
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
         self._ended_by = error
         self._collective.close()

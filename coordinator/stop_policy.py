@@ -4,6 +4,7 @@ Every policy is bounded: each has a deadline, measured by each rank's own execut
 rank that sees it pass stops all of them. What differs is what the engine waits for.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,8 +42,8 @@ class StopPolicy:
             ("per_ki_token_s", self.per_ki_token_s),
             ("cap_s", self.cap_s),
         ):
-            if value < 0:
-                raise ConfigError(f"stop policy: {field} is {value}, must not be negative")
+            if math.isnan(value) or value < 0:
+                raise ConfigError(f"stop policy: {field} is {value}, must be 0 or more")
 
     def timeout_s(self, tokens: int) -> float:
         """Return how long a prefetch of `tokens` tokens may take."""

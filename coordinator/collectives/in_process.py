@@ -7,7 +7,7 @@ rank launches before any rank waits, so that no wait ever blocks.
 import threading
 from dataclasses import dataclass, field
 
-from ...errors import CollectiveTimeout, PeerLost, UsageError
+from ...errors import CollectiveTimeout, GroupError, PeerLost, UsageError
 from ..fold import fold
 from .base import Vector
 
@@ -75,13 +75,13 @@ class InProcessGroup:
 
 
 class _InProcessRound:
-    def __init__(self, group: InProcessGroup, number: int) -> None:
-        self._group = group
+    def __init__(self, collective: "InProcessCollective", number: int) -> None:
+        self._collective = collective
         self._number = number
 
     def wait(self, timeout_s: float) -> Vector:
         """See `PendingRound`."""
-        given = self._group.take(("round", self._number), timeout_s)
+        given = self._collective.take(("round", self._number), timeout_s)
         return fold([vector for vector in given if not isinstance(vector, bytes)])
 
 
@@ -94,19 +94,33 @@ class InProcessCollective:
         self.launches = 0
         self._gathers = 0
         self._group = group
+        self._broken_by: GroupError | None = None
 
     def launch(self, lanes: Vector) -> _InProcessRound:
         """See `Collective`."""
         self.launches += 1
-        self._group.give(("round", self.launches), self.rank, lanes)
-        return _InProcessRound(self._group, self.launches)
+        self._give(("round", self.launches), lanes)
+        return _InProcessRound(self, self.launches)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`."""
         self._gathers += 1
         key = ("gather", self._gathers)
-        self._group.give(key, self.rank, payload)
-        return [each for each in self._group.take(key, timeout_s) if isinstance(each, bytes)]
+        self._give(key, payload)
+        return [each for each in self.take(key, timeout_s) if isinstance(each, bytes)]
+
+    def take(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
+        """Wait for an exchange; if it fails, so does every later call."""
+        try:
+            return self._group.take(key, timeout_s)
+        except GroupError as error:
+            self._broken_by = error
+            raise
+
+    def _give(self, key: tuple[str, int], value: Vector | bytes) -> None:
+        if self._broken_by is not None:
+            raise self._broken_by
+        self._group.give(key, self.rank, value)
 
     def close(self) -> None:
         """See `Collective`."""

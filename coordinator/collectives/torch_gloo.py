@@ -6,11 +6,20 @@ differently on two ranks silently receive each other's numbers. Tensors stay on 
 A wait with a deadline on an asynchronous operation leaves gloo usable, a deadline inside gloo does
 not; and a rank that notices a dead peer must close its own connections, since gloo does not pass the
 news on. So each wait is bounded here, and `close` destroys the group at once.
+
+Destroying a gloo group waits for its pending operation, up to gloo's own timeout. So a group that is
+left while something is pending is kept, and destroyed when the next one is made: neither `close` nor
+the end of the process is held by a rank that does not come.
 """
 
 import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,6 +29,15 @@ from .base import Vector
 
 _SIZE = struct.Struct("<q")
 
+_SLICE_S = 0.1
+"""No call into gloo lasts longer, since Python handles signals such as Ctrl-C only between calls."""
+
+_SHORTEST_S = 0.001
+"""The shortest wait that gloo knows: it takes zero for no timeout at all."""
+
+_CLOSE_S = 1.0
+"""How long `close` waits for an idle group's connections to be closed, which takes much less."""
+
 
 def _as_group_error(error: RuntimeError, what: str, timeout_s: float) -> GroupError:
     text = str(error).splitlines()[0] if str(error) else "no reason given"
@@ -28,18 +46,72 @@ def _as_group_error(error: RuntimeError, what: str, timeout_s: float) -> GroupEr
     return PeerLost(f"a rank was lost in {what}: {text}")
 
 
+def _wait(work: Any, timeout_s: float) -> None:
+    """Wait for an operation; raises the RuntimeError of gloo when it fails or time is up."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        completed = work.is_completed()
+        left_s = deadline - time.monotonic()
+        try:
+            work.wait(timedelta(seconds=max(_SHORTEST_S, min(left_s, _SLICE_S))))
+            return
+        except RuntimeError:
+            # What has ended by now, perhaps just after the slice, is asked once more how it ended.
+            if completed or (left_s <= _SLICE_S and not work.is_completed()):
+                raise
+
+
+class _Ownership:
+    """The last reference to a group, held by a thread that drops it when it is told to.
+
+    A thread, since what a daemon thread refers to outlives the interpreter, and is never destroyed
+    by a process that ends. It does nothing but wait: a call into torch could end after the
+    interpreter has, which aborts the process.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.operations: deque[Any] = deque(maxlen=2)
+        """Those that were started last; gloo runs them in order.
+
+        Nothing else refers to them: they keep the connections open, and with them the other ranks
+        waiting, whereas the errors that end an epoch are kept with all that their frames refer to.
+        The one before the last is kept since gloo's thread may not have let go of it yet. Who lets
+        go last frees a Python object, and a thread that does so while the interpreter ends aborts
+        the process.
+        """
+        self._release = threading.Event()
+        self._thread = threading.Thread(
+            target=self._own, args=([group],), name="lockstep-gloo-owner", daemon=True
+        )
+        self._thread.start()
+
+    def give_up(self) -> bool:
+        """Let the group be destroyed, unless that would wait for its pending operation."""
+        if self.operations and not self.operations[-1].is_completed():
+            return False
+        self.operations.clear()
+        self._release.set()
+        self._thread.join(_CLOSE_S)
+        return True
+
+    def _own(self, groups: list[dist.ProcessGroup]) -> None:
+        self._release.wait()
+        groups.clear()
+
+
+_abandoned: list[_Ownership] = []
+"""Of groups that were left while an operation was pending; they go when a new group is made."""
+
+
 class _TorchRound:
-    def __init__(self, lanes: torch.Tensor, work: Any, number: int) -> None:
+    def __init__(self, collective: "TorchCollective", lanes: torch.Tensor) -> None:
+        self._collective = collective
         self._lanes = lanes
-        self._work = work
-        self._number = number
+        self._what = f"round {collective.launches}"
 
     def wait(self, timeout_s: float) -> Vector:
         """See `PendingRound`."""
-        try:
-            self._work.wait(timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise _as_group_error(error, f"round {self._number}", timeout_s) from error
+        self._collective.finish(self._what, timeout_s)
         vector: Vector = self._lanes.numpy()
         return vector
 
@@ -52,6 +124,8 @@ class TorchCollective:
         self.world_size = dist.get_world_size(group)
         self.launches = 0
         self._group: dist.ProcessGroup | None = group
+        self._ownership = _Ownership(group)
+        self._broken_by: GroupError | None = None
 
     @classmethod
     def create(cls, *, timeout_s: float, ranks: list[int] | None = None) -> "TorchCollective":
@@ -66,6 +140,7 @@ class TorchCollective:
                 "torch.distributed is not initialised; call init_process_group first, "
                 "or start the program with torchrun"
             )
+        _abandoned[:] = [each for each in _abandoned if not each.give_up()]
         group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
         if not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"this rank is not among the ranks {ranks} of the group")
@@ -75,8 +150,11 @@ class TorchCollective:
         """See `Collective`."""
         self.launches += 1
         tensor = torch.from_numpy(lanes)
-        work = self._start(lambda group: dist.all_reduce(tensor, dist.ReduceOp.MIN, group, True))
-        return _TorchRound(tensor, work, self.launches)
+        with self._starting():
+            self._ownership.operations.append(
+                dist.all_reduce(tensor, dist.ReduceOp.MIN, self._group, True)
+            )
+        return _TorchRound(self, tensor)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`. Sends the length first, then the payloads padded to the longest."""
@@ -90,23 +168,44 @@ class TorchCollective:
 
     def _all_gather(self, mine: torch.Tensor, timeout_s: float) -> list[torch.Tensor]:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
-        work = self._start(lambda group: dist.all_gather(gathered, mine, group, True))
-        try:
-            work.wait(timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise _as_group_error(error, "a gathering", timeout_s) from error
+        with self._starting():
+            self._ownership.operations.append(dist.all_gather(gathered, mine, self._group, True))
+        self.finish("a gathering", timeout_s)
         return gathered
 
-    def _start(self, operation: Any) -> Any:
+    @contextmanager
+    def _starting(self) -> Generator[None]:
+        if self._broken_by is not None:
+            raise self._broken_by
         if self._group is None:
             raise PeerLost("this rank has left the group")
         try:
-            return operation(self._group)
+            yield
         except RuntimeError as error:
-            raise _as_group_error(error, "a collective", 0.0) from error
+            self._fail(error, "a collective", 0.0)
+
+    def finish(self, what: str, timeout_s: float) -> None:
+        """Wait for the operation that was started last; if it fails, so does every later call."""
+        if self._group is None:
+            raise PeerLost("this rank has left the group")
+        try:
+            _wait(self._ownership.operations[-1], timeout_s)
+        except RuntimeError as error:
+            self._fail(error, what, timeout_s)
+
+    def _fail(self, error: RuntimeError, what: str, timeout_s: float) -> NoReturn:
+        self._broken_by = _as_group_error(error, what, timeout_s)
+        raise self._broken_by from error.with_traceback(None)
 
     def close(self) -> None:
-        """See `Collective`."""
+        """See `Collective`. If an operation is pending, others notice at their own deadlines."""
         group, self._group = self._group, None
-        if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+        if group is None:
+            return
+        if dist.is_initialized():
+            # torch does not know the group if the engine has destroyed all and begun anew.
+            with suppress(ValueError):
+                dist.destroy_process_group(group)
+        del group
+        if not self._ownership.give_up():
+            _abandoned.append(self._ownership)

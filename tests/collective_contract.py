@@ -1,0 +1,256 @@
+"""What every transport promises, as one suite: programs that ranks run, and claims about the outcome.
+
+A transport's test module subclasses `CollectiveContract` and provides the fixture `ranks`, which
+runs a program on every rank of a group: in threads, or in processes.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from functools import partial, reduce
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.collectives.base import Collective, PendingRound, Vector
+from lockstep.errors import GroupError
+
+Hold = Callable[[], None]
+"""Waits until every rank that is not late has returned from its program."""
+
+Program = Callable[[Collective, Hold], Any]
+"""What one rank runs. Returns plain data."""
+
+PATIENCE_S = 60.0
+"""A timeout that no rank may come near: what is called prompt ends long before it."""
+
+PROMPT_S = 15.0
+"""Prompt, on a machine whose few cores are busy with other things."""
+
+SHORT_S = 0.5
+"""A timeout that is meant to pass."""
+
+
+class Ranks(Protocol):
+    """Runs programs on the ranks of one new group each."""
+
+    def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
+        """Return what the program returned, by rank.
+
+        The group stays as the programs have left it until all ranks but the `late` ones have
+        returned; then the late ones, which wait in `hold`, go on.
+        """
+        ...
+
+
+class CollectiveContract:
+    """The claims. Every transport is held to each of them."""
+
+    @pytest.mark.parametrize("world_size", [1, 2, 4])
+    def test_every_rank_gets_the_identical_minimum(self, ranks: Ranks, world_size: int) -> None:
+        """Rule R1, section 7: every transport gives the vector that the local fold gives."""
+        seed = 20_000 + world_size
+        for rank, wrong in enumerate(ranks.run(partial(fold_random, seed), world_size)):
+            assert wrong == [], f"fold_random({seed}) of {world_size} ranks: rank {rank}: {wrong}"
+
+    def test_rounds_come_back_in_the_order_of_their_launch(self, ranks: Ranks) -> None:
+        assert ranks.run(number_rounds, 3) == [[number * 3 for number in range(50)]] * 3
+
+    def test_a_round_that_came_back_is_not_overwritten_by_a_later_one(self, ranks: Ranks) -> None:
+        """Rule R7: what a wait hands out is never reused."""
+        assert ranks.run(keep_rounds, 2) == [[[0, 0], [1, 1], [2, 2]]] * 2
+
+    @pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 1, 7], [5000, 0, 3], [8, 8, 8]])
+    def test_gather_returns_payloads_of_any_length_by_rank(
+        self, ranks: Ranks, lengths: list[int]
+    ) -> None:
+        expected = [payload_of(rank, length) for rank, length in enumerate(lengths)]
+
+        assert ranks.run(partial(gather_payloads, lengths), 3) == [expected] * 3
+
+    def test_launches_count_rounds_and_not_gatherings(self, ranks: Ranks) -> None:
+        """Rule R1: the number of collectives can be read from the transport."""
+        assert ranks.run(count_launches, 2) == [[0, 0, 1, 1, 2]] * 2
+
+    @pytest.mark.parametrize("timeout_s", [SHORT_S, 0.0])
+    @pytest.mark.parametrize("meeting", ["round", "gather"])
+    def test_a_rank_that_does_not_come_is_a_timeout_within_the_deadline(
+        self, ranks: Ranks, meeting: str, timeout_s: float
+    ) -> None:
+        """Rule R10: a wait has a deadline, and its expiry a stated outcome."""
+        *others, _ = ranks.run(partial(stay_away, meeting, timeout_s), 3, late={2})
+
+        for error, waited_s in others:
+            assert error == "CollectiveTimeout"
+            assert timeout_s * 0.9 <= waited_s < timeout_s + PROMPT_S
+
+    @pytest.mark.parametrize("meeting", ["round", "gather"])
+    def test_when_a_rank_leaves_the_news_reaches_all_others_promptly(
+        self, ranks: Ranks, meeting: str
+    ) -> None:
+        """Rule R10: nobody waits out a timeout for a rank that is known to be gone."""
+        *others, last = ranks.run(partial(leave, meeting), 4)
+
+        assert last is None
+        for error, waited_s in others:
+            assert error == "PeerLost"
+            assert waited_s < PROMPT_S
+
+    def test_a_rank_that_leaves_while_its_round_is_pending_is_not_held(self, ranks: Ranks) -> None:
+        closed_s, _ = ranks.run(leave_while_pending, 2, late={1})
+
+        assert closed_s < 2.0
+
+    def test_close_may_be_called_twice_and_every_call_after_it_raises(self, ranks: Ranks) -> None:
+        assert ranks.run(close_twice, 2) == [["PeerLost", "PeerLost"]] * 2
+
+    def test_after_an_error_every_call_raises_it_at_once(self, ranks: Ranks) -> None:
+        """Rule R13: a round that timed out ends the epoch, also for who tries to go on."""
+        (first, *later), _ = ranks.run(go_on_after_an_error, 2, late={1})
+
+        assert first[0] == "CollectiveTimeout"
+        for error, waited_s in later:
+            assert error == "CollectiveTimeout"
+            assert waited_s < SHORT_S
+
+
+def fold_random(seed: int, collective: Collective, hold: Hold) -> list[str]:
+    """Return a line for each round whose vector is not the minimum of what all ranks gave."""
+    rng = np.random.default_rng(seed)
+    wrong: list[str] = []
+    for length in [1, 1000, *rng.integers(1, 1001, size=30).tolist()]:
+        vectors = [random_lanes(rng, length) for _ in range(collective.world_size)]
+        folded = collective.launch(vectors[collective.rank].copy()).wait(PATIENCE_S)
+        expected = reduce(np.minimum, vectors)
+        if folded.dtype != np.int64 or not np.array_equal(folded, expected):
+            wrong.append(f"{length} lanes came back as {folded!r}")
+    return wrong
+
+
+def random_lanes(rng: np.random.Generator, length: int) -> Vector:
+    """Return lanes of every size, a part of them the extremes of int64."""
+    limits = np.iinfo(np.int64)
+    lanes = rng.integers(limits.min, limits.max, size=length, dtype=np.int64, endpoint=True)
+    lanes >>= rng.integers(0, 63, size=length)
+    extremes = np.array([limits.min, limits.max, 0, -1, 1 << 62], dtype=np.int64)
+    chosen = rng.random(length) < 0.3
+    lanes[chosen] = rng.choice(extremes, size=int(chosen.sum()))
+    return lanes
+
+
+def number_rounds(collective: Collective, hold: Hold) -> list[int]:
+    numbers: list[int] = []
+    pending: PendingRound | None = None
+    for number in range(50):
+        if pending is not None:
+            numbers += pending.wait(PATIENCE_S).tolist()
+        lane = number * collective.world_size + collective.rank
+        pending = collective.launch(np.array([lane], dtype=np.int64))
+    assert pending is not None
+    numbers += pending.wait(PATIENCE_S).tolist()
+    return numbers
+
+
+def keep_rounds(collective: Collective, hold: Hold) -> list[list[int]]:
+    kept = [
+        collective.launch(np.full(2, number + collective.rank, dtype=np.int64)).wait(PATIENCE_S)
+        for number in range(3)
+    ]
+    return [each.tolist() for each in kept]
+
+
+def payload_of(rank: int, length: int) -> bytes:
+    return bytes((rank * 31 + at) % 256 for at in range(length))
+
+
+def gather_payloads(lengths: list[int], collective: Collective, hold: Hold) -> list[bytes]:
+    rank = collective.rank
+    return collective.gather(payload_of(rank, lengths[rank]), PATIENCE_S)
+
+
+def count_launches(collective: Collective, hold: Hold) -> list[int]:
+    counts = [collective.launches]
+    collective.gather(b"x", PATIENCE_S)
+    counts.append(collective.launches)
+    meet(collective, "round", PATIENCE_S)
+    counts.append(collective.launches)
+    collective.gather(b"x", PATIENCE_S)
+    counts.append(collective.launches)
+    meet(collective, "round", PATIENCE_S)
+    counts.append(collective.launches)
+    return counts
+
+
+def stay_away(
+    meeting: str, timeout_s: float, collective: Collective, hold: Hold
+) -> tuple[str, float] | None:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank == collective.world_size - 1:
+        hold()
+        return None
+    return outcome_of(partial(meet, collective, meeting, timeout_s))
+
+
+def leave(meeting: str, collective: Collective, hold: Hold) -> tuple[str, float] | None:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank == collective.world_size - 1:
+        collective.close()
+        return None
+    outcome = outcome_of(partial(meet, collective, meeting, PATIENCE_S))
+    collective.close()
+    return outcome
+
+
+def leave_while_pending(collective: Collective, hold: Hold) -> float:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank:
+        hold()
+        return 0.0
+    collective.launch(np.zeros(1, dtype=np.int64))
+    started = time.monotonic()
+    collective.close()
+    return time.monotonic() - started
+
+
+def close_twice(collective: Collective, hold: Hold) -> list[str]:
+    meet(collective, "round", PATIENCE_S)
+    collective.close()
+    collective.close()
+    return [
+        outcome_of(partial(meet, collective, meeting, PATIENCE_S))[0]
+        for meeting in ("round", "gather")
+    ]
+
+
+def go_on_after_an_error(collective: Collective, hold: Hold) -> list[tuple[str, float]]:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank:
+        hold()
+        return []
+    return [
+        outcome_of(partial(meet, collective, meeting, timeout_s))
+        for meeting, timeout_s in (("round", SHORT_S), ("round", 4.0), ("gather", 4.0))
+    ]
+
+
+def meet(collective: Collective, meeting: str, timeout_s: float) -> None:
+    """Run one round or one gathering."""
+    if meeting == "round":
+        collective.launch(np.array([collective.rank], dtype=np.int64)).wait(timeout_s)
+    else:
+        collective.gather(b"here", timeout_s)
+
+
+kept_errors: list[GroupError] = []
+"""Whoever ends an epoch keeps the error, and with it all that its frames refer to."""
+
+
+def outcome_of(call: Callable[[], None]) -> tuple[str, float]:
+    """Return the name of the error that the call raised, and after how many seconds."""
+    started = time.monotonic()
+    try:
+        call()
+    except GroupError as error:
+        kept_errors.append(error)
+        return type(error).__name__, time.monotonic() - started
+    return "none", time.monotonic() - started

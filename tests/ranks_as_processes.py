@@ -1,0 +1,126 @@
+"""Ranks that are processes of their own, joined by a gloo group, for tests of the torch transport."""
+
+import multiprocessing
+import traceback
+from collections.abc import Collection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from collective_contract import PATIENCE_S, Program
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["torch.distributed"])
+
+
+class RanksAsProcesses:
+    """Each rank is a process. No process is left behind, whatever a test does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._groups = 0
+
+    def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
+        """See `collective_contract.Ranks`."""
+        with self.start(program, world_size) as group:
+            results = {rank: group.result(rank) for rank in range(world_size) if rank not in late}
+            group.release()
+            results |= {rank: group.result(rank) for rank in late}
+        return [results[rank] for rank in range(world_size)]
+
+    def start(self, program: Program, world_size: int) -> "RunningGroup":
+        """Start the program on every rank of a new group, and return without waiting for it."""
+        self._groups += 1
+        return RunningGroup(program, world_size, self._folder / f"store-{self._groups}")
+
+
+class RunningGroup:
+    """The processes of one group. Leaving the `with` block kills those that still run."""
+
+    def __init__(self, program: Program, world_size: int, store: Path) -> None:
+        self.connections: list[Connection] = []
+        self.processes: list[Any] = []
+        for rank in range(world_size):
+            ours, theirs = _processes.Pipe()
+            process = _processes.Process(
+                target=_run_rank, args=(program, rank, world_size, str(store), theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def result(self, rank: int) -> Any:
+        """Wait for what the program of `rank` returned."""
+        if not self.connections[rank].poll(2 * PATIENCE_S):
+            raise AssertionError(f"rank {rank} did not return")
+        try:
+            error, result = self.connections[rank].recv()
+        except EOFError:
+            raise AssertionError(f"rank {rank} died before it returned") from None
+        if error is not None:
+            raise AssertionError(f"rank {rank} raised:\n{error}")
+        return result
+
+    def release(self) -> None:
+        """Let those go on that wait in `hold`, and the others end."""
+        for connection in self.connections:
+            try:
+                connection.send(None)
+            except BrokenPipeError:
+                continue  # The rank is dead, which some tests want.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join(PATIENCE_S)
+        for connection in self.connections:
+            connection.close()
+
+
+def _run_rank(
+    program: Program, rank: int, world_size: int, store: str, connection: Connection
+) -> None:
+    released = False
+
+    def hold() -> None:
+        nonlocal released
+        if not released:
+            connection.recv()
+        released = True
+
+    try:
+        connection.send((None, program(_join(rank, world_size, store), hold)))
+    except BaseException:
+        connection.send((traceback.format_exc(), None))
+        raise
+    hold()
+
+
+def _join(rank: int, world_size: int, store: str) -> Any:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
+    return TorchCollective.create(timeout_s=PATIENCE_S)

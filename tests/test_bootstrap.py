@@ -1,0 +1,208 @@
+"""Bootstrap: equal settings on every rank, and nobody goes on if one rank cannot."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+import pytest
+
+from lockstep.coordinator.bootstrap import (
+    Scalar,
+    agree_on_settings,
+    agree_that_all_are_ready,
+    differences,
+    flatten,
+)
+from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
+from lockstep.errors import CollectiveTimeout, ConfigError, PeerLost
+from lockstep.ranks.config import Bounds, CacheConfig
+from lockstep.ranks.page_layout import Column, PageLayout
+
+T = TypeVar("T")
+TIMEOUT_S = 20.0
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int
+    colour: Colour | None
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    inner: Inner
+    parts: tuple[Inner, ...]
+
+
+def test_settings_flatten_to_leaves_with_dotted_names() -> None:
+    value = Outer("x", Inner(1, Colour.RED), (Inner(2, None), Inner(3, None)))
+
+    assert flatten(value) == {
+        "name": "x",
+        "inner.size": 1,
+        "inner.colour": "red",
+        "parts.length": 2,
+        "parts[0].size": 2,
+        "parts[0].colour": None,
+        "parts[1].size": 3,
+        "parts[1].colour": None,
+    }
+
+
+def test_a_setting_without_a_fingerprint_is_named() -> None:
+    with pytest.raises(TypeError, match=r"name holds a list"):
+        flatten(Outer(["x"], Inner(1, None), ()))  # type: ignore[arg-type]
+
+
+def test_every_setting_of_a_cache_has_a_fingerprint_of_its_own() -> None:
+    """Whatever is added to the settings is compared, or its type is refused."""
+    leaves = flatten(config())
+
+    assert {"model", "bounds.prefetches", "timeouts.round_s", "stop_policy.rule"} <= leaves.keys()
+    assert leaves["layout.columns[0].heads"] == 4
+    assert leaves != flatten(replace(config(), bounds=Bounds(prefetches=31)))
+
+
+def test_equal_settings_have_no_differences() -> None:
+    assert differences([flatten(config())] * 3) == []
+    assert differences([{"a": 1}]) == []
+
+
+def test_a_difference_names_the_field_the_values_and_the_ranks() -> None:
+    fingerprints: list[dict[str, Scalar]] = [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 1, "b": "x"},
+    ]
+
+    assert differences(fingerprints) == ["b is 'x' on ranks 0, 2, 'y' on rank 1"]
+
+
+def test_a_field_that_one_rank_lacks_is_a_difference() -> None:
+    """Two versions of Lockstep in one group differ in the settings they have."""
+    assert differences([{"a": None}, {}]) == ["a is None on rank 0, absent on rank 1"]
+
+
+def test_values_of_another_type_are_a_difference() -> None:
+    assert differences([{"a": 1}, {"a": "1"}, {"a": 1.0}, {"a": True}]) == [
+        "a is 1 on rank 0, '1' on rank 1, 1.0 on rank 2, True on rank 3"
+    ]
+
+
+def test_pools_get_the_size_that_every_rank_has() -> None:
+    """Rule R3: capacities are the MIN over ranks at bootstrap."""
+    sizes = [(64, 300), (80, 200), (72, 500)]
+
+    def agree(collective: InProcessCollective) -> dict[str, int]:
+        device, host = sizes[collective.rank]
+        smallest = {"device_pages": device, "host_pages": host}
+        return agree_on_settings(collective, flatten(config()), smallest, TIMEOUT_S)
+
+    assert on_every_rank(3, agree) == [{"device_pages": 64, "host_pages": 200}] * 3
+
+
+def test_settings_that_differ_raise_the_same_error_on_every_rank() -> None:
+    def agree(collective: InProcessCollective) -> str:
+        bounds = Bounds(prefetches=16 if collective.rank == 2 else 32)
+        with pytest.raises(ConfigError) as raised:
+            agree_on_settings(collective, flatten(replace(config(), bounds=bounds)), {}, TIMEOUT_S)
+        return str(raised.value)
+
+    message = (
+        "the ranks were started with different settings: "
+        "bounds.prefetches is 32 on ranks 0, 1, 16 on rank 2"
+    )
+    assert on_every_rank(3, agree) == [message] * 3
+
+
+def test_the_first_three_differences_are_shown_and_the_others_counted() -> None:
+    def agree(collective: InProcessCollective) -> str:
+        fields = dict.fromkeys("abcde", collective.rank)
+        with pytest.raises(ConfigError) as raised:
+            agree_on_settings(collective, fields, {}, TIMEOUT_S)
+        return str(raised.value)
+
+    (message, _) = on_every_rank(2, agree)
+
+    assert message.endswith(
+        "a is 0 on rank 0, 1 on rank 1; b is 0 on rank 0, 1 on rank 1; "
+        "c is 0 on rank 0, 1 on rank 1; and 2 more"
+    )
+
+
+def test_nothing_is_raised_when_every_rank_is_ready() -> None:
+    on_every_rank(3, lambda each: agree_that_all_are_ready(each, None, TIMEOUT_S))
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"),
+    [
+        ([None, "no room", None], "rank 1: no room"),
+        (["no room", "no room", None], "ranks 0, 1: no room"),
+        (["no room", None, "no store"], "rank 0: no room; rank 2: no store"),
+        (["no room", "no room", "no room"], "no room"),
+        ([None, "", None], "rank 1: "),
+    ],
+)
+def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message: str) -> None:
+    """Rule R1: no rank goes on to a round that another will not reach."""
+
+    def agree(collective: InProcessCollective) -> str:
+        with pytest.raises(ConfigError) as raised:
+            agree_that_all_are_ready(collective, problems[collective.rank], TIMEOUT_S)
+        return str(raised.value)
+
+    assert on_every_rank(3, agree) == [message] * 3
+
+
+def test_a_rank_that_never_starts_is_a_timeout() -> None:
+    """Rule R10."""
+    member = InProcessGroup(2).member(0)
+
+    with pytest.raises(CollectiveTimeout, match="rank 1 did not come"):
+        agree_on_settings(member, {}, {}, 0.01)
+
+
+def test_a_rank_that_gave_up_while_starting_is_noticed_at_once() -> None:
+    """Rule R10."""
+    group = InProcessGroup(2)
+    group.member(1).close()
+
+    with pytest.raises(PeerLost, match="rank 1 has left"):
+        agree_that_all_are_ready(group.member(0), None, TIMEOUT_S)
+
+
+def test_starting_is_not_counted_as_rounds() -> None:
+    """Rule R1: bootstrap is an exception, and lives in a module of its own."""
+
+    def agree(collective: InProcessCollective) -> int:
+        agree_on_settings(collective, {}, {}, TIMEOUT_S)
+        agree_that_all_are_ready(collective, None, TIMEOUT_S)
+        return collective.launches
+
+    assert on_every_rank(2, agree) == [0, 0]
+
+
+def config() -> CacheConfig:
+    column = Column(name="k", layers=1, heads=4, elements=8)
+    return CacheConfig(
+        model="test",
+        layout=PageLayout(page_tokens=4, columns=(column,)),
+        device_pages=8,
+        host_pages=8,
+    )
+
+
+def on_every_rank(world_size: int, run: Callable[[InProcessCollective], T]) -> list[T]:
+    """Run every rank of a new group in a thread of its own."""
+    group = InProcessGroup(world_size)
+    with ThreadPoolExecutor(world_size) as pool:
+        members = [group.member(rank) for rank in range(world_size)]
+        return [each.result(60) for each in [pool.submit(run, member) for member in members]]

@@ -92,12 +92,8 @@ class Rounds:
         )
         voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms)
         try:
-            vector = encode(self.shape, layout, ballot, voter)
-        except InternalError as error:
-            self._end(error)
-        try:
-            pending = self._collective.launch(vector)
-        except GroupError as error:
+            pending = self._collective.launch(encode(self.shape, layout, ballot, voter))
+        except (GroupError, InternalError) as error:
             self._end(error)
         self.count += 1
         self._pending = _Pending(layout, pending)

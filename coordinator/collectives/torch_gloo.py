@@ -12,6 +12,7 @@ left while something is pending is kept, and destroyed when the next one is made
 the end of the process is held by a rank that does not come.
 """
 
+import re
 import struct
 import threading
 import time
@@ -29,6 +30,8 @@ from .base import Vector
 
 _SIZE = struct.Struct("<q")
 
+_SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
+
 _SLICE_S = 0.1
 """No call into gloo lasts longer, since Python handles signals such as Ctrl-C only between calls."""
 
@@ -40,7 +43,8 @@ _CLOSE_S = 1.0
 
 
 def _as_group_error(error: RuntimeError, what: str, timeout_s: float) -> GroupError:
-    text = str(error).splitlines()[0] if str(error) else "no reason given"
+    # Gloo begins with the place in its own source, which says nothing to a user of ours.
+    text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
     if "timed out" in text.lower() or "timeout" in text.lower():
         return CollectiveTimeout(f"{what} did not come back within {timeout_s} s: {text}")
     return PeerLost(f"a rank was lost in {what}: {text}")

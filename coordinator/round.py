@@ -103,11 +103,12 @@ class Rounds:
         self._raise_if_ended()
         if self._pending is None:
             raise UsageError("no round is pending; open one first")
-        pending, self._pending = self._pending, None
+        pending = self._pending
         try:
             folded = pending.round.wait(self._timeout_s)
         except GroupError as error:
             self._end(error)
+        self._pending = None
         if folded.shape != (self.shape.length,):
             self._end(InternalError(f"a round came back with shape {folded.shape}"))
         different = disagreements(folded)
@@ -120,7 +121,7 @@ class Rounds:
 
     def _end(self, error: GroupError | InternalError) -> NoReturn:
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
-        self._ended_by = error
+        self._ended_by, self._pending = error, None
         self._collective.close()
         raise error
 

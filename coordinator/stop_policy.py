@@ -42,8 +42,9 @@ class StopPolicy:
             ("per_ki_token_s", self.per_ki_token_s),
             ("cap_s", self.cap_s),
         ):
-            if math.isnan(value) or value < 0:
-                raise ConfigError(f"stop policy: {field} is {value}, must be 0 or more")
+            # Written so that it refuses what is not a number, too.
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"stop policy: {field} is {value}, must be 0 or more and finite")
 
     def timeout_s(self, tokens: int) -> float:
         """Return how long a prefetch of `tokens` tokens may take."""

@@ -16,6 +16,7 @@ from .profiles import find_profile
 
 DEVICES = ("cpu", "cuda")
 
+SEED_MAX = (1 << 63) - 1
 _MAY_DIFFER = frozenset({"device_pages", "host_pages", "report", "table"})
 """Of the pool sizes the smallest over the ranks is used; only rank 0 reports."""
 
@@ -63,6 +64,8 @@ class ReplaySettings:
         ):
             _at_least(1, getattr(self, name), name)
         _at_least(0, self.output_tokens_max, "output_tokens_max")
+        if not 0 <= self.seed <= SEED_MAX:
+            raise ConfigError(f"--seed is {self.seed}, must be from 0 to {SEED_MAX}")
         if self.requests is not None:
             _at_least(1, self.requests, "requests")
         if self.round_timeout_s <= 0:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,7 +79,7 @@ class Cache:
         replica_config: ReplicaConfig,
         *,
         device_pool: "DevicePool | None" = None,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ms: Callable[[], int] | None = None,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
@@ -93,7 +94,7 @@ class Cache:
             recorder=self.replica.state.journal.recorder,
         )
         self._collective = collective
-        self._clock_ms = clock_ms
+        self._clock_ms = clock_ms or _steady_clock_ms()
         self._steps = 0
         self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._closed = False
@@ -150,6 +151,8 @@ class Cache:
         Returns False if there is nothing to bring, no store, or no more room to wait. The request is
         known from here on; `release` or `abort` forgets it. Nothing is held on the device.
         """
+        self._require_group()
+        _require_text(namespace)
         started = self.replica.prefetch(request, namespace, as_token_bytes(tokens))
         self._dispatch()
         return started
@@ -171,8 +174,10 @@ class Cache:
         `Wait` says why. A prefetch of the request ends with what has landed by the last verdict.
         The pages may be used once `load_state` is READY.
         """
-        data = as_token_bytes(tokens)
-        admission = self.replica.load_back(request, namespace, data, reserve_tokens)
+        self._require_group()
+        _require_text(namespace)
+        data, reserve = as_token_bytes(tokens), _count(reserve_tokens)
+        admission = self.replica.load_back(request, namespace, data, reserve)
         self._dispatch()
         return admission
 
@@ -190,7 +195,8 @@ class Cache:
 
     def extend(self, request: str, total_tokens: int) -> bool:
         """Reserve device pages for `total_tokens` tokens in total; False if there is no room."""
-        done = self.replica.extend(request, total_tokens)
+        self._require_group()
+        done = self.replica.extend(request, _count(total_tokens))
         self._dispatch()
         return done
 
@@ -202,6 +208,7 @@ class Cache:
         pages are shared, backed up under the write policy, and stay locked for the request. Returns
         the number of tokens that the tree now shares with it.
         """
+        self._require_group()
         shared = self.replica.insert(request, as_token_bytes(tokens), final=final)
         self._dispatch()
         return shared
@@ -259,8 +266,9 @@ class Cache:
             self._dispatch()
 
     def flush(self) -> bool:
-        """Run rounds until nothing is in flight: everything inserted is backed up and persisted.
+        """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
 
+        What failed, or found no room, is not tried again; `stats().operations` counts it.
         Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
         """
         self.step()
@@ -308,6 +316,10 @@ class Cache:
             digest=self.replica.digest,
         )
 
+    def _require_group(self) -> None:
+        if self.rounds.ended_by is not None:
+            raise self.rounds.ended_by
+
     def _dispatch(self) -> None:
         orders = self.replica.take_orders()
         if orders:
@@ -322,3 +334,23 @@ class Cache:
                 notice.key.hex()[:16],
                 notice.reason,
             )
+
+
+def _steady_clock_ms() -> Callable[[], int]:
+    """Return the wall clock as of now, going on steadily: a deadline must not wait for a clock."""
+    base_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000
+
+
+def _require_text(namespace: str) -> None:
+    try:
+        namespace.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise UsageError(f"a namespace must be text that UTF-8 can hold: {error}") from error
+
+
+def _count(tokens: int) -> int:
+    try:
+        return index(tokens)
+    except TypeError as error:
+        raise UsageError(f"a number of tokens must be an integer: {error}") from error

@@ -1,11 +1,17 @@
 """The settings of one rank's cache, validated once, when they are made."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from .page_layout import PageLayout
+
+PAGES_MAX = (1 << 31) - 1
+"""Page numbers are int32."""
+
+TIMEOUT_S_MAX = 1e6
+"""Every wait is bounded; what is longer than eleven days is not."""
 
 
 class WritePolicy(StrEnum):
@@ -49,9 +55,15 @@ class Bounds:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name} is {value}, must be 1 or more")
-        for name in ("prefetches_waiting", "persists_waiting", "remembered_misses"):
+        for name in (
+            "prefetches_waiting",
+            "persists_waiting",
+            "remembered_misses",
+            "prefetch_pages",
+            "quarantine_pages",
+        ):
             value = getattr(self, name)
-            if value < 0:
+            if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}, must not be negative")
 
 
@@ -71,14 +83,19 @@ class Timeouts:
     """Until I/O that was stopped touches its pages no more; then they are quarantined."""
     miss_memory_s: float = 60.0
     """How long a failed read is remembered, in agreed time."""
+    open_s: float = 180.0
+    """Until every rank has its memory and its store, when a cache is opened."""
     flush_s: float = 120.0
     """How long `flush` and `close` wait for what is in flight, in agreed time."""
 
     def __post_init__(self) -> None:
-        for name in ("round_s", "lookup_s", "persist_s", "copy_s", "quiesce_s", "flush_s"):
-            value = getattr(self, name)
-            if value <= 0:
-                raise ConfigError(f"{name} is {value}, must be more than 0")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            # Written so that it refuses what is not a number, too.
+            if not 0 < value <= TIMEOUT_S_MAX:
+                raise ConfigError(
+                    f"{each.name} is {value}, must be more than 0 and at most {TIMEOUT_S_MAX:.0f}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +127,10 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model is empty; give the model's name")
-        if self.device_pages < 1:
-            raise ConfigError(f"device_pages is {self.device_pages}, must be 1 or more")
-        if self.host_pages < 0:
-            raise ConfigError(f"host_pages is {self.host_pages}, must be 0 or more")
+        if not 1 <= self.device_pages <= PAGES_MAX:
+            raise ConfigError(f"device_pages is {self.device_pages}, must be 1 to {PAGES_MAX}")
+        if not 0 <= self.host_pages <= PAGES_MAX:
+            raise ConfigError(f"host_pages is {self.host_pages}, must be 0 to {PAGES_MAX}")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
         if self.store is not None and not self.host_pages:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from .. import __version__
 from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
 from ..coordinator.collectives.base import Collective
 from ..errors import LockstepError
@@ -37,9 +38,10 @@ def open_cache(config: CacheConfig, collective: Collective, device: torch.device
 
 
 def _open(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:
-    timeout_s = config.timeouts.round_s
+    timeout_s = config.timeouts.open_s
     fields: dict[str, Scalar] = flatten(config)
     fields["world_size"] = collective.world_size
+    fields["version"] = __version__
     smallest = {name: int(str(fields.pop(name))) for name in POOL_SIZES}
     agreed = agree_on_settings(collective, fields, smallest, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
@@ -73,6 +75,8 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
         yield
     except LockstepError as error:
         problem = str(error)
+    except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is.
+        problem = f"{type(error).__name__}: {error}"
     agree_that_all_are_ready(collective, problem, timeout_s)
 
 

@@ -1,10 +1,13 @@
 """Requests: admission, load back, insertion, and what they give back."""
 
+from array import array
+
+import numpy as np
 import pytest
 from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.errors import UsageError
+from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
@@ -290,3 +293,99 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
         executor.said.append(Quiesced(operation))
     ranks.settle()
     assert ranks.every(lambda cache: cache.replica.state.holds.kept_pages[HOST]) == 0
+
+
+def test_token_ids_that_int32_cannot_hold_never_match_another_prompt() -> None:
+    """Rule R9: a cast would have wrapped them and served the pages of another prompt."""
+    ranks = RanksInTurn(1)
+    ranks.compute("victim", prompt(2))
+    cache = ranks.caches[0]
+    for tokens in (
+        np.array(prompt(2), dtype=np.int64) + 2**32,
+        np.full(8, 2**32 - 1, dtype=np.uint32),
+        memoryview(array("q", prompt(2))),
+        [2**31] * 8,
+    ):
+        with pytest.raises(UsageError, match="int32"):
+            cache.match(tokens)
+    assert cache.match(np.array(prompt(2), dtype=np.int64)).device_tokens == 8
+    assert cache.match(memoryview(array("i", prompt(2)))).device_tokens == 8
+
+
+def test_an_insert_of_other_tokens_than_those_admitted_is_refused_and_changes_nothing() -> None:
+    ranks = RanksInTurn(1)
+    ranks.compute("a", prompt(3))
+    cache = ranks.caches[0]
+    cache.load_back("b", prompt(2), reserve_tokens=12)
+    before = cache.replica.state_digest()
+
+    with pytest.raises(UsageError, match="other tokens"):
+        cache.insert("b", [7] * 12)
+
+    assert cache.replica.state_digest() == before
+    ranks.check()
+
+
+def test_a_page_table_is_given_only_when_its_pages_are_there() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.compute("a", prompt(4))
+    evict_from_device(ranks, 8)
+    ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=20))
+
+    for cache in ranks.caches:
+        with pytest.raises(UsageError, match="not ready"):
+            cache.page_table("b")
+    ranks.settle()
+    assert ranks.every(lambda cache: len(cache.page_table("b"))) == 5
+
+
+def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> None:
+    ranks = RanksInTurn(2, host_pages=8, store=False)
+    ranks.compute("a", prompt(10))
+
+    assert free(ranks, HOST) == 0
+    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 8
+    assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {
+        "complete": 1,
+        "no_room": 1,
+    }
+
+
+def test_after_the_end_of_an_epoch_no_command_concludes_anything() -> None:
+    """Rule R13: no rank goes on with a conclusion of its own."""
+    ranks = RanksInTurn(2)
+    ranks.compute("a", prompt(2))
+    ranks.every(lambda cache: cache.load_back("b", prompt(2), reserve_tokens=8))
+    ranks.executors[1].ill = "its disk is gone"
+    for cache in ranks.caches:
+        cache.open_round()
+    for cache in ranks.caches:
+        with pytest.raises(RankUnhealthy):
+            cache.close_round()
+
+    cache = ranks.caches[0]
+    for call in (
+        lambda: cache.prefetch("c", prompt(3)),
+        lambda: cache.load_back("c", prompt(3)),
+        lambda: cache.insert("b", prompt(2)),
+        lambda: cache.extend("b", 12),
+        cache.step,
+    ):
+        with pytest.raises(RankUnhealthy):
+            call()
+    cache.release("b")
+    cache.close()
+
+
+def test_arguments_that_are_no_tokens_or_names_change_nothing() -> None:
+    ranks = RanksInTurn(1)
+    cache = ranks.caches[0]
+    before = cache.replica.state_digest()
+    for call in (
+        lambda: cache.prefetch("x", prompt(1), "\ud800"),
+        lambda: cache.load_back("x", prompt(1), "\ud800"),
+        lambda: cache.load_back("x", prompt(1), reserve_tokens="12"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert cache.replica.state_digest() == before

@@ -7,6 +7,7 @@ parents first, and what has been backed up on every rank is persisted.
 from collections import deque
 
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ...errors import InternalError
 from ..orders import KV_POOL, CopyToHost, CopyTransfer, ObjectTransfer
 from ..orders import Persist as PersistOrder
 from .operations import Copy, Persist, Segment
@@ -32,14 +33,31 @@ class BackingUp:
         state = self._state
         if not state.config.host_pages:
             return
-        segments = [
-            Segment(each, page_run())
-            for each in reversed(list(node.path()))
-            if each.values[HOST][0] is None and not self._in_backup(each)
-        ]
-        while segments and not self._begin_backup(segments):
+        segments: list[Segment] = []
+        room = self._room_beside(node)
+        for each in reversed(list(node.path())):
+            if each.values[HOST][0] is not None or self._in_backup(each):
+                continue
+            if each.width <= room:
+                segments.append(Segment(each, page_run()))
+                room -= each.width
+                continue
             state.operations.outcomes[Kind.BACKUP, Outcome.NO_ROOM] += 1
-            segments.pop()
+            if room:
+                state.split(each, room)
+                assert each.parent is not None
+                segments.append(Segment(each.parent, page_run()))
+            break
+        if segments:
+            self._begin_backup(segments)
+
+    def _room_beside(self, node: Node) -> int:
+        """Return how many host pages are to be had without any of the path to `node`."""
+        state = self._state
+        pin = state.holds.acquire(HOST, state.component.index, node)
+        room = state.available(HOST)
+        state.holds.release(pin)
+        return room
 
     def backed_up(self, operation: Copy) -> None:
         """Apply a backup that has ended on every rank."""
@@ -99,7 +117,7 @@ class BackingUp:
         table = self._state.operations.in_flight
         return any(table[number].kind is Kind.BACKUP for number in node.marks)
 
-    def _begin_backup(self, segments: list[Segment]) -> bool:
+    def _begin_backup(self, segments: list[Segment]) -> None:
         state = self._state
         last = segments[-1].node
         operation = Copy(id=state.operations.new_id(), kind=Kind.BACKUP, phase=Phase.ISSUED)
@@ -109,8 +127,7 @@ class BackingUp:
             operation.receipts.append(state.holds.acquire(tier, state.component.index, last))
         pages = state.take(HOST, sum(segment.node.width for segment in segments))
         if pages is None:
-            state.release_receipts(operation)
-            return False
+            raise InternalError("a backup finds less room on the host than was counted for it")
         state.operations.add(operation)
         at = 0
         for segment in segments:
@@ -126,7 +143,6 @@ class BackingUp:
         ticket = state.operations.new_ticket(Queue.BACKUP, operation)
         state.ballot.enqueue(Queue.BACKUP, ticket, operation.id)
         state.orders.append(CopyToHost(operation.id, transfers, state.config.timeouts.copy_s))
-        return True
 
     def _persist(self, nodes: list[Node]) -> None:
         state = self._state

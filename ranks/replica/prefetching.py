@@ -171,7 +171,9 @@ class Prefetching:
         request = state.requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:
             start = operation.anchor.end
-            request.fetched = (start, start + landed)
+            if landed:
+                first, last = request.fetched
+                request.fetched = (first if last == start else start, start + landed)
         del pages[:landed]
         state.journal.record("settle", operation.id, landed)
         if not pages:

@@ -34,8 +34,8 @@ class LoadState(StrEnum):
     READY = "ready"
     """All pages of the prefix are on the device; the engine may compute."""
     FAILED = "failed"
-    """The load back failed on some rank. The request is not admitted any more, and the pages that
-    failed are not offered again."""
+    """The load back failed on some rank. The request is not admitted any more, and the host pages
+    that failed are dropped, but for those that something else needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +193,7 @@ class Serving:
             raise UsageError(
                 f"request {request.id!r} inserts {pages} pages and shares {request.prefix} already"
             )
+        self._require_same_prefix(request, tokens)
         state.tick()
         state.journal.record("insert", request.id, pages, int(final))
         step = state.tree.page_bytes
@@ -212,7 +213,8 @@ class Serving:
         return pages * state.config.page_tokens
 
     def page_table(self, request: Request) -> PageRun:
-        """Return the request's device pages in token order."""
+        """Return the device pages of a request that is ready, in token order."""
+        self._require_ready(request)
         table = page_run()
         if request.lock is not None:
             for node in reversed(list(request.lock.node.path())):
@@ -321,6 +323,15 @@ class Serving:
     def _in_load_back(self, node: Node) -> bool:
         table = self._state.operations.in_flight
         return any(table[number].kind is Kind.LOAD_BACK for number in node.marks)
+
+    def _require_same_prefix(self, request: Request, tokens: bytes) -> None:
+        if request.lock is None or not request.prefix:
+            return
+        walk = self._state.tree.walk(self._state.root(request.namespace), tokens)
+        if not any(node is request.lock.node for node in walk.nodes):
+            raise UsageError(
+                f"request {request.id!r} inserts other tokens than those that it was admitted with"
+            )
 
     def _require_ready(self, request: Request) -> None:
         if self.load_state(request) is not LoadState.READY:

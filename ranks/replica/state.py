@@ -240,9 +240,8 @@ class ReplicaState:
 
     def attach(self, node: Node, tier: int, pages: PageRun) -> None:
         """Give a node its pages on `tier`; they belong to it from now on."""
-        assert node.values[tier][0] is None
-        assert len(pages) == node.width
-        assert node.parent is not None
+        if node.values[tier][0] is not None or len(pages) != node.width or node.parent is None:
+            raise InternalError(f"node {node.id} cannot take {len(pages)} pages on tier {tier}")
         node.values[tier][0] = pages
         node.parent.occupied_children[tier] += 1
         self.tree_pages[tier] += node.width

@@ -3,7 +3,7 @@
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,11 @@ from ...errors import UsageError
 
 TOKEN_BYTES = 4
 
-Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.int32] | Sequence[int]"
+_SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
+_INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
+"""How the buffer protocol writes int32."""
+
+Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any]] | Sequence[int]"
 """Token ids: a buffer of int32, an integer array, or a sequence of Python integers."""
 
 
@@ -27,7 +31,14 @@ def as_token_bytes(tokens: Tokens) -> bytes:
                 f"tokens must be a one-dimensional integer array, not {tokens.dtype}"
                 f" with {tokens.ndim} dimensions"
             )
+        if tokens.dtype != np.int32 and tokens.size:
+            # A cast would wrap what does not fit, and find the pages of another prompt.
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < _SMALLEST or high > _LARGEST:
+                raise UsageError(f"tokens must be int32 token ids: from {low} to {high}")
         return tokens.astype("<i4", copy=False).tobytes()
+    if isinstance(tokens, memoryview) and tokens.itemsize != 1 and tokens.format not in _INT32:
+        raise UsageError(f"a token buffer must hold int32, not items of format {tokens.format!r}")
     if isinstance(tokens, bytes | bytearray | memoryview):
         data = bytes(tokens)
         if len(data) % TOKEN_BYTES:

@@ -9,6 +9,7 @@ refers to a node refers to the end of its run, before and after.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...errors import InternalError
 from .components.base import Component
 from .page_keys import page_keys
 from .pages import PageRun
@@ -171,8 +172,8 @@ class Tree:
     def split(self, node: Node, pages: int) -> Node:
         """Cut the first `pages` pages off `node` into a new parent of it, which is returned."""
         parent = node.parent
-        assert parent is not None
-        assert 0 < pages < node.width
+        if parent is None or not 0 < pages < node.width:
+            raise InternalError(f"node {node.id} of {node.width} pages cannot be cut at {pages}")
         cut = pages * self.page_bytes
         upper = Node(self._new_id(), parent, node.tokens[:cut], pages, len(self.components))
         parent.children[node.tokens[: self.page_bytes]] = upper

@@ -1,0 +1,40 @@
+"""Settings are validated once, when they are made, and errors name the field."""
+
+import math
+
+import pytest
+
+from lockstep import Bounds, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, Timeouts
+
+LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("field", ["round_s", "miss_memory_s", "flush_s", "open_s"])
+def test_a_wait_that_is_not_bounded_is_refused(field: str, value: float) -> None:
+    """Rule R10: each wait has a deadline."""
+    with pytest.raises(ConfigError, match=field):
+        Timeouts(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["base_s", "per_ki_token_s", "cap_s"])
+def test_a_stop_policy_is_always_bounded(field: str) -> None:
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=field):
+            StopPolicy(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["prefetches", "persists", "prefetch_pages", "quarantine_pages"])
+def test_a_negative_bound_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Bounds(**{field: -5})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("device_pages", 0), ("device_pages", 1 << 31), ("host_pages", -1), ("model", "")],
+)
+def test_sizes_and_names_that_cannot_be_are_refused(field: str, value: object) -> None:
+    settings: dict[str, object] = {"model": "m", "device_pages": 1, "host_pages": 1}
+    with pytest.raises(ConfigError, match=field):
+        CacheConfig(layout=LAYOUT, **(settings | {field: value}))  # type: ignore[arg-type]

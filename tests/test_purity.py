@@ -127,3 +127,10 @@ def plant(root: Path, path: str, source: str) -> None:
     file.write_text(source, encoding="utf-8")
     for folder in file.relative_to(root).parents:
         (root / folder / "__init__.py").touch()
+
+
+def test_nothing_is_pickled() -> None:
+    """Rule R11: what leaves a process is msgpack or a fixed header, never code in data."""
+    picklers = ("pickle", "cloudpickle", "dill", "marshal", "shelve", "torch.save", "torch.load")
+
+    assert [str(module.path) for module in read_library() if reaches(module, *picklers)] == []

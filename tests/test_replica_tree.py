@@ -78,6 +78,7 @@ def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: lis
 def test_a_receipt_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
+    """Rule R8: what was locked and pinned is released with its receipt, in token intervals."""
     state = new_state()
     receipts: list[Receipt] = []
     for tokens in first:

@@ -4,7 +4,7 @@ The numbers are those of `docs/architecture.md`. A violation is a bug of Lockste
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...coordinator.operation import Phase, Queue
 from .backing_up import BackingUp
@@ -67,12 +67,13 @@ def _check_node(state: ReplicaState, node: Node) -> None:
     if parent.parent is not None:
         for tier, run in zip(TIERS, (device, host), strict=True):
             above = parent.values[tier][0] is not None
-            what = f"{name} is on the {TIER_NAMES[tier]} and its parent is not"
-            _require(run is None or above, 4, what)
+            if run is not None and not above:
+                _require(False, 4, f"{name} is on the {TIER_NAMES[tier]} and its parent is not")
             for component, count in enumerate(node.held[tier]):
-                _require(count >= 0, 5, f"{name} has a negative count of holds")
-                enough = parent.held[tier][component] >= count
-                _require(enough, 5, f"{name} is held more often than its parent")
+                if count < 0:
+                    _require(False, 5, f"{name} has a negative count of holds")
+                if parent.held[tier][component] < count:
+                    _require(False, 5, f"{name} is held more often than its parent")
 
 
 def _check_counts(state: ReplicaState, nodes: list[Node]) -> None:
@@ -98,30 +99,39 @@ def _check_eviction(state: ReplicaState, nodes: list[Node]) -> None:
             _require(reachable, 6, f"{name} could be evicted and is not queued")
 
 
-def _owned_pages(state: ReplicaState, nodes: list[Node], tier: int) -> Iterator[tuple[int, str]]:
-    for page in state.pools[tier].free_pages():
-        yield page, "the free list"
+def _owners(
+    state: ReplicaState, nodes: list[Node], tier: int
+) -> Iterator[tuple[Iterable[int], str, object]]:
+    yield state.pools[tier].free_pages(), "the free list", ""
     for node in nodes:
-        for page in node.values[tier][0] or ():
-            yield page, f"node {node.id}"
+        yield node.values[tier][0] or (), "node", node.id
     for operation in state.operations.in_flight.values():
-        for page in operation.owned_pages(tier):
-            yield page, f"operation {operation.id}"
+        yield operation.owned_pages(tier), "operation", operation.id
     if tier == DEVICE:
         for request in state.requests.values():
-            for page in request.own:
-                yield page, f"request {request.id}"
+            yield request.own, "request", request.id
 
 
 def _check_ownership(state: ReplicaState, nodes: list[Node]) -> None:
     for tier in TIERS:
-        owners: dict[int, str] = {}
-        for page, owner in _owned_pages(state, nodes, tier):
+        every: list[int] = []
+        for pages, _, _ in _owners(state, nodes, tier):
+            every.extend(pages)
+        # Which page has two owners is worth looking for only once it is known that one has.
+        if len(every) != len(set(every)):
+            _name_the_owners(state, nodes, tier)
+        missing = state.pools[tier].capacity - len(every)
+        _require(not missing, 7, f"{missing} {TIER_NAMES[tier]} pages belong to nobody")
+
+
+def _name_the_owners(state: ReplicaState, nodes: list[Node], tier: int) -> None:
+    owners: dict[int, str] = {}
+    for pages, kind, name in _owners(state, nodes, tier):
+        for page in pages:
+            owner = f"{kind} {name}".strip()
             what = f"{TIER_NAMES[tier]} page {page} belongs to {owners.get(page)} and to {owner}"
             _require(page not in owners, 7, what)
             owners[page] = owner
-        missing = state.pools[tier].capacity - len(owners)
-        _require(not missing, 7, f"{missing} {TIER_NAMES[tier]} pages belong to nobody")
 
 
 def _check_operations(state: ReplicaState, nodes: list[Node]) -> None:

@@ -12,7 +12,6 @@ start at a multiple of 4096 bytes, or whose length is not one, is still read and
 page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
 """
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +64,7 @@ class FileBackend:
         self._threads = threads
         self._files = ObjectFiles(root, durability, direct=direct)
         self._calls: ThreadCalls | None = None
+        self._begun = False
         self._closed = False
         self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
@@ -74,10 +74,23 @@ class FileBackend:
 
         Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
         """
-        if self._calls is not None or self._closed:
+        if self._begun or self._closed:
             raise UsageError(f"store {self._root} was opened before; make a new backend")
+        self._begun = True
+        calls = ThreadCalls(self._threads, "lockstep-file", at_end=self._files.close)
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._files.open), _OPEN_TIMEOUT_S)
+            await self._open_files(calls)
+            if self._closed:
+                raise UsageError(f"store {self._root} was closed while it opened")
+        except BaseException:
+            # Without a wait: the thread may hang, and closes what it opened when it does not.
+            await calls.close(0)
+            raise
+        self._calls = calls
+
+    async def _open_files(self, calls: ThreadCalls) -> None:
+        try:
+            await calls.once(self._files.open, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
             raise ConfigError(
                 f"store directory {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
@@ -89,7 +102,6 @@ class FileBackend:
                 f"store directory {self._root} cannot be used: {error.strerror}; give a directory "
                 f"that this process may create and write{also}"
             ) from error
-        self._calls = ThreadCalls(self._threads, "lockstep-file")
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether there is something under it; False for what is late."""
@@ -173,13 +185,14 @@ class FileBackend:
     async def close(self) -> None:
         """Stop what runs, wait for it, and close the directory. Idempotent.
 
-        If the kernel holds a thread for longer than the close waits, the directory stays open for
-        it, and the call that waits for it returns when it does.
+        If the kernel holds a thread for longer than the close waits, or the close is cancelled, the
+        call that waits for the thread returns when it does, and the last one closes the directory.
+        None of them keeps the process from ending.
         """
         self._closed = True
         calls, self._calls = self._calls, None
-        if calls is not None and await calls.close(_CLOSE_TIMEOUT_S):
-            await asyncio.to_thread(self._files.close)
+        if calls is not None:
+            await calls.close(_CLOSE_TIMEOUT_S)
 
     def _ready(self) -> ThreadCalls | None:
         """Return the threads, or None after `close`."""

@@ -68,6 +68,7 @@ class ObjectFiles:
         self._durability = durability
         self._direct_flag = os.O_DIRECT if direct else 0
         self._scratch = _Scratch()
+        self._root_fd = -1
 
     def open(self) -> None:
         """Make the directories, sweep what dead writers left, and try a write. Raises OSError."""
@@ -79,13 +80,15 @@ class ObjectFiles:
             sweep(self._root_fd)
             self._publisher = choose_publisher(self._root_fd, self._direct_flag)
         except BaseException:
-            os.close(self._root_fd)
+            self.close()
             raise
         self._quarantine = Quarantine(self._root_fd)
 
     def close(self) -> None:
-        """Close the root. Nobody may use the store after this."""
-        os.close(self._root_fd)
+        """Close the root if it is open. Nobody may use the store after this. Idempotent."""
+        root_fd, self._root_fd = self._root_fd, -1
+        if root_fd >= 0:
+            os.close(root_fd)
 
     def exists(self, name: ObjectName) -> bool:
         """Say whether there is something under this name."""
@@ -210,28 +213,38 @@ class ObjectFiles:
         return check_payload(block, join_checksums(checksums))
 
     def _present(self, path: str, size: int) -> bool:
-        """Say whether there is an object; what cannot be one is taken away first."""
+        """Say whether there is an object; what cannot be one is taken away, if that works.
+
+        Where it stays, publishing finds the name taken.
+        """
         try:
             status = os.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if stat.S_ISREG(status.st_mode) and status.st_size == size:
-            return True
-        return not self._take_away(path, size)
+        return _may_be_object(status, size) or not self._take_away(path, size)
 
     def _take_away(self, path: str, size: int) -> bool:
+        """Take away what cannot be the object; False if by now there is what can be."""
         try:
             fd = os.open(path, _READ_FLAGS, dir_fd=self._root_fd)
         except OSError as error:
-            return error.errno in _NO_FILE and self._quarantine.take(path, None, Finding.KIND)
+            if error.errno in _NO_FILE:
+                self._quarantine.take(path, None, Finding.KIND)
+            return True
         try:
             status = os.fstat(fd)
+            # Another process may have put the object here since the name was looked at; a file that
+            # is open is never changed into another.
+            if _may_be_object(status, size):
+                return False
             if not stat.S_ISREG(status.st_mode):
-                return self._quarantine.take(path, None, Finding.KIND)
-            finding = Finding.SHORT if status.st_size < size else Finding.LONG
-            return self._quarantine.take(path, (status.st_dev, status.st_ino), finding)
+                self._quarantine.take(path, None, Finding.KIND)
+            else:
+                finding = Finding.SHORT if status.st_size < size else Finding.LONG
+                self._quarantine.take(path, (status.st_dev, status.st_ino), finding)
         finally:
             os.close(fd)
+        return True
 
     def _create(self, path: str, digest: bytes, payload: memoryview) -> WriteOutcome:
         directory = path.rpartition("/")[0]
@@ -239,8 +252,9 @@ class ObjectFiles:
         try:
             draft = self._publisher.draft(directory, direct)
         except FileNotFoundError:
-            self._make_directory(directory.rpartition("/")[0])
-            self._make_directory(directory)
+            # Mostly only the last two are new, but somebody may have emptied the store.
+            for each in (_OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
+                self._make_directory(each)
             draft = self._publisher.draft(directory, direct)
         try:
             header = encode_header(digest, payload.nbytes, payload_checksum(payload))
@@ -298,6 +312,10 @@ class _Scratch(threading.local):
         self.block = memory[:BLOCK_BYTES]
         self.tail = memory[BLOCK_BYTES:]
         self.byte = self.tail[:1]
+
+
+def _may_be_object(status: os.stat_result, size: int) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 @lru_cache(maxsize=1024)

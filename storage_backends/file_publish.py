@@ -3,7 +3,8 @@
 Where the filesystem has files without a name (`O_TMPFILE`), a new file gets its only name when it
 is complete, and the kernel takes it back if its writer dies before. Elsewhere it is written under a
 temporary name that its writer keeps locked; a lock that nobody holds marks the file of a dead
-writer, which the next one that opens the store sweeps away. Both give the final name with `link`,
+writer, which the next one that opens the store sweeps away. Where there are no locks either, only
+the age of a temporary file tells that its writer is dead. Both give the final name with `link`,
 which refuses a name that is taken: the first writer wins.
 """
 
@@ -11,6 +12,9 @@ import errno
 import fcntl
 import os
 import secrets
+import time
+from contextlib import suppress
+from enum import Enum
 from itertools import islice
 from typing import Final, Protocol
 
@@ -19,6 +23,12 @@ DIRECTORY_MODE: Final = 0o700
 TEMPORARY: Final = "temporary"
 SWEEP_MAX: Final = 4096
 """Temporary files that one opening of a store looks at."""
+SWEEP_AGE_S: Final = 3600.0
+"""How old a temporary file must be to be swept where there are no locks; writing one takes seconds,
+but the clocks of those who share a filesystem may differ."""
+NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
+"""What `flock` answers where there are no locks. EBADF is the answer of a network filesystem that
+has none for what is open for reading only."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
@@ -108,9 +118,10 @@ class NamedDraft:
         return True
 
     def close(self) -> None:
-        """Take the temporary name away and close the file."""
+        """Take the temporary name away, unless somebody has, and close the file."""
         try:
-            os.unlink(self._temporary, dir_fd=self._root_fd)
+            with suppress(FileNotFoundError):
+                os.unlink(self._temporary, dir_fd=self._root_fd)
         finally:
             os.close(self.fd)
 
@@ -128,10 +139,16 @@ class NamedFiles:
             temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
             create = _WRITE | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | flags
             fd = os.open(temporary, create, FILE_MODE, dir_fd=self._root_fd)
-            # A sweep may have come between the two calls, and then the name is gone or about to.
-            if _lock(fd) and os.fstat(fd).st_nlink:
-                return NamedDraft(self._root_fd, fd, temporary)
-            os.close(fd)
+            draft = NamedDraft(self._root_fd, fd, temporary)
+            try:
+                # A sweep may have come in between, and then the name is gone or about to be.
+                kept = _lock(fd) is not _Lock.TAKEN and os.fstat(fd).st_nlink > 0
+            except BaseException:
+                draft.close()
+                raise
+            if kept:
+                return draft
+            draft.close()
         raise OSError(errno.EAGAIN, "every temporary file was swept away as soon as it was made")
 
 
@@ -155,7 +172,10 @@ def _sweep_one(directory_fd: int, name: str) -> bool:
     except OSError:
         return False
     try:
-        if not _lock(fd):
+        lock = _lock(fd)
+        if lock is _Lock.TAKEN:
+            return False
+        if lock is _Lock.UNKNOWN and time.time() - os.fstat(fd).st_mtime < SWEEP_AGE_S:
             return False
         os.unlink(name, dir_fd=directory_fd)
     except OSError:
@@ -165,12 +185,23 @@ def _sweep_one(directory_fd: int, name: str) -> bool:
     return True
 
 
-def _lock(fd: int) -> bool:
+class _Lock(Enum):
+    OURS = 0
+    TAKEN = 1
+    UNKNOWN = 2
+    """The filesystem has no locks."""
+
+
+def _lock(fd: int) -> _Lock:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        return _Lock.TAKEN
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return _Lock.UNKNOWN
+    return _Lock.OURS
 
 
 def choose_publisher(root_fd: int, flags: int) -> Publisher:

@@ -13,6 +13,7 @@ import stat
 import time
 from typing import Final
 
+from .file_publish import NO_LOCKS
 from .page_object import Finding
 
 QUARANTINE: Final = "quarantine"
@@ -93,6 +94,6 @@ def _locked(fd: int) -> bool:
         except OSError as error:
             # Without locks on this filesystem the window between check and move stays open; what
             # slips through is a good file in quarantine, which is a miss and never wrong data.
-            return error.errno in (errno.ENOLCK, errno.ENOTSUP)
+            return error.errno in NO_LOCKS
         else:
             return True

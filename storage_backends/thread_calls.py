@@ -9,8 +9,10 @@ until then a thread may touch the caller's buffers.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
+
+from .daemon_threads import DaemonThreads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,14 +33,26 @@ class Stop:
 
 
 class ThreadCalls:
-    """Runs calls from one event loop on `threads` threads."""
+    """Runs calls from one event loop on `threads` threads, which the process can end without.
 
-    def __init__(self, threads: int, name: str) -> None:
+    `at_end` is called once, by the last thread that leaves after `close`: then no call touches what
+    it gives back.
+    """
+
+    def __init__(self, threads: int, name: str, *, at_end: Callable[[], None]) -> None:
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._pool = DaemonThreads(threads, name, at_end=at_end)
         self._stops: set[Stop] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
+
+    async def once(self, work: Callable[[], Result], timeout_s: float) -> Result:
+        """Return what `work` returns, or raise what it raises.
+
+        After `timeout_s`, which raises `TimeoutError`, and when it is cancelled, the thread goes on
+        by itself.
+        """
+        return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(work)), timeout_s)
 
     async def run(
         self,
@@ -66,7 +80,7 @@ class ThreadCalls:
         self._stops.add(stop)
         self._quiet.clear()
         try:
-            jobs = [self._pool.submit(job, items[part], stop) for part in slices]
+            jobs = [self._pool.submit(partial(job, items[part], stop)) for part in slices]
             futures = [asyncio.wrap_future(each) for each in jobs]
             await _settle(futures, stop, lambda: [each.cancel() for each in jobs])
         finally:
@@ -82,16 +96,19 @@ class ThreadCalls:
         """Ask all calls to stop and wait for them; say whether all ended in time. Idempotent.
 
         A thread that hangs in the kernel cannot be ended from here. It is left behind, and its
-        call still returns only when it does.
+        call still returns only when it does; so also when the wait is cancelled. Raises what
+        `at_end` raises.
         """
         for stop in self._stops:
             stop.asked = True
+        # The threads are told before anything is awaited, so that they end whatever becomes of it.
+        ended = self._pool.end()
         try:
-            await asyncio.wait_for(self._quiet.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wrap_future(ended)
+                await self._quiet.wait()
         except TimeoutError:
-            self._pool.shutdown(wait=False, cancel_futures=True)
             return False
-        self._pool.shutdown(wait=True)
         return True
 
 

@@ -25,6 +25,8 @@ app = typer.Typer(
     help="A KV cache for tensor-parallel inference that stays the same on every rank.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Markup would read the B in `A:B:` as a picture.
+    rich_markup_mode=None,
     no_args_is_help=True,
 )
 

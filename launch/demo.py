@@ -22,9 +22,9 @@ def run_demo(*, ranks: int, directory: Path | None, report: Path | None) -> int:
     `directory` becomes the store and is kept; None stands for a temporary one. `report` gets one
     JSON object with the reports of both runs under `cold` and `warm`.
     """
-    if directory is not None and directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty; the demo starts with a store of its own")
-    console = Console()
+    if directory is not None:
+        _check_that_unused(directory)
+    console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
         nullcontext(directory) if directory else tempfile.TemporaryDirectory() as place,
@@ -50,3 +50,14 @@ def run_demo(*, ranks: int, directory: Path | None, report: Path | None) -> int:
     if report is not None:
         write_report(str(report), dict(reports))
     return 0
+
+
+def _check_that_unused(directory: Path) -> None:
+    if ":/" in str(directory):
+        raise ConfigError(f"--store is {str(directory)!r}; the demo takes a directory, not a URI")
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not a directory; the demo makes its store in one")
+    if any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; the demo starts with a store of its own")

@@ -5,11 +5,14 @@ that has started ranks, gets `Interrupted` once; a second signal during its orde
 because everything in it is bounded.
 """
 
+import ctypes
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
 
 
 class Interrupted(BaseException):
@@ -20,6 +23,19 @@ def end_on_signals() -> None:
     """From now on SIGINT and SIGTERM end the process at once and in silence."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)
+
+
+def end_with(launcher: int) -> None:
+    """From now on the death of the parent process `launcher` is a SIGTERM to this one.
+
+    A launcher that is killed cannot end its ranks, and a rank that still waits for the others would
+    only notice when that wait is over. Linux; elsewhere the launcher's death is seen at each step.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def raise_on_signals() -> None:

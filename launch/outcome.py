@@ -11,16 +11,20 @@ from .report import Report, faults_of, write_report
 
 
 def conclude(report: Report, *, path: str | None, table: bool) -> int:
-    """Write the report to `path`, print it as a table, and return the status to exit with."""
-    if path is not None:
-        write_report(path, report)
+    """Print the report as a table, write it to `path`, and return the status to exit with."""
     if table:
-        console = Console()
+        console = Console(highlight=False, emoji=False)
         profile = find_profile(str(report["settings"]["profile"]))
         console.print(profile.scale, soft_wrap=True)
         console.print(table_of({f"{report['ranks']} ranks": report}))
+    # The table comes first: a report that cannot be written must not take the run with it.
+    if path is not None:
+        write_report(path, report)
     for line in report["refusals"]:
         say(f"refused: {line}")
+    for kind, outcomes in report["operations"].items():
+        if outcomes.get("failed"):
+            say(f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed")
     faults = faults_of(report)
     for fault in faults:
         say(fault)
@@ -72,6 +76,7 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("pages verified when used", f"{report['pages_verified']:,}", False),
         ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
         ("pages corrupt", f"{report['pages_corrupt']:,}", False),
+        ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
         ("replicas equal", "yes" if len(set(report["digests"])) == 1 else "NO", False),
     ]
 

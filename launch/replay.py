@@ -8,7 +8,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from .interruption import Interrupted, end_on_signals, ignore_signals, raise_on_signals
+from .interruption import (
+    Interrupted,
+    end_on_signals,
+    end_with,
+    ignore_signals,
+    raise_on_signals,
+)
 
 # Importing torch takes seconds; a Ctrl-C in the meantime is no error to explain.
 if __name__ == "__main__":
@@ -28,7 +34,9 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run this process as one rank, and end it with the status that the others end with too."""
-    launcher = os.getppid()
+    # Our own launcher says who it is, since it may have died while this process was starting.
+    launcher = int(sys.argv[3]) if sys.argv[1:2] == [SETTINGS_OPTION] else os.getppid()
+    end_with(launcher)
     try:
         environment = read_rank_environment()
     except LockstepError as error:

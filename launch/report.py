@@ -168,6 +168,8 @@ def faults_of(report: Report) -> list[str]:
     faults: list[str] = []
     if report["pages_corrupt"]:
         faults.append(f"{report['pages_corrupt']} pages held wrong bytes")
+    if report["refused"] and not report["requests"]:
+        faults.append("no request could be served")
     if len(set(report["digests"])) > 1:
         faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")
     return faults

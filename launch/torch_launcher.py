@@ -6,6 +6,7 @@ death of a rank that could not speak is explained here.
 """
 
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -47,7 +48,8 @@ def launch_with_torch(settings: ReplaySettings) -> int:
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
         )
-        command = ("-m", "lockstep.launch.replay", SETTINGS_OPTION, settings.to_json())
+        launcher = str(os.getpid())
+        command = ("-m", "lockstep.launch.replay", SETTINGS_OPTION, settings.to_json(), launcher)
         try:
             elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:

@@ -23,20 +23,26 @@ def read_trace(path: str | Path, limit: int | None = None) -> Iterator[Request]:
     """
     index = 0
     try:
-        with Path(path).open(encoding="utf-8") as lines:
+        with Path(path).open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if limit is not None and index >= limit:
                     return
                 if not line.strip():
                     continue
-                yield _parse(line, index, f"{path}, line {number}")
+                where = f"{path}, line {number}"
+                yield _parse(_decoded(line, where), index, where)
                 index += 1
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the trace {path} is not UTF-8 text: {error.reason}") from error
     if index == 0:
         raise ConfigError(f"the trace {path} has no requests; it needs one JSON object a line")
+
+
+def _decoded(line: bytes, where: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 text: {error.reason}") from error
 
 
 def _parse(line: str, index: int, where: str) -> Request:

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch import command
+from lockstep.launch.demo import run_demo
 from lockstep.launch.environment import is_rank, read_rank_environment
 from lockstep.launch.settings import ReplaySettings, with_replay_durability
 
@@ -212,3 +213,15 @@ def test_an_environment_that_no_launcher_makes_is_refused_by_name(
 
     with pytest.raises(ConfigError, match=complaint):
         read_rank_environment()
+
+
+def test_the_demo_takes_an_unused_directory_and_says_so(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    for directory, complaint in (
+        (in_the_way, "is not a directory"),
+        (tmp_path, "is not empty"),
+        (Path("file:/tmp/store"), "takes a directory, not a URI"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            run_demo(ranks=2, directory=directory, report=None)

@@ -94,7 +94,7 @@ def test_a_missing_file_a_directory_an_empty_file_and_binary_are_refused_by_name
         (tmp_path / "absent", "No such file"),
         (tmp_path, "Is a directory"),
         (write_lines(tmp_path), "has no requests"),
-        (binary, "not UTF-8"),
+        (binary, "line 1: not UTF-8"),
     ]:
         with pytest.raises(ConfigError, match=complaint) as caught:
             list(read_trace(path))

@@ -27,8 +27,13 @@ def running(tmp_path: Path) -> Iterator[list[Running]]:
         command.kill()
 
 
-def begin(running: list[Running], tmp_path: Path, launcher: str) -> Running:
-    """Start a replay that would run for minutes, and return when it writes to its store."""
+def begin(
+    running: list[Running], tmp_path: Path, launcher: str, *, ranks_only: bool = False
+) -> Running:
+    """Start a replay that would run for minutes, and return when it writes to its store.
+
+    With `ranks_only` return as soon as there are rank processes, which are still importing.
+    """
     trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
     start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
     arguments = (trace, "--ranks", 2, "--store", (tmp_path / "store").as_uri())
@@ -38,7 +43,10 @@ def begin(running: list[Running], tmp_path: Path, launcher: str) -> Running:
         TMPDIR=str(tmp_path),
     )
     running.append(command)
-    command.wait_until(lambda: pages(tmp_path) > 50)
+    if ranks_only:
+        command.wait_until(lambda: len(command.seen) >= 2)
+    else:
+        command.wait_until(lambda: pages(tmp_path) > 50)
     command.look()
     return command
 
@@ -98,10 +106,11 @@ def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
     assert [line for line in command.said().splitlines() if line.startswith("lockstep: ")] == []
 
 
+@pytest.mark.parametrize("ranks_only", [True, False])
 def test_ranks_whose_launcher_was_killed_end_by_themselves(
-    running: list[Running], tmp_path: Path
+    running: list[Running], tmp_path: Path, ranks_only: bool
 ) -> None:
-    command = begin(running, tmp_path, "torch")
+    command = begin(running, tmp_path, "torch", ranks_only=ranks_only)
 
     command.process.kill()
     command.process.wait(10)

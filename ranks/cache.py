@@ -121,7 +121,9 @@ class Cache:
         from .opening import open_cache  # noqa: PLC0415
 
         if collective is None:
-            collective = TorchCollective.create(timeout_s=config.timeouts.round_s)
+            # Gloo's own bound must not end what the start is still allowed to wait for.
+            longest_s = max(config.timeouts.round_s, config.timeouts.open_s)
+            collective = TorchCollective.create(timeout_s=longest_s)
         return open_cache(config, collective, torch.device(device))
 
     @property

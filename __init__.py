@@ -16,10 +16,13 @@ from .errors import (
     StorageError,
     UsageError,
 )
-from .ranks.cache import Cache, CacheStats
+from .ranks.cache import Cache
 from .ranks.config import Bounds, CacheConfig, Eviction, Timeouts, WritePolicy
+from .ranks.host_cache import HostCache
 from .ranks.page_layout import Column, PageLayout
-from .ranks.replica.serving import Admission, LoadState, Match, Wait
+from .ranks.rank_cache import CacheStats
+from .ranks.replica.matching import Match
+from .ranks.replica.serving import Admission, LoadState, Wait
 
 __version__ = "0.1.0"
 
@@ -35,6 +38,7 @@ __all__ = [
     "DivergenceError",
     "Eviction",
     "GroupError",
+    "HostCache",
     "InternalError",
     "LoadState",
     "LockstepError",

@@ -91,7 +91,8 @@ def _touch(pools: TierPools) -> None:
     # The first write to a page of memory is the kernel's work, and no copy's.
     pools.host.bytes_tensor.fill_(1)
     for shard in pools.layout.columns:
-        pools.device.column_bytes(shard).fill_(2)
+        for slab in pools.device.slabs(shard):
+            slab.fill_(2)
 
 
 def _places(pages: int, run_pages: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

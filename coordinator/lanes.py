@@ -9,7 +9,7 @@ along: `value * world_size + rank` has the same order as the value, and names th
                time: this rank's clock in milliseconds
     queues     for each watermark: ended through this ticket; first failed ticket, named
     slots      for each prefetch in the ballot, by phase:
-               QUERY      pages found, named, or -1;  -;               deadline
+               QUERY      pages found, named, or -1;  -pages found;    deadline
                TRANSFER   pages landed;               ceiling, named;  deadline
                the deadline lane is -(rank + 1) of a rank that saw it pass, else 0
 
@@ -123,8 +123,9 @@ def encode(shape: BallotShape, layout: Layout, ballot: Ballot, voter: Voter) -> 
 def _slot_lanes(phase: Phase, seen: Sightings, world_size: int, rank: int) -> tuple[int, int, int]:
     deadline = -(rank + 1) if seen.expired else 0
     if phase is Phase.QUERY:
-        answer = NO_ANSWER if seen.answered is None else seen.answered * world_size + rank
-        return answer, NEUTRAL, deadline
+        if seen.answered is None:
+            return NO_ANSWER, NEUTRAL, deadline
+        return seen.answered * world_size + rank, -seen.answered, deadline
     if phase is Phase.TRANSFER:
         ceiling = NEUTRAL if seen.ceiling == UNBOUNDED else seen.ceiling * world_size + rank
         return seen.landed, ceiling, deadline

@@ -31,6 +31,8 @@ class Found:
     """None while some rank has not answered."""
     shortest_rank: int | None
     """The lowest rank whose store had no more than `pages`."""
+    longest: int | None
+    """How many of its first keys the store with the most of them has; None like `pages`."""
     expired_rank: int | None
     """A rank that saw the deadline pass, or None."""
 
@@ -107,6 +109,7 @@ def _read_slot(slot: Slot, lanes: list[int], world_size: int) -> SlotVerdict:
             operation=slot.operation,
             pages=pages,
             shortest_rank=rank,
+            longest=None if pages is None else -lanes[1],
             expired_rank=expired_rank,
         )
     ceiling, rank = _named(lanes[1], world_size)

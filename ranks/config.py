@@ -79,6 +79,8 @@ class Timeouts:
     """One write operation."""
     copy_s: float = 60.0
     """One copy between device and host."""
+    fence_s: float = 1.0
+    """How long an engine that wants to overwrite pages waits for backups that read them."""
     quiesce_s: float = 10.0
     """Until I/O that was stopped touches its pages no more; then they are quarantined."""
     miss_memory_s: float = 60.0
@@ -110,8 +112,8 @@ class CacheConfig:
     weights_version: str = "0"
     """Changes whenever the weights do; part of every key."""
     layout: PageLayout
-    device_pages: int
-    """Pages on the device (L1)."""
+    device_pages: int = 0
+    """Pages on the device (L1); 0 where the engine owns them and lends them for copies."""
     host_pages: int
     """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
     store: str | None = None
@@ -127,8 +129,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model is empty; give the model's name")
-        if not 1 <= self.device_pages <= PAGES_MAX:
-            raise ConfigError(f"device_pages is {self.device_pages}, must be 1 to {PAGES_MAX}")
+        if not 0 <= self.device_pages <= PAGES_MAX:
+            raise ConfigError(f"device_pages is {self.device_pages}, must be 0 to {PAGES_MAX}")
         if not 0 <= self.host_pages <= PAGES_MAX:
             raise ConfigError(f"host_pages is {self.host_pages}, must be 0 to {PAGES_MAX}")
         if self.pipeline_depth not in (0, 1):

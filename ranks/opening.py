@@ -1,7 +1,7 @@
 """How a cache comes to be: settings compared, memory and store made ready, on every rank or on none."""
 
 import platform
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -9,19 +9,30 @@ import torch
 from .. import __version__
 from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
 from ..coordinator.collectives.base import Collective
+from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import LockstepError
 from ..storage_backends.claimed import ClaimedBackend
 from ..storage_backends.namespace import Namespace
 from ..storage_backends.registry import make_backend
 from .cache import Cache
 from .config import CacheConfig
+from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
+from .executor.pools import DevicePages, DevicePool
+from .host_cache import HostCache
 from .page_layout import ShardLayout
 from .replica.state import ReplicaConfig
 
 POOL_SIZES = ("device_pages", "host_pages")
 """The settings that may differ between ranks; the smallest is used."""
+
+
+def new_group(config: CacheConfig) -> Collective:
+    """Return a new gloo group of all ranks of `torch.distributed`. Collective."""
+    # Gloo's own bound must not end what the start is still allowed to wait for.
+    longest_s = max(config.timeouts.round_s, config.timeouts.open_s)
+    return TorchCollective.create(timeout_s=longest_s)
 
 
 def open_cache(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:
@@ -30,29 +41,60 @@ def open_cache(config: CacheConfig, collective: Collective, device: torch.device
     Raises the same `ConfigError` on every rank if settings differ or one rank cannot start. The
     collective is the cache's from now on, and is closed if there is no cache to give it to.
     """
+    on_host = device.type == "cpu"
+
+    def make(shard: ShardLayout, pages: int) -> DevicePool:
+        return DevicePool(shard, pages, device)
+
+    executor, replica_config = _open(config, collective, make, counts_as_host=on_host)
+    return Cache(config, collective, executor, replica_config)
+
+
+def open_host_cache(config: CacheConfig, collective: Collective, pages: EnginePages) -> HostCache:
+    """Make one rank's cache under an engine's device pages; otherwise as `open_cache`."""
+    executor, replica_config = _open(config, collective, lambda _, __: pages, counts_as_host=False)
+    return HostCache(config, collective, executor, replica_config)
+
+
+def _open(
+    config: CacheConfig,
+    collective: Collective,
+    make_device: Callable[[ShardLayout, int], DevicePages],
+    *,
+    counts_as_host: bool,
+) -> tuple[RankExecutor, ReplicaConfig]:
+    """Open the executor; `counts_as_host` says that device pages are host memory of ours."""
     try:
-        return _open(config, collective, device)
+        return _agree_and_open(config, collective, make_device, counts_as_host)
     except BaseException:
         collective.close()
         raise
 
 
-def _open(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:
+def _agree_and_open(
+    config: CacheConfig,
+    collective: Collective,
+    make_device: Callable[[ShardLayout, int], DevicePages],
+    counts_as_host: bool,
+) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
     fields: dict[str, Scalar] = flatten(config)
     fields["world_size"] = collective.world_size
     fields["version"] = __version__
+    fields["owner of device pages"] = "cache" if config.device_pages else "engine"
     smallest = {name: int(str(fields.pop(name))) for name in POOL_SIZES}
     agreed = agree_on_settings(collective, fields, smallest, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     shard = config.layout.shard(collective.rank, collective.world_size)
+    pages = agreed["host_pages"] + (agreed["device_pages"] if counts_as_host else 0)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
-        check_host_memory(_host_bytes(shard, device, agreed), hosts.count(hosts[collective.rank]))
+        check_host_memory(pages * shard.page_bytes, hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
     try:
         with _problems_told(collective, timeout_s):
-            executor = _executor(config, shard, device, agreed)
+            device = make_device(shard, agreed["device_pages"])
+            executor = _executor(config, shard, device, agreed["host_pages"])
     except BaseException:
         if executor is not None:
             executor.close()
@@ -64,7 +106,7 @@ def _open(config: CacheConfig, collective: Collective, device: torch.device) -> 
         host_pages=agreed["host_pages"],
         model_digest=bytes.fromhex(_namespace(config).digest()),
     )
-    return Cache(config, collective, executor, replica_config, device_pool=executor.device_pool)
+    return executor, replica_config
 
 
 @contextmanager
@@ -80,13 +122,8 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
     agree_that_all_are_ready(collective, problem, timeout_s)
 
 
-def _host_bytes(shard: ShardLayout, device: torch.device, agreed: dict[str, int]) -> int:
-    pages = agreed["host_pages"] + (agreed["device_pages"] if device.type == "cpu" else 0)
-    return pages * shard.page_bytes
-
-
 def _executor(
-    config: CacheConfig, shard: ShardLayout, device: torch.device, agreed: dict[str, int]
+    config: CacheConfig, shard: ShardLayout, device: DevicePages, host_pages: int
 ) -> RankExecutor:
     backend = None
     if config.store is not None:
@@ -102,8 +139,7 @@ def _executor(
         device,
         backend,
         _namespace(config).digest(),
-        agreed["device_pages"],
-        agreed["host_pages"],
+        host_pages,
     )
 
 

@@ -85,6 +85,17 @@ class CopyToDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Wait until these copies read no device page any more; the engine overwrites pages after it.
+
+    What has not ended after `timeout_s` reports `Ended`, not ok, whatever becomes of it.
+    """
+
+    operations: tuple[int, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop the operation's I/O. Reports `Quiesced` once nothing touches its pages any more.
 
@@ -96,4 +107,4 @@ class Cancel:
     timeout_s: float
 
 
-Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Cancel
+Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Fence | Cancel

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..coordinator.operation import Kind, Phase
 from ..ranks.cache import Cache
 from ..ranks.config import CacheConfig
-from ..ranks.replica.serving import Admission, Match
+from ..ranks.replica.matching import Match
+from ..ranks.replica.serving import Admission
 from ..ranks.replica.tree import DEVICE, HOST, Node
 from .conditions import LATE_US_MAX
 from .memory import Contents, Slots, describe
@@ -74,8 +75,8 @@ class TreeChecker:
         The replicas are equal, so the tree of one serves for all.
         """
         owners: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        for namespace, root in cache.replica.state.tree.roots.items():
-            self._collect(namespace, root, b"", owners)
+        for place, root in cache.replica.state.tree.roots.items():
+            self._collect(place.namespace, root, b"", owners)
         for rank, memory in enumerate(memories):
             for tier in (DEVICE, HOST):
                 slots = memory[tier]

@@ -18,6 +18,7 @@ from ..ranks.orders import (
     Cancel,
     CopyToDevice,
     CopyToHost,
+    Fence,
     Fetch,
     LookUp,
     ObjectTransfer,
@@ -62,6 +63,8 @@ class SimulatedExecutor:
                     self._copy(order, self.device, self.host, "l1_to_l2")
                 case CopyToDevice():
                     self._copy(order, self.host, self.device, "l2_to_l1")
+                case Fence():
+                    self._fence(order)
                 case Cancel():
                     self._cancel(order)
 
@@ -121,6 +124,14 @@ class SimulatedExecutor:
         if work.touching:
             give_up = partial(self.conditions.give_up_quiet, work)
             self.conditions.plan(_us(order.timeout_s), give_up)
+
+    def _fence(self, order: Fence) -> None:
+        # Time does not pass in a call, so a fence finds its patience at an end: what still reads has
+        # failed, and reads on into what the engine writes.
+        for number in order.operations:
+            work = self._works.get(number)
+            if work is not None and not work.over:
+                self._end(work, ok=False)
 
     def _slots(self, pool: str) -> Slots:
         if pool != KV_POOL:

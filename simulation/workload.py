@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..ranks.cache import Cache
-from ..ranks.replica.serving import Admission, LoadState, Match, Wait
+from ..ranks.replica.matching import Match
+from ..ranks.replica.serving import Admission, LoadState, Wait
 from .checkers import Violated, check_admission, check_hit, check_match
 from .cluster import Cluster
 from .engine_request import EngineRequest, Stage
@@ -23,7 +24,6 @@ from .world import World
 
 _PATIENCE = 25
 """How often a request asks for room before the engine gives it up."""
-
 
 Answer = TypeVar("Answer")
 

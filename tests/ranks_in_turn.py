@@ -23,6 +23,7 @@ from lockstep.ranks.orders import (
     Cancel,
     CopyToDevice,
     CopyToHost,
+    Fence,
     Fetch,
     LookUp,
     Order,
@@ -86,6 +87,8 @@ class ToldExecutor:
                     self.said.append(Landed(operation, len(transfers[0].keys)))
                 case Persist() | CopyToHost() | CopyToDevice():
                     self.said.append(Ended(order.operation, ok=True))
+                case Fence(operations=operations):
+                    self.said += [Ended(operation, ok=True) for operation in operations]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
 

@@ -32,7 +32,7 @@ def test_a_negative_bound_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("device_pages", 0), ("device_pages", 1 << 31), ("host_pages", -1), ("model", "")],
+    [("device_pages", -1), ("device_pages", 1 << 31), ("host_pages", -1), ("model", "")],
 )
 def test_sizes_and_names_that_cannot_be_are_refused(field: str, value: object) -> None:
     settings: dict[str, object] = {"model": "m", "device_pages": 1, "host_pages": 1}

@@ -27,7 +27,7 @@ from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.staging import gather, scatter
-from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Order
+from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer
 from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 
 LONG_S = 600.0
@@ -187,7 +187,7 @@ def test_copies_of_both_directions_at_once_keep_to_their_own_pages(
     fill_device(executor.device_pool, seed=7)
     content = [device_page(executor.device_pool, page) for page in range(PAGES)]
 
-    orders: list[Order] = []
+    orders: list[CopyToDevice | CopyToHost] = []
     for part in range(8):
         loaded = list(range(3 * part, 3 * part + 3))
         backed_up = [24 + page for page in loaded]
@@ -270,23 +270,24 @@ def test_close_waits_for_the_copy_that_runs_and_drops_the_rest(start: Start, dev
 def test_gather_and_scatter_are_each_other_s_inverse(layout: str) -> None:
     shard = LAYOUTS[layout]
     cpu = torch.device("cpu")
-    pools = TierPools(DevicePool(shard, 9, cpu), HostPool(shard, 1, pinned=False))
-    fill_device(pools.device, seed=9)
+    device = DevicePool(shard, 9, cpu)
+    pools = TierPools(device, HostPool(shard, 1, pinned=False))
+    fill_device(device, seed=9)
     chosen = [7, 2, 5, 0]
     pages = torch.tensor(chosen)
     staging = torch.zeros(4, shard.page_bytes, dtype=torch.uint8)
-    before = [device_page(pools.device, page) for page in range(9)]
+    before = [device_page(device, page) for page in range(9)]
 
     gather(pools, pages, staging)
 
     rows = [row.numpy().tobytes() for row in staging]
     assert rows == [before[page] for page in chosen]
 
-    fill_device(pools.device, seed=10)
-    after = [device_page(pools.device, page) for page in range(9)]
+    fill_device(device, seed=10)
+    after = [device_page(device, page) for page in range(9)]
     scatter(pools, pages, staging)
     expected = dict(zip(chosen, rows, strict=True))
-    assert [device_page(pools.device, page) for page in range(9)] == [
+    assert [device_page(device, page) for page in range(9)] == [
         expected.get(page, after[page]) for page in range(9)
     ]
 

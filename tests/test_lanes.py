@@ -89,7 +89,7 @@ def test_a_lookup_votes_its_answer_and_outweighs_every_answer_before_it_has_one(
 
     ballot.note(Answered(5, 11))
     ballot.note(Expired(5))
-    assert slot_lanes(ballot, slot) == [11 * 4 + 2, NEUTRAL, -3]
+    assert slot_lanes(ballot, slot) == [11 * 4 + 2, -11, -3]
 
 
 def test_a_transfer_votes_what_has_landed_and_what_it_knows_of_a_ceiling() -> None:

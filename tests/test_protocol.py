@@ -141,7 +141,7 @@ def test_a_verdict_names_the_slots_that_were_launched() -> None:
     assert [each.close().slots for each in rounds] == [
         (
             Arrived(operation=9, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),
-            Found(operation=4, pages=3, shortest_rank=1, expired_rank=None),
+            Found(operation=4, pages=3, shortest_rank=1, longest=5, expired_rank=None),
         )
     ] * 2
 

@@ -11,7 +11,8 @@ from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
-from lockstep.ranks.replica.serving import Admission, LoadState, Match, Wait
+from lockstep.ranks.replica.matching import Match
+from lockstep.ranks.replica.serving import Admission, LoadState, Wait
 from lockstep.ranks.replica.tree import DEVICE, HOST
 
 

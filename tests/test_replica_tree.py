@@ -10,7 +10,7 @@ from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.state import ReplicaConfig, ReplicaState
 from lockstep.ranks.replica.tokens import as_token_bytes
-from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Tree
+from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Place, Tree
 
 PAGE_TOKENS = 2
 PAGE_BYTES = 8
@@ -34,7 +34,7 @@ def whole(tokens: bytes) -> bytes:
 
 
 def put(state: ReplicaState, tokens: bytes) -> Node:
-    root = state.root("")
+    root = state.root(Place(""))
     nodes = state.walk_to(root, tokens)
     node = nodes[-1] if nodes else root
     if node.end * PAGE_BYTES < len(whole(tokens)):
@@ -51,7 +51,7 @@ def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
     for tokens in put_in:
         put(state, tokens)
 
-    walk = state.tree.walk(state.root(""), asked)
+    walk = state.tree.walk(state.root(Place("")), asked)
     found = walk.last.end + walk.partial_pages
 
     known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
@@ -119,11 +119,12 @@ def test_namespaces_never_share_a_page_or_a_key() -> None:
     tree = Tree(PAGE_TOKENS, (new_state().component,))
     tokens = as_token_bytes(range(4))
     nodes = [
-        tree.add(tree.root(name, namespace_seed(b"model", name)), tokens) for name in ("a", "b")
+        tree.add(tree.plant(Place(name), namespace_seed(b"model", name)), tokens)
+        for name in ("a", "b")
     ]
 
     assert not set(tree.keys(nodes[0])) & set(tree.keys(nodes[1]))
-    assert tree.walk(tree.root("c", b"seed"), tokens).nodes == ()
+    assert tree.walk(tree.plant(Place("c"), b"seed"), tokens).nodes == ()
 
 
 def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:
@@ -135,5 +136,5 @@ def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone(
         ranks.every(lambda c: c.release(salt))
         ranks.check()
 
-    assert list(ranks.caches[0].replica.state.tree.roots) == ["three"]
+    assert [place.namespace for place in ranks.caches[0].replica.state.tree.roots] == ["three"]
     assert not ranks.caches[0].replica.state.requests_in

@@ -21,6 +21,7 @@ from lockstep.ranks.replica.eviction import LeastRecentlyUsed
 from lockstep.ranks.replica.operations import Copy, Operation, Prefetch
 from lockstep.ranks.replica.pages import PageRun
 from lockstep.ranks.replica.prefetching import Prefetching
+from lockstep.ranks.replica.request import Request
 from lockstep.ranks.replica.serving import Serving
 from lockstep.ranks.replica.state import ReplicaState
 from lockstep.ranks.replica.tokens import TOKEN_BYTES
@@ -225,7 +226,7 @@ def test_a_split_that_forgets_the_operations_of_a_node_is_found(
 def test_a_leaked_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Serving._publish  # pyright: ignore[reportPrivateUsage]
 
-    def publish_and_lose(self: Serving, request: state_module.Request, node: Node) -> None:
+    def publish_and_lose(self: Serving, request: Request, node: Node) -> None:
         duplicate = node.values[DEVICE][0] is not None
         publish(self, request, node)
         if duplicate:

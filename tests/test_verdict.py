@@ -70,7 +70,9 @@ def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
     fewest, rank = lowest(answers)
 
     assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
-        Found(operation=3, pages=fewest, shortest_rank=rank, expired_rank=None),
+        Found(
+            operation=3, pages=fewest, shortest_rank=rank, longest=max(answers), expired_rank=None
+        ),
     )
 
 
@@ -82,7 +84,7 @@ def test_a_lookup_has_no_answer_while_one_rank_has_none(answers: list[int | None
             ballot.note(Answered(3, answer))
 
     assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
-        Found(operation=3, pages=None, shortest_rank=None, expired_rank=None),
+        Found(operation=3, pages=None, shortest_rank=None, longest=None, expired_rank=None),
     )
 
 

@@ -203,21 +203,24 @@ class _CpuPages:
     """Both pools as arrays of bytes, column by column, [layers, pages, bytes] on either side."""
 
     pools: TierPools
-    columns: list[tuple[_Bytes, _Bytes]] = field(init=False)
+    slabs: list[tuple[_Bytes, _Bytes]] = field(init=False)
     """(host, device)."""
 
     def __post_init__(self) -> None:
         host: _Bytes = self.pools.host.bytes_tensor.numpy()
-        self.columns = []
+        self.slabs = []
         for shard in self.pools.layout.columns:
-            device: _Bytes = self.pools.device.column_bytes(shard).numpy()
             part = host[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
-            rows = part.reshape(self.pools.host.pages, device.shape[0], device.shape[2])
-            self.columns.append((rows.transpose(1, 0, 2), device))
+            rows = part.reshape(self.pools.host.pages, shard.column.layers, -1).transpose(1, 0, 2)
+            layer = 0
+            for slab in self.pools.device.slabs(shard):
+                device: _Bytes = slab.numpy()
+                self.slabs.append((rows[layer : layer + len(device)], device))
+                layer += len(device)
 
     def copy(self, direction: Direction, host_page: int, device_page: int, count: int) -> None:
         """Copy a run of pages."""
-        for host, device in self.columns:
+        for host, device in self.slabs:
             if count == 1:
                 # One dimension less makes the call itself cheaper, which shows on small pages.
                 on_host, on_device = host[:, host_page], device[:, device_page]

@@ -32,6 +32,7 @@ from ..orders import (
     Cancel,
     CopyToDevice,
     CopyToHost,
+    Fence,
     Fetch,
     LookUp,
     Order,
@@ -42,7 +43,7 @@ from .base import BytesMoved
 from .copies import CopyEnded, CopyEngine, CpuCopies, Direction
 from .cuda_copies import CudaCopies
 from .deadlines import Deadlines
-from .pools import DevicePool, HostPool, TierPools
+from .pools import DevicePages, DevicePool, HostPool, TierPools
 from .storage_loop import StorageLoop, StorageQuiet, StorageReport, TimedOrder, refusal
 
 OPEN_TIMEOUT_S = 60.0
@@ -96,9 +97,10 @@ class RankExecutor:
         self._deadlines = Deadlines()
         self._moved = BytesMoved()
         self._closed = False
+        self._stuck: str | None = None
         self._storage: StorageLoop | None = None
         self._copies: CopyEngine
-        if self.device_pool.device.type == "cuda":
+        if self._pools[KV_POOL].device.device.type == "cuda":
             self._copies = CudaCopies(self._pools, self._inbox.put)
         else:
             self._copies = CpuCopies(self._pools, self._inbox.put)
@@ -120,26 +122,22 @@ class RankExecutor:
         cls,
         config: CacheConfig,
         shard: ShardLayout,
-        device: torch.device,
+        device: DevicePages,
         backend: StorageBackend | None,
         store_namespace: str,
-        device_pages: int,
         host_pages: int,
     ) -> Self:
-        """Make the pools, open the backend, and start.
+        """Make the host's pages beside the device's, open the backend, and start.
 
         `backend` is not open yet and is the executor's from now on. `store_namespace` is the hex
-        digest that all object names begin with. The page counts are those that all ranks agreed on;
-        whether they fit the machine is the caller's to check (`check_host_memory`), before any rank
+        digest that all object names begin with. The page count is that which all ranks agreed on;
+        whether it fits the machine is the caller's to check (`check_host_memory`), before any rank
         of the host takes its share. Raises `ConfigError` if the store does not open.
         """
-        pinned = device.type == "cuda"
+        pinned = device.device.type == "cuda"
         # Pinning makes a context on the current device, which need not be this rank's.
-        with torch.cuda.device(device) if pinned else nullcontext():
-            pair = TierPools(
-                DevicePool(shard, device_pages, device),
-                HostPool(shard, host_pages, pinned=pinned),
-            )
+        with torch.cuda.device(device.device) if pinned else nullcontext():
+            pair = TierPools(device, HostPool(shard, host_pages, pinned=pinned))
         try:
             return cls(
                 {KV_POOL: pair},
@@ -154,8 +152,11 @@ class RankExecutor:
 
     @property
     def device_pool(self) -> DevicePool:
-        """The device's pages of the pool that every model has."""
-        return self._pools[KV_POOL].device
+        """The device's pages of the pool that every model has, unless an engine owns them."""
+        pool = self._pools[KV_POOL].device
+        if not isinstance(pool, DevicePool):
+            raise UsageError("the device pages are the engine's; there is no device pool")
+        return pool
 
     @property
     def host_pool(self) -> HostPool:
@@ -179,6 +180,8 @@ class RankExecutor:
                 case LookUp() | Fetch() | Persist():
                     self._track(order, now)
                     for_storage.append(TimedOrder(order, now + order.timeout_s))
+                case Fence():
+                    self._fence(order, now + order.timeout_s)
                 case Cancel():
                     self._cancel(order, now, for_storage)
         self._submit(for_storage)
@@ -212,7 +215,7 @@ class RankExecutor:
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""
         storage = None if self._storage is None else self._storage.trouble()
-        return self._copies.trouble() or storage
+        return self._copies.trouble() or storage or self._stuck
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far, as far as `progress` has reported them."""
@@ -274,6 +277,21 @@ class RankExecutor:
             for_storage.append(timed)
         else:
             self._copies.cancel(order.operation)
+
+    def _fence(self, order: Fence, deadline: float) -> None:
+        reading = [number for number in order.operations if number in self._flights]
+        while any(number in self._flights for number in reading):
+            try:
+                self._note(self._inbox.get(timeout=max(0.0, deadline - time.monotonic())))
+            except Empty:
+                break
+        for number in reading:
+            flight = self._flights.get(number)
+            if flight is not None:
+                # It may still read pages that are being overwritten, so what it copies is worth
+                # nothing, also where it ends well after all.
+                self._copies.cancel(number)
+                self._note_ended(Ended(number, ok=False), flight)
 
     def _submit(self, orders: Sequence[TimedOrder]) -> None:
         if not orders or (self._storage is not None and self._storage.submit(orders)):
@@ -350,6 +368,12 @@ class RankExecutor:
         flight = self._flights[operation]
         if flight.cancelled:
             self._progress.append(QuiesceExpired(operation))
+            if isinstance(flight.order, CopyToDevice) and self._pools[KV_POOL].device.lent:
+                # The replica cannot keep pages that are not its own out of use.
+                self._stuck = (
+                    f"the copy {operation} to the engine's device pages does not end; the device is"
+                    " taken for lost"
+                )
             return
         if isinstance(flight.order, LookUp | Fetch):
             flight.ended = True

@@ -32,12 +32,37 @@ _REGISTER_PORTABLE = 1
 """`cudaHostRegisterPortable`: the memory is pinned for every device of this process."""
 
 
+class DevicePages(Protocol):
+    """Pages on a device, whoever owns them, as copies see them."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        ...
+
+    @property
+    def pages(self) -> int:
+        """How many there are; they are numbered from 0."""
+        ...
+
+    @property
+    def lent(self) -> bool:
+        """Whether they belong to an engine, which lends them for the time of a copy."""
+        ...
+
+    def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
+        """Return views [layers, pages, bytes] that are the column's layers in order; uint8."""
+        ...
+
+
 class DevicePool:
     """Pages on the device: for each column a tensor [layers, pages, heads, page_tokens, elements].
 
     The tensors are contiguous, zero at first, and belong to the pool; kernels write into them. Zero,
     because attention reads whole pages under a mask, and a mask does not undo a NaN.
     """
+
+    lent = False
 
     def __init__(self, layout: ShardLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
@@ -62,6 +87,10 @@ class DevicePool:
         column = self._columns[shard.column.name]
         page_layer_bytes = shard.nbytes // shard.column.layers
         return column.view(torch.uint8).view(shard.column.layers, self.pages, page_layer_bytes)
+
+    def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
+        """Return the column as one view; see `DevicePages`."""
+        return [self.column_bytes(shard)]
 
     def _shape(self, shard: ColumnShard) -> tuple[int, ...]:
         column, tokens = shard.column, self.layout.page_tokens
@@ -146,7 +175,7 @@ class HostPool:
 class TierPools:
     """The pages of one kind on this rank's two tiers of memory, in one layout."""
 
-    device: DevicePool
+    device: DevicePages
     host: HostPool
 
     @property

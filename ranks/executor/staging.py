@@ -6,6 +6,8 @@ transfer, and neighbouring host pages share it. Nothing here knows about streams
 the current one.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from ..page_layout import ColumnShard
@@ -21,24 +23,27 @@ def gather(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> None
     `pages` is int64 [n], `staging` uint8 [n, page_bytes], contiguous; both on the pool's device.
     """
     for shard in pools.layout.columns:
-        columns, rows = _words(pools, shard, staging)
-        torch.index_select(columns.transpose(0, 1), 0, pages, out=rows)
+        for slab, rows in _words(pools, shard, staging):
+            torch.index_select(slab.transpose(0, 1), 0, pages, out=rows)
 
 
 def scatter(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> None:
     """Copy the rows of `staging` to device pages: page `pages[i]` gets row i. As for `gather`."""
     for shard in pools.layout.columns:
-        columns, rows = _words(pools, shard, staging)
-        columns.index_copy_(1, pages, rows.transpose(0, 1))
+        for slab, rows in _words(pools, shard, staging):
+            slab.index_copy_(1, pages, rows.transpose(0, 1))
 
 
 def _words(
     pools: TierPools, shard: ColumnShard, staging: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views [layers, pages, words] of the column and [n, layers, words] of its staging."""
-    columns = pools.device.column_bytes(shard)
-    layers, _, page_layer_bytes = columns.shape
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield views [layers, pages, words] of the column and [n, layers, words] of its staging."""
+    page_layer_bytes = shard.nbytes // shard.column.layers
     places = (page_layer_bytes, shard.offset_bytes, pools.layout.page_bytes)
     word = next(word for word in _WORDS if not any(place % word.itemsize for place in places))
-    part = staging[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
-    return columns.view(word), part.view(word).view(len(staging), layers, -1)
+    part = staging[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes].view(word)
+    rows = part.view(len(staging), shard.column.layers, -1)
+    layer = 0
+    for slab in pools.device.slabs(shard):
+        yield slab.view(word), rows[:, layer : layer + len(slab)]
+        layer += len(slab)

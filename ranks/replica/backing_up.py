@@ -11,9 +11,12 @@ from ...errors import InternalError
 from ..orders import KV_POOL, CopyToHost, CopyTransfer, ObjectTransfer
 from ..orders import Persist as PersistOrder
 from .operations import Copy, Persist, Segment
-from .pages import page_run
+from .pages import PageRun, page_run
 from .state import ReplicaState
 from .tree import DEVICE, HOST, Node
+
+Lent = tuple[str, PageRun]
+"""A request and the device pages of its prefix, from the first on, that the engine lends for it."""
 
 
 class BackingUp:
@@ -25,18 +28,19 @@ class BackingUp:
         self.issued = 0
         """Persists whose order was given and that have not settled."""
 
-    def write_through(self, node: Node) -> None:
+    def write_through(self, node: Node, lent: Lent | None = None) -> int | None:
         """Back up what of the path to `node` is not on the host, from the top as far as there is room.
 
-        From the top, since a backed-up child implies a backed-up parent.
+        From the top, since a backed-up child implies a backed-up parent. What is copied are the
+        nodes' device pages, or those that are lent. Returns the operation, if one was needed.
         """
         state = self._state
         if not state.config.host_pages:
-            return
+            return None
         segments: list[Segment] = []
         room = self._room_beside(node)
         for each in reversed(list(node.path())):
-            if each.values[HOST][0] is not None or self._in_backup(each):
+            if each.values[HOST][0] is not None or self.comes_to(each):
                 continue
             if each.width <= room:
                 segments.append(Segment(each, page_run()))
@@ -48,8 +52,12 @@ class BackingUp:
                 assert each.parent is not None
                 segments.append(Segment(each.parent, page_run()))
             break
-        if segments:
-            self._begin_backup(segments)
+        return self._begin_backup(segments, lent) if segments else None
+
+    def comes_to(self, node: Node) -> bool:
+        """Say whether a backup in flight fills this node's host pages."""
+        table = self._state.operations.in_flight
+        return any(table[number].kind is Kind.BACKUP for number in node.marks)
 
     def _room_beside(self, node: Node) -> int:
         """Return how many host pages are to be had without any of the path to `node`."""
@@ -113,17 +121,13 @@ class BackingUp:
         while self.waiting:
             self._state.finish(self.waiting.popleft(), Outcome.ABORTED)
 
-    def _in_backup(self, node: Node) -> bool:
-        table = self._state.operations.in_flight
-        return any(table[number].kind is Kind.BACKUP for number in node.marks)
-
-    def _begin_backup(self, segments: list[Segment]) -> None:
+    def _begin_backup(self, segments: list[Segment], lent: Lent | None) -> int:
         state = self._state
         last = segments[-1].node
         operation = Copy(id=state.operations.new_id(), kind=Kind.BACKUP, phase=Phase.ISSUED)
         # The sources must not be evicted, and ancestors on the host must stay there: taking the
         # pages below may evict, so the holds come first.
-        for tier in (DEVICE, HOST):
+        for tier in (DEVICE, HOST) if lent is None else (HOST,):
             operation.receipts.append(state.holds.acquire(tier, state.component.index, last))
         pages = state.take(HOST, sum(segment.node.width for segment in segments))
         if pages is None:
@@ -135,14 +139,14 @@ class BackingUp:
             at += segment.node.width
         state.mark(operation, segments)
         transfers = tuple(
-            CopyTransfer(KV_POOL, tuple(source), tuple(segment.pages))
+            CopyTransfer(KV_POOL, tuple(_sources(segment.node, lent)), tuple(segment.pages))
             for segment in segments
-            if (source := segment.node.values[DEVICE][0]) is not None
         )
         state.journal.record("backup", operation.id, last.id, len(pages))
         ticket = state.operations.new_ticket(Queue.BACKUP, operation)
         state.ballot.enqueue(Queue.BACKUP, ticket, operation.id)
         state.orders.append(CopyToHost(operation.id, transfers, state.config.timeouts.copy_s))
+        return operation.id
 
     def _persist(self, nodes: list[Node]) -> None:
         state = self._state
@@ -161,3 +165,11 @@ class BackingUp:
         state.journal.record("persist", operation.id, nodes[-1].id)
         self.waiting.append(operation)
         self.begin_waiting()
+
+
+def _sources(node: Node, lent: Lent | None) -> PageRun:
+    if lent is not None:
+        return lent[1][node.start : node.end]
+    pages = node.values[DEVICE][0]
+    assert pages is not None
+    return pages

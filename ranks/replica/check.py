@@ -6,7 +6,7 @@ The numbers are those of `docs/architecture.md`. A violation is a bug of Lockste
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ...coordinator.operation import Phase, Queue
+from ...coordinator.operation import Kind, Phase, Queue
 from .backing_up import BackingUp
 from .operations import Copy, Operation, Persist, Prefetch
 from .prefetching import Prefetching
@@ -40,11 +40,12 @@ def _require(holds: bool, number: int, sentence: str) -> None:
 
 
 def _check_roots(state: ReplicaState) -> None:
-    for namespace, root in state.tree.roots.items():
+    for place, root in state.tree.roots.items():
+        namespace = place.namespace
         _require(root.parent is None, 1, f"the root of {namespace!r} has a parent")
         empty = all(run is None for tier in TIERS for run in root.values[tier])
         _require(empty and not root.width, 1, f"the root of {namespace!r} holds pages")
-        used = bool(root.children) or namespace in state.requests_in
+        used = bool(root.children) or place in state.requests_in
         _require(used, 2, f"the root of {namespace!r} is there for nothing")
 
 
@@ -145,7 +146,8 @@ def _check_operations(state: ReplicaState, nodes: list[Node]) -> None:
         if isinstance(operation, Copy | Persist):
             for segment in operation.segments:
                 marks[id(segment.node), operation.id] += 1
-                fits = len(segment.pages) == segment.node.width
+                lent = state.engine_owns_device and operation.kind is Kind.LOAD_BACK
+                fits = len(segment.pages) == (0 if lent else segment.node.width)
                 _require(fits, 8, f"{name} has pages of another length for node {segment.node.id}")
                 held = segment.node.holds(HOST)
                 _require(held > 0, 8, f"{name} refers to node {segment.node.id}, which has no pin")

@@ -17,7 +17,7 @@ def state_digest(state: ReplicaState) -> int:
     def add(*parts: object) -> None:
         digest.update(repr(parts).encode())
 
-    add(state.clock, state.time_ms, state.store_attached, state.quarantined_pages)
+    add(state.clock, state.time_ms, state.generation, state.store_attached, state.quarantined_pages)
     for pool in state.pools:
         add(pool.name, pool.free_pages().tobytes())
     for node in state.tree.nodes():
@@ -30,6 +30,7 @@ def state_digest(state: ReplicaState) -> int:
     for request in state.requests.values():
         add(request.id, request.prefix, request.own.tobytes(), request.admitted)
         add(request.load, request.prefetch, request.fetched, request.load_failed)
+        add(request.place, sorted(request.copies))
     add(tuple(state.misses.items()))
     return digest.intdigest() >> 1
 

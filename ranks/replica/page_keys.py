@@ -11,9 +11,13 @@ from .tokens import TOKEN_BYTES
 KEY_BYTES = 32
 
 
-def namespace_seed(model_digest: bytes, namespace: str) -> bytes:
-    """Return the start of the chain for one namespace (tenant salt, adapter) of one model."""
-    return sha256(model_digest + namespace.encode()).digest()
+def namespace_seed(model_digest: bytes, namespace: str, generation: int = 0) -> bytes:
+    """Return the start of the chain for one namespace (tenant salt, adapter) of one model.
+
+    Each reset of a cache begins another generation, whose keys have nothing in common.
+    """
+    seed = sha256(model_digest + namespace.encode()).digest()
+    return sha256(seed + generation.to_bytes(8, "little")).digest() if generation else seed
 
 
 def page_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:

@@ -14,7 +14,8 @@ from ...coordinator.verdict import Arrived, Found
 from ..orders import KV_POOL, Cancel, Fetch, LookUp, ObjectTransfer
 from .operations import Prefetch
 from .pages import PageRun
-from .state import ReplicaState, Request, Shortfall
+from .request import Request, Shortfall
+from .state import ReplicaState
 from .tree import HOST, Node
 
 
@@ -40,7 +41,7 @@ class Prefetching:
             return False
         if self.waiting and len(self.waiting) >= state.config.bounds.prefetches_waiting:
             return False
-        root = state.root(request.namespace)
+        root = state.root(request.place)
         anchor = self._anchor(root, tokens)
         if anchor is None:
             return False
@@ -114,8 +115,8 @@ class Prefetching:
             self._end_query(operation, Outcome.ABORTED)
             return
         found = min(verdict.pages, len(operation.keys))
-        if found < len(operation.keys):
-            self._notify(operation, verdict.shortest_rank, found, "not in its store")
+        if found < len(operation.keys) and found < (verdict.longest or 0):
+            self._notify(operation, verdict.shortest_rank, found, "its store has lost it")
         if not found:
             self._end_query(operation, Outcome.MISS)
             return

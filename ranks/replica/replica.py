@@ -13,11 +13,15 @@ from ..orders import Order
 from .backing_up import BackingUp
 from .check import check
 from .digest import state_digest
+from .loading_back import LoadingBack
+from .matching import Match, match
+from .offloading import Offloading
 from .operations import Copy, Operation, Persist, Prefetch
 from .pages import PageRun
 from .prefetching import Prefetching
-from .serving import Admission, LoadState, Match, Serving, Wait
-from .state import Expectations, ReplicaConfig, ReplicaState, Request, Shortfall
+from .request import Request, Shortfall
+from .serving import Admission, LoadState, Serving, Wait
+from .state import Expectations, ReplicaConfig, ReplicaState
 from .tree import HOST
 
 
@@ -28,7 +32,9 @@ class Replica:
         self.state = ReplicaState(config, expectations)
         self.prefetching = Prefetching(self.state)
         self.backing_up = BackingUp(self.state)
-        self.serving = Serving(self.state, self.backing_up)
+        self.loading_back = LoadingBack(self.state)
+        self.serving = Serving(self.state, self.loading_back, self.backing_up)
+        self.offloading = Offloading(self.state, self.loading_back, self.backing_up)
 
     @property
     def digest(self) -> int:
@@ -57,7 +63,7 @@ class Replica:
 
     def match(self, namespace: str, tokens: bytes) -> Match:
         """Return how much of `tokens` is cached. Reads only."""
-        return self.serving.match(namespace, tokens)
+        return match(self.state, self.state.place(namespace), tokens)
 
     def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
         """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
@@ -82,7 +88,7 @@ class Replica:
 
     def load_state(self, name: str) -> LoadState:
         """Say whether the pages of an admitted request are there. Reads only."""
-        return self.serving.load_state(self.state.request(name))
+        return self._devices.load_state(self.state.request(name))
 
     def page_table(self, name: str) -> PageRun:
         """Return the request's device pages in token order. Reads only."""
@@ -101,6 +107,41 @@ class Replica:
         request = self.state.request(name)
         self.prefetching.stop(request)
         self.serving.release(request)
+
+    def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
+        """Return how many tokens host memory can bring beyond `device_tokens`."""
+        return self.offloading.hit(self._enter(name, namespace), tokens, device_tokens)
+
+    def load(self, name: str, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
+        """Copy pages of `tokens` to device pages that the engine lends."""
+        request = self.state.request(name)
+        self.prefetching.stop(request)
+        self.offloading.load(request, tokens, start_tokens, pages)
+
+    def back_up(self, name: str, namespace: str, tokens: bytes, pages: PageRun) -> int:
+        """Copy what of `tokens` is not on the host from device pages that the engine lends."""
+        return self.offloading.back_up(self._enter(name, namespace), tokens, pages)
+
+    def fence(self, name: str) -> None:
+        """Let the engine overwrite the pages that it lends for a request."""
+        self.offloading.fence(self.state.request(name))
+
+    def leave(self, name: str) -> bool:
+        """Forget a request; say whether the device pages that it lends are free on every rank."""
+        request = self.state.request(name)
+        self.prefetching.stop(request)
+        return self.offloading.release(request)
+
+    def take_freed(self) -> list[str]:
+        """Return the requests that have left and whose device pages have become free."""
+        return self.offloading.take_freed()
+
+    def reset(self) -> None:
+        """Offer nothing of what is cached now to any request that is not admitted yet."""
+        for request in self.state.requests.values():
+            if not request.admitted:
+                self.prefetching.stop(request)
+        self.state.reset()
 
     def apply(self, verdict: Verdict) -> None:
         """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
@@ -124,14 +165,20 @@ class Replica:
         """Return a digest computed from the whole state; for checkers, since it is slow."""
         return state_digest(self.state)
 
+    @property
+    def _devices(self) -> Serving | Offloading:
+        """What deals with device pages, by who owns them."""
+        return self.offloading if self.state.engine_owns_device else self.serving
+
     def _enter(self, name: str, namespace: str) -> Request:
         request = self.state.requests.get(name)
         if request is None:
+            if name in self.offloading.leaving:
+                raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
             return self.state.enter(name, namespace)
-        if request.namespace != namespace:
-            raise UsageError(
-                f"request {name!r} is in namespace {request.namespace!r}, not {namespace!r}"
-            )
+        known = request.place.namespace
+        if known != namespace:
+            raise UsageError(f"request {name!r} is in namespace {known!r}, not {namespace!r}")
         return request
 
     def _forget_old_misses(self) -> None:
@@ -177,7 +224,7 @@ class Replica:
         elif isinstance(operation, Copy) and operation.kind is Kind.BACKUP:
             self.backing_up.backed_up(operation)
         elif isinstance(operation, Copy):
-            self.serving.loaded(operation)
+            self._devices.loaded(operation)
         else:
             raise InternalError(f"{operation.kind.name} {operation.id} stands in {queue.name}")
 
@@ -187,7 +234,7 @@ class Replica:
         elif isinstance(operation, Persist):
             self.backing_up.persist_failed(operation)
         elif isinstance(operation, Copy) and operation.kind is Kind.LOAD_BACK:
-            self.serving.load_failed(operation)
+            self._devices.load_failed(operation)
         else:
             self.state.stop(operation, Outcome.FAILED)
 
@@ -195,6 +242,8 @@ class Replica:
         if isinstance(operation, Prefetch):
             self.prefetching.quiet(operation)
             return
+        if isinstance(operation, Copy):
+            self.offloading.quiet(operation)
         assert operation.ending is not None
         self.state.finish(operation, operation.ending)
 

@@ -7,13 +7,13 @@ on its way, and the pages that it will compute into are reserved. All of it happ
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...coordinator.operation import Kind, Outcome, Phase, Queue
 from ...errors import UsageError
-from ..orders import KV_POOL, CopyToDevice, CopyTransfer
 from .backing_up import BackingUp
-from .operations import Copy, Segment
+from .loading_back import LoadingBack
+from .operations import Copy
 from .pages import PageRun, page_run
-from .state import ReplicaState, Request
+from .request import Request
+from .state import ReplicaState
 from .tree import DEVICE, HOST, Node
 
 
@@ -34,18 +34,8 @@ class LoadState(StrEnum):
     READY = "ready"
     """All pages of the prefix are on the device; the engine may compute."""
     FAILED = "failed"
-    """The load back failed on some rank. The request is not admitted any more, and the host pages
-    that failed are dropped, but for those that something else needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """How much of a token run is cached. Lengths in tokens, always whole pages."""
-
-    device_tokens: int
-    """The prefix whose pages are on the device."""
-    host_tokens: int
-    """The prefix that can be restored from device and host memory (to `best_match_node`)."""
+    """The load back failed on some rank. The host pages that failed are dropped, but for those that
+    something else needs, and the request is not admitted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,37 +60,19 @@ class Admission:
 class Serving:
     """Admits requests, publishes what they compute, and lets go of what they hold."""
 
-    def __init__(self, state: ReplicaState, backing_up: BackingUp) -> None:
+    def __init__(
+        self, state: ReplicaState, loading_back: LoadingBack, backing_up: BackingUp
+    ) -> None:
         self._state = state
+        self._loading_back = loading_back
         self._backing_up = backing_up
-
-    def match(self, namespace: str, tokens: bytes) -> Match:
-        """Return how much of `tokens` is cached. Changes nothing."""
-        state = self._state
-        root = state.tree.roots.get(namespace)
-        if root is None:
-            return Match(device_tokens=0, host_tokens=0)
-        walk = state.tree.walk(root, tokens)
-        device = best = 0
-        on_device = True
-        ends = [(node, node.end) for node in walk.nodes]
-        if walk.partial is not None:
-            ends.append((walk.partial, walk.partial.start + walk.partial_pages))
-        for node, end in ends:
-            if not state.component.may_end(node, (DEVICE, HOST)):
-                break
-            best = end
-            on_device = on_device and state.component.may_end(node, (DEVICE,))
-            device = end if on_device else device
-        unit = state.config.page_tokens
-        return Match(device_tokens=device * unit, host_tokens=best * unit)
 
     def admit(self, request: Request, tokens: bytes, reserve_tokens: int) -> Admission | Wait:
         """Lock, load back and reserve for a request, or say why that has to wait."""
         state = self._state
         if request.admitted:
             raise UsageError(f"request {request.id!r} is admitted already; release it first")
-        root = state.root(request.namespace)
+        root = state.root(request.place)
         state.tick()
         nodes = state.walk_to(root, tokens)
         on_device = 0
@@ -109,7 +81,7 @@ class Serving:
         device_node = nodes[on_device - 1] if on_device else root
         best = nodes[-1] if nodes else root
         missing = nodes[on_device:]
-        if any(self._in_load_back(node) for node in missing):
+        if any(self._loading_back.comes_to(node) for node in missing):
             return Wait.LOADING
         loading = best.end - device_node.end
         reserved = max(0, -(-reserve_tokens // state.config.page_tokens) - best.end)
@@ -127,42 +99,26 @@ class Serving:
         state.touch(best)
         state.journal.record("admit", request.id, device_node.end, best.end, reserved)
         if missing:
-            self._begin_load(request, missing, pages[:loading])
+            self._loading_back.begin(request, missing, pages[:loading])
         state.holds.release(pin)
         return self._admission(request, device_node.end, best.end)
 
     def loaded(self, operation: Copy) -> None:
         """Apply a load back that has ended on every rank."""
-        state = self._state
         last = operation.segments[-1].node
-        for segment in operation.segments:
-            if segment.node.values[DEVICE][0] is None:
-                state.attach(segment.node, DEVICE, segment.pages)
-                segment.pages = page_run()
-        request = self._loading_request(operation)
+        request = self._loading_back.loaded(operation)
         if request is not None:
-            request.load = None
             self._extend_lock(request, last)
-        state.finish(operation, Outcome.COMPLETE)
+        self._loading_back.finish(operation)
 
     def load_failed(self, operation: Copy) -> None:
         """Apply a load back that failed on some rank: its source is not offered again."""
-        state = self._state
-        request = self._loading_request(operation)
+        request = self._loading_back.request_of(operation)
         if request is not None:
             request.load = None
             request.load_failed = True
             self._let_go(request)
-        nodes = [segment.node for segment in operation.segments]
-        state.release_receipts(operation)
-        for node in reversed(nodes):
-            self._disown_host(operation, node)
-        # What others need stays in the tree, pinned until no copy reads it any more.
-        kept = [node for node in nodes if node.parent and node.values[HOST][0] is not None]
-        if kept:
-            pin = state.holds.acquire(HOST, state.component.index, kept[-1])
-            operation.receipts.append(pin)
-        state.stop(operation, Outcome.FAILED)
+        self._loading_back.failed(operation)
 
     def extend(self, request: Request, total_tokens: int) -> bool:
         """Reserve device pages until the request has room for `total_tokens` tokens."""
@@ -198,8 +154,8 @@ class Serving:
         state.journal.record("insert", request.id, pages, int(final))
         step = state.tree.page_bytes
         tokens = tokens[: pages * step]
-        nodes = state.walk_to(state.root(request.namespace), tokens)
-        node = nodes[-1] if nodes else state.root(request.namespace)
+        nodes = state.walk_to(state.root(request.place), tokens)
+        node = nodes[-1] if nodes else state.root(request.place)
         for each in nodes:
             if each.end > request.prefix:
                 self._publish(request, each)
@@ -249,37 +205,6 @@ class Serving:
             operation=request.load,
         )
 
-    def _begin_load(self, request: Request, nodes: list[Node], pages: PageRun) -> None:
-        state = self._state
-        operation = Copy(
-            id=state.operations.new_id(),
-            kind=Kind.LOAD_BACK,
-            phase=Phase.ISSUED,
-            request=request.id,
-        )
-        index = state.component.index
-        above = nodes[0].parent
-        assert above is not None
-        operation.receipts.append(state.holds.acquire(DEVICE, index, above))
-        operation.receipts.append(state.holds.acquire(HOST, index, nodes[-1]))
-        segments: list[Segment] = []
-        at = 0
-        for node in nodes:
-            segments.append(Segment(node, pages[at : at + node.width]))
-            at += node.width
-        state.operations.add(operation)
-        state.mark(operation, segments)
-        request.load = operation.id
-        transfers = tuple(
-            CopyTransfer(KV_POOL, tuple(source), tuple(segment.pages))
-            for segment in segments
-            if (source := segment.node.values[HOST][0]) is not None
-        )
-        state.journal.record("load back", operation.id, request.id, len(pages))
-        ticket = state.operations.new_ticket(Queue.LOAD_BACK, operation)
-        state.ballot.enqueue(Queue.LOAD_BACK, ticket, operation.id)
-        state.orders.append(CopyToDevice(operation.id, transfers, state.config.timeouts.copy_s))
-
     def _publish(self, request: Request, node: Node) -> None:
         """Give the request's own pages for `node` to it, or back if it has pages already."""
         mine = request.own[: node.end - request.prefix]
@@ -303,31 +228,10 @@ class Serving:
         request.own = page_run()
         request.lock, request.prefix, request.admitted = None, 0, False
 
-    def _disown_host(self, operation: Copy, node: Node) -> None:
-        # The host pages may still be read by a copy, so they pass to the operation and not back to
-        # the pool. A node that others need on the host keeps them.
-        state = self._state
-        if node.parent is None or node.values[HOST][0] is None:
-            return
-        if node.occupied_children[HOST] or node.holds(HOST):
-            return
-        operation.owned[HOST].extend(state.detach(node, HOST))
-        state.journal.record("disown", operation.id, node.id)
-        node.marks.discard(operation.id)
-        state.remove_if_dead(node)
-
-    def _loading_request(self, operation: Copy) -> Request | None:
-        request = self._state.requests.get(operation.request or "")
-        return request if request is not None and request.load == operation.id else None
-
-    def _in_load_back(self, node: Node) -> bool:
-        table = self._state.operations.in_flight
-        return any(table[number].kind is Kind.LOAD_BACK for number in node.marks)
-
     def _require_same_prefix(self, request: Request, tokens: bytes) -> None:
         if request.lock is None or not request.prefix:
             return
-        walk = self._state.tree.walk(self._state.root(request.namespace), tokens)
+        walk = self._state.tree.walk(self._state.root(request.place), tokens)
         if not any(node is request.lock.node for node in walk.nodes):
             raise UsageError(
                 f"request {request.id!r} inserts other tokens than those that it was admitted with"

@@ -16,12 +16,13 @@ from ..config import Bounds, CacheConfig, Timeouts
 from ..orders import Cancel, Order
 from .components.full_attention import FullAttention
 from .eviction import LeastRecentlyUsed
-from .holds import Holds, Receipt
+from .holds import Holds
 from .journal import Journal
 from .operations import Copy, Operation, OperationTable, Persist, Segment
 from .page_keys import namespace_seed, page_keys
-from .pages import PagePool, PageRun, page_run
-from .tree import DEVICE, HOST, Node, Tree
+from .pages import PagePool, PageRun
+from .request import Request, Shortfall
+from .tree import DEVICE, HOST, Node, Place, Tree
 
 
 class Expectations(Protocol):
@@ -50,6 +51,7 @@ class ReplicaConfig:
 
     page_tokens: int
     device_pages: int
+    """0: the engine owns the device's pages."""
     host_pages: int
     has_store: bool
     model_digest: bytes
@@ -87,40 +89,6 @@ class ReplicaConfig:
         return self.host_pages // 4 if bound is None else bound
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """A notice: an operation got less than it asked for, and which rank was the reason."""
-
-    operation: int
-    request: str
-    rank: int | None
-    page: int
-    """The first page of the operation's that was not to be had."""
-    key: bytes
-    reason: str
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request of the engine: what it holds and what is on its way for it."""
-
-    id: str
-    namespace: str
-    prefix: int = 0
-    """Pages of its prefix that are in the tree, on the device, and locked for it."""
-    lock: Receipt | None = None
-    own: PageRun = field(default_factory=page_run)
-    """Device pages of its own, which continue the prefix."""
-    admitted: bool = False
-    load: int | None = None
-    """Its load back in flight."""
-    load_failed: bool = False
-    prefetch: int | None = None
-    """Its prefetch in flight."""
-    fetched: tuple[int, int] = (0, 0)
-    """Positions, in pages, that its prefetch brought from storage."""
-
-
 class ReplicaState:
     """The state and its elementary steps. Commands and verdicts are handled by others."""
 
@@ -143,8 +111,10 @@ class ReplicaState:
         self.holds = Holds(self._offer)
         self.operations = OperationTable()
         self.requests: dict[str, Request] = {}
-        self.requests_in: Counter[str] = Counter()
-        """How many requests each namespace has; a namespace without any is not there."""
+        self.requests_in: Counter[Place] = Counter()
+        """How many requests each place has; a place without any is not there."""
+        self.generation = 0
+        """How often everything was dropped by `reset`."""
         self.orders: list[Order] = []
         self.notices: list[Shortfall] = []
         self.clock = 0
@@ -156,30 +126,52 @@ class ReplicaState:
         self.misses: OrderedDict[bytes, int] = OrderedDict()
         """Keys whose read failed, and until when, in agreed time, they are not asked for again."""
 
-    def root(self, namespace: str) -> Node:
-        """Return the root of a namespace."""
-        existing = self.tree.roots.get(namespace)
+    @property
+    def engine_owns_device(self) -> bool:
+        """Whether device pages are the engine's, and lent for copies (rule R3)."""
+        return not self.config.device_pages
+
+    def place(self, namespace: str) -> Place:
+        """Return the place of a namespace since the last reset."""
+        return Place(namespace, self.generation)
+
+    def root(self, place: Place) -> Node:
+        """Return the root of a place, which is made at its first use."""
+        existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
-        return self.tree.root(namespace, namespace_seed(self.config.model_digest, namespace))
+        return self.tree.plant(place, namespace_seed(self.config.model_digest, *place))
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""
-        request = Request(name, namespace)
+        request = Request(name, self.place(namespace))
         self.requests[name] = request
-        self.requests_in[namespace] += 1
+        self.requests_in[request.place] += 1
         self.journal.record("request", name, namespace)
         return request
 
     def leave(self, request: Request) -> None:
         """Forget a request, which holds nothing any more."""
         del self.requests[request.id]
-        self.requests_in[request.namespace] -= 1
-        if not self.requests_in[request.namespace]:
-            del self.requests_in[request.namespace]
-        root = self.tree.roots.get(request.namespace)
-        if root is not None:
-            self._drop_root_if_unused(root)
+        self._leave_place(request.place)
+
+    def move(self, request: Request) -> None:
+        """Let a request that is not admitted use its namespace's place since the last reset."""
+        before, request.place = request.place, self.place(request.place.namespace)
+        self.requests_in[request.place] += 1
+        self._leave_place(before)
+
+    def reset(self) -> None:
+        """Offer nothing of what is cached now to any request that is not admitted yet."""
+        self.generation += 1
+        self.journal.record("reset", self.generation)
+        self.misses.clear()
+        for request in self.requests.values():
+            if not request.admitted:
+                self.move(request)
+        for tier in (DEVICE, HOST):
+            while (victim := self.eviction[tier].next_victim()) is not None:
+                self._evict(victim, tier)
 
     def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
         """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
@@ -233,9 +225,7 @@ class ReplicaState:
             surplus = victim.width - (count - pool.free)
             if surplus > 0:
                 self.split(victim, surplus)
-            self.journal.record("evict", pool.name, victim.id, victim.start, victim.end)
-            pool.give_back(self.detach(victim, tier))
-            self.remove_if_dead(victim)
+            self._evict(victim, tier)
         return pool.take(count)
 
     def attach(self, node: Node, tier: int, pages: PageRun) -> None:
@@ -262,14 +252,24 @@ class ReplicaState:
         self.eviction[tier].offer(node.parent)
         return pages
 
-    def remove_if_dead(self, node: Node) -> None:
-        """Take a node out of the tree that has pages on no tier."""
+    def remove_if_dead(self, node: Node) -> bool:
+        """Take a node out of the tree that has pages on no tier; say whether it had none."""
         if node.parent is None or node.children:
-            return
-        if node.values[DEVICE][0] is None and node.values[HOST][0] is None:
+            return False
+        if node.values[DEVICE][0] is not None or node.values[HOST][0] is not None:
+            return False
+        parent = node.parent
+        self.tree.remove(node)
+        self._drop_root_if_unused(parent)
+        return True
+
+    def prune(self, node: Node) -> None:
+        """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
+        while node.parent is not None and not (node.holds(DEVICE) or node.holds(HOST)):
             parent = node.parent
-            self.tree.remove(node)
-            self._drop_root_if_unused(parent)
+            if not self.remove_if_dead(node):
+                return
+            node = parent
 
     def split(self, node: Node, pages: int) -> None:
         """Cut a node after its first `pages` pages; operations that refer to it keep both halves."""
@@ -313,9 +313,10 @@ class ReplicaState:
         self.journal.record("phase", operation.kind.name, operation.id, phase.name)
 
     def release_receipts(self, operation: Operation) -> None:
-        """Give back the locks and pins of an operation."""
+        """Give back the locks and pins of an operation, and what only they kept in the tree."""
         for receipt in operation.receipts:
             self.holds.release(receipt)
+            self.prune(receipt.node)
         operation.receipts.clear()
 
     def finish(self, operation: Operation, outcome: Outcome) -> None:
@@ -334,10 +335,25 @@ class ReplicaState:
         for queue in self.eviction:
             queue.offer(node)
 
+    def _evict(self, victim: Node, tier: int) -> None:
+        pool = self.pools[tier]
+        self.journal.record("evict", pool.name, victim.id, victim.start, victim.end)
+        pool.give_back(self.detach(victim, tier))
+        self.remove_if_dead(victim)
+
+    def _leave_place(self, place: Place) -> None:
+        self.requests_in[place] -= 1
+        if not self.requests_in[place]:
+            del self.requests_in[place]
+        root = self.tree.roots.get(place)
+        if root is not None:
+            self._drop_root_if_unused(root)
+
     def _drop_root_if_unused(self, node: Node) -> None:
         # Salts may be as many as requests, and a root for each would grow without bound.
-        if node.parent is None and not node.children and node.namespace not in self.requests_in:
-            del self.tree.roots[node.namespace]
+        unused = not node.children and node.place not in self.requests_in
+        if node.parent is None and unused and self.tree.roots.get(node.place) is node:
+            del self.tree.roots[node.place]
 
     def _clear_segments(self, operation: Copy | Persist) -> None:
         for segment in operation.segments:

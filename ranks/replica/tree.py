@@ -8,6 +8,7 @@ refers to a node refers to the end of its run, before and after.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...errors import InternalError
 from .components.base import Component
@@ -17,6 +18,15 @@ from .tokens import TOKEN_BYTES
 
 DEVICE, HOST = 0, 1
 """The tiers that the tree knows, as indices."""
+
+
+class Place(NamedTuple):
+    """Which of the trees a prefix is in."""
+
+    namespace: str
+    """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
+    generation: int = 0
+    """How often the cache had been reset when the tree began."""
 
 
 class Node:
@@ -29,10 +39,10 @@ class Node:
         "keys",
         "last_access",
         "marks",
-        "namespace",
         "occupied_children",
         "parent",
         "persisted",
+        "place",
         "queued",
         "start",
         "tokens",
@@ -64,8 +74,8 @@ class Node:
         self.keys: list[bytes] | None = None
         self.persisted = False
         """Whether storage has these pages on every rank, as far as anyone has heard."""
-        self.namespace = ""
-        """Of a root: the namespace that it is the root of."""
+        self.place = Place("")
+        """Of a root: which tree it is the root of."""
         self.marks: set[int] = set()
         """Operations in flight that read or fill pages of this node."""
 
@@ -107,25 +117,23 @@ class Walk:
 
 
 class Tree:
-    """One radix tree for each namespace, under a root of its own."""
+    """One radix tree for each place, under a root of its own."""
 
     def __init__(self, page_tokens: int, components: Sequence[Component]) -> None:
         self.page_tokens = page_tokens
         self.components = tuple(components)
         self.page_bytes = page_tokens * TOKEN_BYTES
         """The bytes of one page's token ids."""
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[Place, Node] = {}
         self.node_count = 0
         self._next_id = 1
 
-    def root(self, namespace: str, seed: bytes) -> Node:
-        """Return the root of a namespace, which is made at its first use."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = Node(self._new_id(), None, b"", 0, len(self.components))
-            root.keys = [seed]
-            root.namespace = namespace
-            self.roots[namespace] = root
+    def plant(self, place: Place, seed: bytes) -> Node:
+        """Make the root of a place that has none, and return it."""
+        root = Node(self._new_id(), None, b"", 0, len(self.components))
+        root.keys = [seed]
+        root.place = place
+        self.roots[place] = root
         return root
 
     def whole_pages(self, tokens: bytes) -> int:

@@ -123,21 +123,33 @@ class HostCache(RankCache):
         """Return when the request's device pages may be overwritten: it is preempted.
 
         Backups that read them are waited for, up to `timeouts.fence_s`, and fail after that. The
-        request is known on; it may prefetch and load again.
+        request is known on; it may prefetch and load again. Does nothing for one that is not known.
         """
         self._require_group()
-        self.replica.fence(request)
-        self._dispatch()
+        if request in self.replica.state.requests:
+            self.replica.fence(request)
+            self._dispatch()
 
     def release(self, request: str) -> bool:
         """Forget a request; say whether its device pages are free on every rank.
 
         If not, they are free once `take_freed` returns the request's name, which may not be used
-        again before.
+        again before. Those of a request that is not known are free.
         """
+        if request not in self.replica.state.requests:
+            return True
         free = self.replica.leave(request)
         self._dispatch()
         return free
+
+    @property
+    def pending_frees(self) -> bool:
+        """Whether device pages of released requests will become free without further commands."""
+        return bool(self.replica.offloading.leaving)
+
+    def end_step(self, *, idle_s: float = 0.0) -> None:
+        """See `RankCache.end_step`; there is no use in waiting for copies that are not begun yet."""
+        super().end_step(idle_s=0.0 if self._held else idle_s)
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""

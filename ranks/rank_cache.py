@@ -142,11 +142,20 @@ class RankCache:
         self.close_round()
         self._step_s = time.perf_counter() - started
 
-    def end_step(self) -> None:
-        """Launch this step's round, if that was not done yet: the second half of a step."""
+    def end_step(self, *, idle_s: float = 0.0) -> None:
+        """Launch this step's round, if that was not done yet: the second half of a step.
+
+        An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
+        waits up to so long for local progress, and then for the round too, since there is no forward
+        pass to hide it behind.
+        """
+        if idle_s and not self.replica.idle:
+            self.executor.wait(idle_s)
         started = time.perf_counter()
         if self.config.pipeline_depth:
             self.open_round()
+            if idle_s:
+                self.close_round()
         self._round_s.append(self._step_s + time.perf_counter() - started)
 
     def open_round(self) -> None:

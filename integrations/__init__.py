@@ -1,0 +1,1 @@
+"""Plug-ins: Lockstep in engines that others write."""

@@ -1,0 +1,33 @@
+"""Lockstep under vLLM, with a scheduler on every rank.
+
+vLLM loads the plug-in by name, from its own configuration:
+
+    LLM(
+        model=..., tensor_parallel_size=2, distributed_executor_backend="external_launcher",
+        kv_transfer_config={
+            "kv_connector": "LockstepConnector",
+            "kv_connector_module_path": "lockstep.integrations.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"host_memory_gib": 16, "store": "file:///mnt/kv"},
+        },
+    )
+
+`settings` says what the extra configuration may hold. Only `connector` needs vLLM.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .connector import LockstepConnector
+
+__all__ = ["LockstepConnector"]
+
+
+def __getattr__(name: str) -> object:
+    # Everything but the connector itself can be used, and tested, where vLLM is not installed.
+    if name == "LockstepConnector":
+        from .connector import LockstepConnector  # noqa: PLC0415
+
+        return LockstepConnector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

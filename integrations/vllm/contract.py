@@ -1,0 +1,158 @@
+"""What the plug-in uses of vLLM's objects, as of vLLM 0.32. Nothing else of them is touched.
+
+The classes that the connector derives from are imported where they are used, in `connector`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
+
+
+class MultiModalPosition(Protocol):
+    """Where an item of another modality stands in the prompt."""
+
+    offset: int
+    length: int
+
+
+class MultiModalFeature(Protocol):
+    """An item of another modality; its identifier is a hash of its content."""
+
+    identifier: str
+    mm_position: MultiModalPosition
+
+
+class LoraRequest(Protocol):
+    """An adapter."""
+
+    lora_name: str
+    lora_path: str
+
+
+class EngineRequest(Protocol):
+    """`vllm.v1.request.Request`. The scheduler keeps it up to date; it is the same object always."""
+
+    request_id: str
+    resumable: bool
+    skip_reading_prefix_cache: bool
+    prompt_embeds: object | None
+    cache_salt: str | None
+    lora_request: LoraRequest | None
+    mm_features: Sequence[MultiModalFeature]
+    num_computed_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the output that are known."""
+        ...
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """The ids of these tokens."""
+        ...
+
+
+class Blocks(Protocol):
+    """`vllm.v1.core.kv_cache_manager.KVCacheBlocks`."""
+
+    def get_block_ids(self) -> tuple[Sequence[int], ...]:
+        """Return the block ids of a request, for each group of layers."""
+        ...
+
+
+class BlockState(Protocol):
+    """`vllm.v1.core.sched.output.KVConnectorBlockState`."""
+
+    @property
+    def resolve_block_ids(self) -> Callable[[str], tuple[Sequence[int], ...]]:
+        """Give the block ids of a scheduled request, for each group of layers."""
+        ...
+
+
+class ScheduledStep(Protocol):
+    """`vllm.v1.core.sched.output.SchedulerOutput`."""
+
+    num_scheduled_tokens: Mapping[str, int]
+    total_num_scheduled_tokens: int
+    preempted_req_ids: AbstractSet[str] | None
+
+    @property
+    def kv_connector_block_state(self) -> BlockState | None:
+        """The block tables of what is scheduled."""
+        ...
+
+
+class TransferConfig(Protocol):
+    """`vllm.config.KVTransferConfig`."""
+
+    engine_id: str | None
+    is_kv_producer: bool
+    is_kv_consumer: bool
+    kv_load_failure_policy: str
+    kv_connector_extra_config: dict[str, Any]
+
+
+class ParallelConfig(Protocol):
+    """`vllm.config.ParallelConfig`."""
+
+    world_size: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    prefill_context_parallel_size: int
+    decode_context_parallel_size: int
+    distributed_executor_backend: object
+
+
+class ModelConfig(Protocol):
+    """`vllm.config.ModelConfig`."""
+
+    model: str
+
+
+class EngineConfig(Protocol):
+    """`vllm.config.VllmConfig`."""
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model."""
+        ...
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """How ranks divide it."""
+        ...
+
+    @property
+    def kv_transfer_config(self) -> TransferConfig | None:
+        """The connector's configuration."""
+        ...
+
+
+class CacheSpec(Protocol):
+    """`vllm.v1.kv_cache_interface.KVCacheSpec`."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block."""
+        ...
+
+
+class CacheGroup(Protocol):
+    """`vllm.v1.kv_cache_interface.KVCacheGroupSpec`."""
+
+    layer_names: list[str]
+
+    @property
+    def kv_cache_spec(self) -> CacheSpec:
+        """What the layers of the group keep."""
+        ...
+
+
+class EngineCacheConfig(Protocol):
+    """`vllm.v1.kv_cache_interface.KVCacheConfig`."""
+
+    @property
+    def kv_cache_groups(self) -> Sequence[CacheGroup]:
+        """The groups of layers that share block tables."""
+        ...

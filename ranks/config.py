@@ -117,7 +117,7 @@ class CacheConfig:
     host_pages: int
     """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
     store: str | None = None
-    """The store's URI (L3), or None."""
+    """The store's URI (L3), or None. `{rank}` in it stands for the rank, where each has its own."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     eviction: Eviction = Eviction.LRU

@@ -11,6 +11,7 @@ from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_ar
 from ..coordinator.collectives.base import Collective
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import LockstepError
+from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
 from ..storage_backends.namespace import Namespace
 from ..storage_backends.registry import make_backend
@@ -94,7 +95,10 @@ def _agree_and_open(
     try:
         with _problems_told(collective, timeout_s):
             device = make_device(shard, agreed["device_pages"])
-            executor = _executor(config, shard, device, agreed["host_pages"])
+            backend = _backend(config, collective.rank)
+            executor = RankExecutor.create(
+                config, shard, device, backend, _namespace(config).digest(), agreed["host_pages"]
+            )
     except BaseException:
         if executor is not None:
             executor.close()
@@ -122,24 +126,14 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
     agree_that_all_are_ready(collective, problem, timeout_s)
 
 
-def _executor(
-    config: CacheConfig, shard: ShardLayout, device: DevicePages, host_pages: int
-) -> RankExecutor:
-    backend = None
-    if config.store is not None:
-        backend = ClaimedBackend(
-            make_backend(config.store),
-            model=config.model,
-            weights_version=config.weights_version,
-            layout=config.layout,
-        )
-    return RankExecutor.create(
-        config,
-        shard,
-        device,
-        backend,
-        _namespace(config).digest(),
-        host_pages,
+def _backend(config: CacheConfig, rank: int) -> StorageBackend | None:
+    if config.store is None:
+        return None
+    return ClaimedBackend(
+        make_backend(config.store.replace("{rank}", str(rank))),
+        model=config.model,
+        weights_version=config.weights_version,
+        layout=config.layout,
     )
 
 

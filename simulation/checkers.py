@@ -7,11 +7,11 @@ where they compare it with what the memory holds or with another rank.
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..coordinator.operation import Kind, Phase
-from ..ranks.cache import Cache
 from ..ranks.config import CacheConfig
+from ..ranks.rank_cache import RankCache
 from ..ranks.replica.matching import Match
 from ..ranks.replica.serving import Admission
-from ..ranks.replica.tree import DEVICE, HOST, Node
+from ..ranks.replica.tree import DEVICE, HOST, Node, Place
 from .conditions import LATE_US_MAX
 from .memory import Contents, Slots, describe
 
@@ -69,14 +69,14 @@ class TreeChecker:
         self._contents = contents
         self._page_bytes = page_tokens * 4
 
-    def check(self, cache: Cache, memories: Sequence[tuple[Slots, Slots]]) -> None:
+    def check(self, cache: RankCache, memories: Sequence[tuple[Slots, Slots]]) -> None:
         """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
 
         The replicas are equal, so the tree of one serves for all.
         """
         owners: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, root in cache.replica.state.tree.roots.items():
-            self._collect(place.namespace, root, b"", owners)
+            self._collect(place, root, b"", owners)
         for rank, memory in enumerate(memories):
             for tier in (DEVICE, HOST):
                 slots = memory[tier]
@@ -93,7 +93,7 @@ class TreeChecker:
                         )
 
     def _collect(
-        self, namespace: str, node: Node, above: bytes, owners: tuple[dict[int, int], ...]
+        self, place: Place, node: Node, above: bytes, owners: tuple[dict[int, int], ...]
     ) -> None:
         for child in node.children.values():
             prefix = above + child.tokens
@@ -105,8 +105,9 @@ class TreeChecker:
                     end = len(above) + (index + 1) * self._page_bytes
                     if page in owners[tier]:
                         raise Violated(f"the tree owns page {page} of tier {tier} twice")
-                    owners[tier][page] = self._contents.of(namespace, prefix[:end])
-            self._collect(namespace, child, prefix, owners)
+                    content = self._contents.of(place.namespace, prefix[:end], place.generation)
+                    owners[tier][page] = content
+            self._collect(place, child, prefix, owners)
 
 
 class Deadlines:
@@ -130,7 +131,7 @@ class Deadlines:
         """Forget the operations of the group that has ended."""
         self._since.clear()
 
-    def check(self, cache: Cache, now_us: int) -> None:
+    def check(self, cache: RankCache, now_us: int) -> None:
         """Raise if an operation has stood in one phase for longer than that phase may last."""
         table = cache.replica.state.operations.in_flight
         since = self._since
@@ -151,7 +152,7 @@ class Deadlines:
         self._since = current
 
 
-def check_replicas(caches: Sequence[Cache], *, thorough: bool) -> None:
+def check_replicas(caches: Sequence[RankCache], *, thorough: bool) -> None:
     """The invariants hold, and the replicas are equal: by rolling digest, and from scratch."""
     for rank, cache in enumerate(caches):
         try:
@@ -168,7 +169,7 @@ def check_replicas(caches: Sequence[Cache], *, thorough: bool) -> None:
 
 
 def check_at_rest(
-    cache: Cache, memories: Sequence[tuple[Slots, Slots]], restless: Iterable[set[int]]
+    cache: RankCache, memories: Sequence[tuple[Slots, Slots]], restless: Iterable[set[int]]
 ) -> None:
     """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
     state = cache.replica.state

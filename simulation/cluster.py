@@ -4,7 +4,7 @@ What the ranks answer must be equal, and the rounds that they launch must be equ
 shape; both are checked here, at the moment they happen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -13,11 +13,22 @@ from ..coordinator.collectives.base import Collective, PendingRound, Vector
 from ..coordinator.collectives.in_process import InProcessGroup
 from ..coordinator.divergence import first_difference
 from ..errors import CollectiveTimeout, GroupError
-from ..ranks.cache import Cache
+from ..ranks.rank_cache import RankCache
 from .checkers import Violated
 from .clock import Clock
 
 Answer = TypeVar("Answer")
+AnyCache = TypeVar("AnyCache", bound=RankCache)
+
+
+def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Answer]) -> Answer:
+    """Issue one command on every rank and return the answer, which must be equal on all."""
+    answers = [command(cache) for cache in caches]
+    first = answers[0]
+    for rank, answer in enumerate(answers):
+        if answer != first:
+            raise Violated(f"{what}: rank 0 answers {first}, rank {rank} answers {answer}")
+    return first
 
 
 class WatchedCollective:
@@ -59,12 +70,16 @@ class WatchedCollective:
         self._inner.close()
 
 
-MakeCache = Callable[[int, Collective], Cache]
+MakeCache = Callable[[int, Collective], RankCache]
 """Makes the cache of one rank upon its transport."""
 
 
 class Cluster:
-    """The caches of one epoch."""
+    """The caches of one epoch.
+
+    Of the halves of a step every rank takes one before any rank takes the next, so that no wait ever
+    blocks.
+    """
 
     def __init__(self, ranks: int, *, depth: int, clock: Clock, make: MakeCache) -> None:
         group = InProcessGroup(ranks)
@@ -76,54 +91,59 @@ class Cluster:
         self._clock = clock
         self._shape: tuple[str, int] | None = None
         self._open = False
-
-    def ask(self, what: str, command: Callable[[Cache], Answer]) -> Answer:
-        """Issue one command on every rank and return the answer, which must be equal on all."""
-        answers = [command(cache) for cache in self.caches]
-        first = answers[0]
-        for rank, answer in enumerate(answers):
-            if answer != first:
-                raise Violated(f"{what}: rank 0 answers {first}, rank {rank} answers {answer}")
-        return first
+        self._errors: list[GroupError | None] = []
+        self._reached: list[int] = []
 
     def step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Take one step on every rank but `missing`; return what each rank raised, if anything.
+        """Take one step without commands on every rank but `missing`; see `end_step`."""
+        self.begin_step(middle_us, missing)
+        return self.end_step(missing=missing)
 
-        Of the two halves of a step every rank takes one before any rank takes the next, so that no
-        wait ever blocks. `middle_us` of virtual time pass while the round is on its way.
+    def begin_step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
+        """Apply a verdict on every rank but `missing`; return what each rank raised, if anything.
+
+        `middle_us` of virtual time pass while a round is on its way.
         """
-        errors: list[GroupError | None] = [None] * len(self.caches)
-        before = [len(each.reached) for each in self.collectives]
+        self._errors = [None] * len(self.caches)
+        self._reached = [len(each.reached) for each in self.collectives]
         if self._depth:
             if self._open:
-                self._half(errors, missing, lambda cache: cache.close_round())
+                self._half(missing, lambda cache: cache.close_round())
             self._clock.advance(middle_us)
-            self._half(errors, missing, lambda cache: cache.open_round())
-            self._open = True
         else:
-            self._half(errors, missing, lambda cache: cache.open_round())
+            self._half(missing, lambda cache: cache.open_round())
             self._clock.advance(middle_us)
-            self._half(errors, missing, lambda cache: cache.close_round())
-        self.steps += 1
-        if not any(errors) and missing is None:
-            self._check_collectives(before)
-        return errors
+            self._half(missing, lambda cache: cache.close_round())
+        return self._errors
 
-    def _half(
-        self,
-        errors: list[GroupError | None],
-        missing: int | None,
-        half: Callable[[Cache], object],
-    ) -> None:
+    def end_step(self, *, idle_s: float = 0.0, missing: int | None = None) -> list[GroupError | None]:
+        """Launch the step's round, if that was not done yet; return what each rank raised in it.
+
+        An engine that has nothing to compute gives `idle_s`; see `RankCache.end_step`.
+        """
+        if idle_s:
+            self._half(missing, lambda cache: cache.executor.wait(idle_s))
+        if self._depth:
+            self._half(missing, lambda cache: cache.open_round())
+            self._open = not idle_s
+            if idle_s:
+                self._half(missing, lambda cache: cache.close_round())
+        self.steps += 1
+        if not any(self._errors) and missing is None:
+            self._check_collectives()
+        return self._errors
+
+    def _half(self, missing: int | None, half: Callable[[RankCache], object]) -> None:
         for rank, cache in enumerate(self.caches):
-            if rank == missing or errors[rank] is not None:
+            if rank == missing or self._errors[rank] is not None:
                 continue
             try:
                 half(cache)
             except GroupError as error:
-                errors[rank] = error
+                self._errors[rank] = error
 
-    def _check_collectives(self, before: list[int]) -> None:
+    def _check_collectives(self) -> None:
+        before = self._reached
         for rank, (collective, count) in enumerate(zip(self.collectives, before, strict=True)):
             reached = collective.reached[count:]
             self.collectives_per_step_max = max(self.collectives_per_step_max, len(reached))

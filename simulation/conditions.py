@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ..coordinator.ballot import Progress, Quiesced, QuiesceExpired
+from ..coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from .clock import Action, Clock
 from .faults import Fault, FaultSource
 from .memory import Finding
@@ -119,6 +119,16 @@ class Conditions:
             self.plan(int(work.timeout_us * self.random.uniform(0.8, 1.5)), end)
         elif draw < 0.75:
             self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
+
+    def end(self, work: Work, *, ok: bool) -> None:
+        """Report how a copy or write ended, unless that was said before."""
+        if not work.over:
+            work.over = True
+            self.say(Ended(work.operation, ok))
+
+    def expire(self, work: Work) -> None:
+        """Let a copy or write whose time is up have failed."""
+        self.end(work, ok=False)
 
     def maybe_quiet(self, work: Work) -> None:
         """Report quiet if `work` was stopped and touches nothing any more."""

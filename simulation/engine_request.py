@@ -53,6 +53,22 @@ class EngineRequest:
     """Tokens that a match found right before that prefetch."""
     table: list[int] = field(default_factory=list[int])
 
+    # Where the engine owns the device pages.
+    generation: int = 0
+    """How often the cache had been reset when it began to compute."""
+    admitted: bool = False
+    """The cache knows that it computes: it has loaded or backed up."""
+    unknown: bool = False
+    """It computed before a reset of which the cache could not know that it concerns its pages."""
+    failed: bool = False
+    """A load of its failed."""
+    bringing: int = 0
+    """Tokens that it has once its load is over."""
+    planned: int = 0
+    """Tokens that it will have computed after this step's forward pass, or 0."""
+    fence_due: bool = False
+    """It was preempted in this step, and its fence is still to come."""
+
     def head(self, length: int) -> bytes:
         """Return its first `length` tokens."""
         return self.tokens[: length * TOKEN_BYTES]

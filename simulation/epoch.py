@@ -6,6 +6,8 @@ from functools import partial
 
 from ..coordinator.collectives.base import Collective
 from ..ranks.cache import Cache
+from ..ranks.host_cache import HostCache
+from ..ranks.rank_cache import RankCache
 from ..ranks.replica.state import ReplicaConfig
 from .clock import Clock
 from .cluster import Cluster
@@ -13,7 +15,7 @@ from .conditions import Conditions
 from .executor import SimulatedExecutor
 from .faults import FaultSource
 from .memory import Finding, Slots, Store
-from .world import World
+from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10
 """What a page counts for in the bytes moved; nothing else depends on it."""
@@ -42,9 +44,14 @@ class Epoch:
     sick: set[int] = field(default_factory=set[int])
 
     @property
-    def caches(self) -> list[Cache]:
+    def caches(self) -> list[RankCache]:
         """The caches by rank."""
         return self.cluster.caches
+
+    @property
+    def lost_device(self) -> bool:
+        """Whether a rank has given up, since a copy to the engine's device pages does not end."""
+        return any(executor.lost_device for executor in self.executors)
 
     @property
     def devices(self) -> list[Slots]:
@@ -73,9 +80,9 @@ def begin_epoch(
     executors: list[SimulatedExecutor] = []
     memories: list[tuple[Slots, Slots]] = []
 
-    def make_cache(rank: int, collective: Collective) -> Cache:
+    def make_cache(rank: int, collective: Collective) -> RankCache:
         memory = (
-            Slots("device", config.device_pages, finding),
+            Slots("device", world.device_pages, finding),
             Slots("host", config.host_pages, finding),
         )
         conditions = Conditions(
@@ -86,10 +93,12 @@ def begin_epoch(
             finding=finding,
         )
         executor = make(conditions, *memory, stores[rank])
+        executor.lends_device = world.l1 == ENGINE
         memories.append(memory)
         executors.append(executor)
         clock_ms = partial(_clock_ms, clock, world.faults.skews_ms[rank])
-        return Cache(config, collective, executor, replica_config, clock_ms=clock_ms)
+        kind = HostCache if world.l1 == ENGINE else Cache
+        return kind(config, collective, executor, replica_config, clock_ms=clock_ms)
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
     return Epoch(cluster, executors, memories)

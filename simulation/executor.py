@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from ..coordinator.ballot import Answered, Capped, Ended, Expired, Landed, Progress
+from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
 from ..ranks.executor.base import BytesMoved
 from ..ranks.orders import (
     KV_POOL,
@@ -26,8 +26,9 @@ from ..ranks.orders import (
     Persist,
 )
 from .conditions import Conditions, Page, Work
+from .copies import Copies
 from .faults import Fault
-from .memory import EMPTY, GARBAGE, TORN, Slots, Store, describe
+from .memory import GARBAGE, TORN, Slots, Store
 
 
 class SimulatedExecutor:
@@ -40,14 +41,19 @@ class SimulatedExecutor:
         self.host = host
         self.sick: str | None = None
         """What `trouble` says; the schedule sets it."""
+        self.lends_device = False
+        """Whether the device pages are an engine's."""
+        self.lost_device = False
+        """A copy to an engine's device pages did not become quiet."""
         self.conditions = conditions
         self._store = store
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
+        self._copies = Copies(conditions, device, host, page_bytes)
         self._works: dict[int, Work] = {}
         self._corrupt = 0
-        self._moved = {"l1_to_l2": 0, "l2_to_l1": 0, "l2_to_l3": 0, "l3_to_l2": 0}
+        self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Begin the orders."""
@@ -59,12 +65,11 @@ class SimulatedExecutor:
                     self._fetch(order)
                 case Persist():
                     self._persist(order)
-                case CopyToHost():
-                    self._copy(order, self.device, self.host, "l1_to_l2")
-                case CopyToDevice():
-                    self._copy(order, self.host, self.device, "l2_to_l1")
+                case CopyToHost() | CopyToDevice():
+                    work = self._begin(order.operation, "copy", order.timeout_s)
+                    self._copies.begin(order, work)
                 case Fence():
-                    self._fence(order)
+                    self._copies.fence(order.operations, _us(order.timeout_s))
                 case Cancel():
                     self._cancel(order)
 
@@ -83,7 +88,7 @@ class SimulatedExecutor:
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far."""
-        return BytesMoved(**self._moved)
+        return BytesMoved(**self._moved, **self._copies.moved)
 
     def pages_corrupt(self) -> int:
         """Return how many pages a read found damaged."""
@@ -111,6 +116,10 @@ class SimulatedExecutor:
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.operation)
         if work is None:
+            # A copy that waits for the engine may be dropped before any executor hears of it.
+            if self.lends_device:
+                self.conditions.say(Quiesced(order.operation))
+                return
             self.conditions.find(f"operation {order.operation} is cancelled but was never ordered")
             return
         work.cancelled = True
@@ -122,16 +131,14 @@ class SimulatedExecutor:
         work.queue.clear()
         self.conditions.maybe_quiet(work)
         if work.touching:
-            give_up = partial(self.conditions.give_up_quiet, work)
-            self.conditions.plan(_us(order.timeout_s), give_up)
+            self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
-    def _fence(self, order: Fence) -> None:
-        # Time does not pass in a call, so a fence finds its patience at an end: what still reads has
-        # failed, and reads on into what the engine writes.
-        for number in order.operations:
-            work = self._works.get(number)
-            if work is not None and not work.over:
-                self._end(work, ok=False)
+    def _give_up(self, work: Work) -> None:
+        # The replica cannot keep pages that are not its own out of use, so the rank gives up.
+        if self.lends_device and self._copies.writes_device(work.operation):
+            self.sick = f"the copy {work.operation} to the engine's device pages does not end"
+            self.lost_device = True
+        self.conditions.give_up_quiet(work)
 
     def _slots(self, pool: str) -> Slots:
         if pool != KV_POOL:
@@ -185,7 +192,7 @@ class SimulatedExecutor:
         self._queue(work, order.transfers)
         for page in work.queue:
             self._slots(page.pool).claim_to_read(page.page, work.operation)
-        self.conditions.plan(work.timeout_us, partial(self._expire_ending, work))
+        self.conditions.plan(work.timeout_us, partial(self.conditions.expire, work))
         for _ in range(self._random.randint(1, 3)):
             self._next_write(work)
 
@@ -273,8 +280,8 @@ class SimulatedExecutor:
 
     def _next_write(self, work: Work) -> None:
         if not work.queue:
-            if not work.touching and not work.over:
-                self._end(work, ok=work.ok)
+            if not work.touching:
+                self.conditions.end(work, ok=work.ok)
             return
         page = work.queue.popleft()
         work.touching += 1
@@ -298,84 +305,6 @@ class SimulatedExecutor:
                 self.conditions.find(f"persist {work.operation} {wrong}")
         self._next_write(work)
         self.conditions.maybe_quiet(work)
-
-    # A copy is one piece: it begins once, and it ends as a whole.
-
-    def _copy(
-        self, order: CopyToHost | CopyToDevice, sources: Slots, destinations: Slots, moved: str
-    ) -> None:
-        work = self._begin(order.operation, "copy", order.timeout_s)
-        pages = [
-            pair
-            for transfer in order.transfers
-            for pair in zip(transfer.sources, transfer.destinations, strict=True)
-        ]
-        for source, destination in pages:
-            sources.claim_to_read(source, work.operation)
-            destinations.claim_to_write(destination, work.operation)
-        work.touching = 1
-        self.conditions.plan(work.timeout_us, partial(self._expire_ending, work))
-        begin = partial(self._copy_begun, work, pages, sources, destinations, moved)
-        if self._random.random() < 0.5:
-            begin()
-        else:
-            self.conditions.plan(self.conditions.duration_us(work, 8_000), begin)
-
-    def _copy_begun(
-        self,
-        work: Work,
-        pages: list[tuple[int, int]],
-        sources: Slots,
-        destinations: Slots,
-        moved: str,
-    ) -> None:
-        if work.cancelled:
-            for source, destination in pages:
-                sources.finish_reading(source)
-                destinations.finish_writing(destination, work.operation)
-            work.touching = 0
-            self.conditions.maybe_quiet(work)
-            return
-        for _, destination in pages:
-            destinations.content[destination] = TORN
-        end = partial(self._copy_ended, work, pages, sources, destinations, moved)
-        if self._faults.strikes(Fault.HUNG_COPY):
-            self.conditions.plan_hung(work, end)
-        else:
-            self.conditions.plan(self.conditions.duration_us(work, 12_000), end)
-
-    def _copy_ended(
-        self,
-        work: Work,
-        pages: list[tuple[int, int]],
-        sources: Slots,
-        destinations: Slots,
-        moved: str,
-    ) -> None:
-        failed = self._faults.strikes(Fault.FAILED_COPY)
-        for source, destination in pages:
-            content = sources.content[source]
-            if content <= EMPTY:
-                self.conditions.find(
-                    f"operation {work.operation} copies {sources.name} page "
-                    f"{source}, which holds {describe(content)}"
-                )
-            destinations.content[destination] = GARBAGE if failed else content
-            sources.finish_reading(source)
-            destinations.finish_writing(destination, work.operation)
-        work.touching -= 1
-        self._moved[moved] += len(pages) * self._page_bytes
-        if not work.over:
-            self._end(work, ok=not failed)
-        self.conditions.maybe_quiet(work)
-
-    def _end(self, work: Work, *, ok: bool) -> None:
-        work.over = True
-        self.conditions.say(Ended(work.operation, ok))
-
-    def _expire_ending(self, work: Work) -> None:
-        if not work.over:
-            self._end(work, ok=False)
 
 
 def _us(duration_s: float) -> int:

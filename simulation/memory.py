@@ -25,14 +25,20 @@ def describe(content: int) -> str:
 
 
 class Contents:
-    """Numbers for token prefixes: equal exactly when namespace and all tokens are equal."""
+    """Numbers for token prefixes: equal exactly when namespace and all tokens are equal.
+
+    What was computed before a reset and what is computed after it differ, too, as when the model has
+    got new weights in between.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, bytes], int] = {}
+        self._numbers: dict[tuple[str, int, bytes], int] = {}
 
-    def of(self, namespace: str, prefix: bytes) -> int:
+    def of(self, namespace: str, prefix: bytes, generation: int = 0) -> int:
         """Return the content of the last page of `prefix`, which may be partly filled."""
-        return self._numbers.setdefault((namespace, prefix), len(self._numbers) + 1)
+        return self._numbers.setdefault(
+            (namespace, generation, prefix), len(self._numbers) + 1
+        )
 
 
 class Slots:

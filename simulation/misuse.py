@@ -1,39 +1,46 @@
 """Calls that an engine must not make: each is refused on every rank, and changes nothing on any."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from ..errors import UsageError
 from ..ranks.cache import Cache
 from ..ranks.replica.serving import LoadState
 from .checkers import Violated
-from .cluster import Cluster
+from .cluster import AnyCache
 from .engine_request import EngineRequest, Stage
 
 Command = Callable[[Cache], object]
 
 
-def misuse(cluster: Cluster, request: EngineRequest, random: Random, page_tokens: int) -> bool:
+def misuse(
+    caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
+) -> bool:
     """Make one wrong call about `request`, as its stage allows; False if there is none."""
-    wrong = _wrong_calls(cluster, request, page_tokens)
+    wrong = _wrong_calls(caches, request, page_tokens)
     if not wrong:
         return False
     what, command = random.choice(wrong)
-    for rank, cache in enumerate(cluster.caches):
+    refuse(caches, f"{what} of request {request.name}", command)
+    return True
+
+
+def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
+    """Make a wrong call, which must be refused on every rank and change nothing."""
+    for rank, cache in enumerate(caches):
         before = (cache.replica.digest, cache.replica.state_digest())
         try:
             command(cache)
         except UsageError:
             pass
         else:
-            raise Violated(f"rank {rank}: {what} of request {request.name} was not refused")
+            raise Violated(f"rank {rank}: {what} was not refused")
         if (cache.replica.digest, cache.replica.state_digest()) != before:
             raise Violated(f"rank {rank}: {what} was refused, and changed something all the same")
-    return True
 
 
 def _wrong_calls(
-    cluster: Cluster, request: EngineRequest, page_tokens: int
+    caches: Sequence[Cache], request: EngineRequest, page_tokens: int
 ) -> list[tuple[str, Command]]:
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
     unknown: list[tuple[str, Command]] = [
@@ -49,7 +56,7 @@ def _wrong_calls(
         ("another namespace", lambda c: c.load_back(name, tokens, f"{namespace}?")),
     ]
     if request.stage is Stage.LOADING:
-        if cluster.caches[0].load_state(name) is not LoadState.LOADING:
+        if caches[0].load_state(name) is not LoadState.LOADING:
             return unknown
         return [
             *wrong,

@@ -6,67 +6,35 @@ the whole, let go. The model's work is to write the content of each token run in
 device pages on every rank; what it finds there as a hit is checked first.
 """
 
-from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Sequence
 
 from ..ranks.cache import Cache
+from ..ranks.rank_cache import RankCache
 from ..ranks.replica.matching import Match
 from ..ranks.replica.serving import Admission, LoadState, Wait
-from .checkers import Violated, check_admission, check_hit, check_match
-from .cluster import Cluster
+from .checkers import Violated, check_admission, check_expected, check_hit, check_match
+from .cluster import ask
+from .engine import PATIENCE, Engine
 from .engine_request import EngineRequest, Stage
-from .faults import Fault, FaultSource
-from .memory import EMPTY, Contents, Slots
+from .faults import Fault
+from .memory import Slots
 from .misuse import misuse
-from .prompts import TOKEN_BYTES, Prompts
-from .world import World
-
-_PATIENCE = 25
-"""How often a request asks for room before the engine gives it up."""
-
-Answer = TypeVar("Answer")
+from .prompts import TOKEN_BYTES
 
 
-class Workload:
-    """The engine of one schedule. It outlives the epochs; its requests do not."""
+class Workload(Engine[Cache]):
+    """An engine whose device pages the cache owns."""
 
-    def __init__(
-        self,
-        world: World,
-        *,
-        contents: Contents,
-        faults: FaultSource,
-        coverage: Counter[str],
-        trace: Callable[[str], None] | None,
-    ) -> None:
-        self.requests: list[EngineRequest] = []
-        self._world = world
-        self._page = world.page_tokens
-        self._contents = contents
-        self._faults = faults
-        self._coverage = coverage
-        self._trace = trace
-        self._random = world.stream("workload")
-        self._prompts = Prompts(world)
-        self._named = 0
-        self._old_names: list[str] = []
-        self._devices: list[Slots] = []
-        self._cluster: Cluster | None = None
+    kind = Cache
+
+    def begin_epoch(self, caches: Sequence[RankCache], devices: list[Slots]) -> None:
+        """See `Engine`."""
+        super().begin_epoch(caches, devices)
         self._published: set[int] = set()
         """Contents that were published, or restored to the device, in this epoch."""
         self._loaded = 0
         """Pages that load backs of this epoch were to fill, whatever became of them."""
         self._overflowed = False
-
-    def begin_epoch(self, cluster: Cluster, devices: list[Slots]) -> None:
-        """Go on with a new group: nothing of the requests in flight is left."""
-        self.requests.clear()
-        self._published.clear()
-        self._loaded = 0
-        self._overflowed = False
-        self._cluster = cluster
-        self._devices = devices
 
     def step(self) -> None:
         """Give some commands, as the scheduler does between two forward passes."""
@@ -82,23 +50,22 @@ class Workload:
         self.requests = [each for each in self.requests if each.stage is not Stage.GONE]
         if self.requests and random.random() < 0.05:
             request = random.choice(self.requests)
-            self._coverage["misuse refused"] += misuse(self._require(), request, random, self._page)
+            self._coverage["misuse refused"] += misuse(self._caches, request, random, self._page)
         if random.random() < 0.1:
             namespace, tokens = self._prompts.draw()
             self._match(namespace, tokens)
 
-    def probe_device(self) -> None:
+    def probe(self) -> None:
         """Ask for every device page at once, which must succeed while nobody holds any."""
-        pages = self._world.config.device_pages
-        cluster = self._require()
-        answer = cluster.ask(
+        pages = self._world.device_pages
+        answer = self._ask_all(
             "load_back of everything",
             lambda c: c.load_back("probe", b"", reserve_tokens=pages * self._page),
         )
-        table = cluster.ask("page_table", lambda c: c.page_table("probe").tolist())
+        table = self._ask_all("page_table", lambda c: c.page_table("probe").tolist())
         if isinstance(answer, Wait) or sorted(table) != list(range(pages)):
             raise Violated(f"nobody holds device pages, and not all can be had: {answer}, {table}")
-        cluster.ask("release", lambda c: c.release("probe"))
+        self._ask_all("release", lambda c: c.release("probe"))
 
     def drain(self) -> None:
         """Let go of every request."""
@@ -106,32 +73,11 @@ class Workload:
             self._abort(request)
         self.requests.clear()
 
-    def expected_pages(self) -> dict[int, int]:
-        """Return what the device pages of the requests must hold, on every rank."""
-        expected: dict[int, int] = {}
-        for request in self.requests:
-            for index, page in enumerate(request.table):
-                content = self._content_at(request, index, request.computed)
-                if content == EMPTY:
-                    content = -1 - len(expected)
-                other = expected.setdefault(page, content)
-                if other != content:
-                    raise Violated(
-                        f"device page {page} belongs to request {request.name} at {index} and to "
-                        "another request with another prefix"
-                    )
-        return {page: content for page, content in expected.items() if content > EMPTY}
-
-    def _arrive(self) -> None:
-        namespace, tokens = self._prompts.draw()
-        if self._old_names and self._random.random() < 0.2:
-            name = self._old_names.pop(self._random.randrange(len(self._old_names)))
-        else:
-            self._named += 1
-            name = f"r{self._named}"
-        request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
-        request.answer = self._random.randint(0, 2 * self._page)
-        self.requests.append(request)
+    def check_pages(self) -> None:
+        """See `Engine`."""
+        expected = self._expected()
+        for rank, device in enumerate(self._devices):
+            check_expected(f"rank {rank}", device, expected)
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:
@@ -169,7 +115,7 @@ class Workload:
             request.stage = Stage.PREFETCHING
 
     def _match(self, namespace: str, tokens: bytes) -> Match:
-        found = self._require().ask("match", lambda c: c.match(tokens, namespace))
+        found = ask("match", self._caches, lambda c: c.match(tokens, namespace))
         whole = len(tokens) // TOKEN_BYTES // self._page
         check_match(found, whole * self._page, self._page)
         if not self._overflowed:
@@ -191,7 +137,7 @@ class Workload:
     def _note_room(self) -> None:
         """Note when the device may have been full: from then on published pages may have left."""
         held = sum(-(-request.room // self._page) for request in self.requests)
-        if len(self._published) + self._loaded + held > self._world.config.device_pages:
+        if len(self._published) + self._loaded + held > self._world.device_pages:
             self._overflowed = True
 
     def _load_back(self, request: EngineRequest) -> None:
@@ -214,7 +160,7 @@ class Workload:
             ):
                 raise Violated(f"an admission was put off, and {before} became {after}")
             request.refused += 1
-            if request.refused > _PATIENCE:
+            if request.refused > PATIENCE:
                 self._coverage["given up"] += 1
                 self._abort(request)
             return
@@ -317,7 +263,7 @@ class Workload:
                     raise Violated(f"extend of request {request.name} was refused, and took pages")
                 request.refused += 1
                 length = min(length, request.room)
-                if request.refused > _PATIENCE // 3:
+                if request.refused > PATIENCE // 3:
                     self._preempt(request)
                     return False
         for index in range(request.computed // self._page, -(-length // self._page)):
@@ -380,21 +326,3 @@ class Workload:
         request.stage = Stage.GONE
         request.table = []
         self._old_names.append(request.name)
-
-    def _content_at(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return what page `index` holds once `length` tokens are computed."""
-        end = min(length, (index + 1) * self._page)
-        if end <= index * self._page:
-            return EMPTY
-        return self._contents.of(request.namespace, request.head(end))
-
-    def _ask(self, request: EngineRequest, what: str, command: Callable[[Cache], Answer]) -> Answer:
-        answer = self._require().ask(f"{what} of request {request.name}", command)
-        if self._trace is not None:
-            self._trace(f"{what} {request.name} -> {answer}")
-        return answer
-
-    def _require(self) -> Cluster:
-        if self._cluster is None:
-            raise ValueError("the workload has no group yet; call begin_epoch first")
-        return self._cluster

@@ -8,6 +8,10 @@ from ..ranks.config import Bounds, CacheConfig, Timeouts
 from ..ranks.page_layout import Column, PageLayout
 from .faults import PROFILES, FaultPlan, draw_plan
 
+REPLICA, ENGINE, BOTH = "replica", "engine", "both"
+L1_CHOICES = (REPLICA, ENGINE, BOTH)
+"""Who owns the device pages (L1); the seed decides between both."""
+
 STEPS_MIN = 100
 """A shorter schedule proves little."""
 
@@ -21,6 +25,10 @@ class World:
     steps: int
     profile: str
     depth: int
+    l1: str
+    """Who owns the device pages: REPLICA or ENGINE."""
+    device_pages: int
+    """Of each rank, whoever owns them."""
     config: CacheConfig
     faults: FaultPlan
     requests_max: int
@@ -46,18 +54,26 @@ class World:
         """The command that runs this schedule again."""
         return (
             f"lockstep simulate --seeds {self.seed}:{self.seed + 1} --ranks {self.ranks} "
-            f"--steps {self.steps} --profile {self.profile} --depth {self.depth}"
+            f"--steps {self.steps} --profile {self.profile} --depth {self.depth} --l1 {self.l1}"
         )
 
 
-def draw_world(seed: int, *, ranks: int, steps: int, profile: str, depth: int) -> World:
-    """Draw the world of one schedule. Raises `ValueError` for a size or profile that cannot be."""
+def draw_world(
+    seed: int, *, ranks: int, steps: int, profile: str, depth: int, l1: str = BOTH
+) -> World:
+    """Draw the world of one schedule. Raises `ValueError` for a size or name that cannot be."""
     if profile not in PROFILES:
         raise ValueError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
     if ranks < 1:
         raise ValueError(f"ranks is {ranks}, must be 1 or more")
     if steps < STEPS_MIN:
         raise ValueError(f"steps is {steps}, must be {STEPS_MIN} or more")
+    if l1 not in L1_CHOICES:
+        raise ValueError(f"unknown owner of L1 {l1!r}; known: {', '.join(L1_CHOICES)}")
+    # The owner is drawn from a stream of its own, so that all else is the same for either.
+    owner = Random(f"{seed}/{profile}/{ranks}/l1")
+    drawn, fence_s = owner.choice((REPLICA, ENGINE)), owner.choice((0.001, 0.006))
+    l1 = drawn if l1 == BOTH else l1
     random = Random(f"{seed}/{profile}/{ranks}/world")
     faults = draw_plan(random, profile=profile, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
@@ -71,7 +87,7 @@ def draw_world(seed: int, *, ranks: int, steps: int, profile: str, depth: int) -
             page_tokens=random.choice((1, 2, 3, 4, 4, 4)),
             columns=(Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8"),),
         ),
-        device_pages=device_pages,
+        device_pages=device_pages if l1 == REPLICA else 0,
         host_pages=host_pages,
         store="memory://" if random.random() < 0.94 else None,
         stop_policy=StopPolicy(
@@ -87,6 +103,7 @@ def draw_world(seed: int, *, ranks: int, steps: int, profile: str, depth: int) -
             lookup_s=random.choice((0.05, 0.3)),
             persist_s=random.choice((0.1, 0.4)),
             copy_s=random.choice((0.04, 0.2)),
+            fence_s=fence_s,
             quiesce_s=random.choice((0.03, 0.15)),
             miss_memory_s=random.choice((0.05, 0.5)),
             flush_s=30.0,
@@ -98,6 +115,8 @@ def draw_world(seed: int, *, ranks: int, steps: int, profile: str, depth: int) -
         steps=steps,
         profile=profile,
         depth=depth,
+        l1=l1,
+        device_pages=device_pages,
         config=config,
         faults=faults,
         requests_max=requests_max,

@@ -1,0 +1,135 @@
+"""Copies between device and host in virtual time, and the fences that end their reading.
+
+A copy is one piece: it begins once, and it ends as a whole. It is torn while it runs, it may fail, and
+it may hang.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from ..ranks.orders import CopyToDevice, CopyToHost
+from .conditions import Conditions, Work
+from .faults import Fault
+from .memory import EMPTY, GARBAGE, TORN, Slots, describe
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A copy that was ordered, until it touches nothing any more."""
+
+    work: Work
+    pages: list[tuple[int, int]]
+    """Source and destination."""
+    sources: Slots
+    destinations: Slots
+    fenced: bool = False
+    """The engine may have written its sources since it began to read them."""
+
+    @property
+    def to_device(self) -> bool:
+        return self.sources.name == "host"
+
+    def finish_reading(self) -> None:
+        for source, _ in self.pages:
+            self.sources.finish_reading(source)
+
+    def finish_writing(self) -> None:
+        for _, destination in self.pages:
+            self.destinations.finish_writing(destination, self.work.operation)
+
+
+class Copies:
+    """The copies of one rank's executor."""
+
+    def __init__(self, conditions: Conditions, device: Slots, host: Slots, page_bytes: int) -> None:
+        self.moved: Counter[str] = Counter()
+        self._conditions = conditions
+        self._device = device
+        self._host = host
+        self._page_bytes = page_bytes
+        self._running: dict[int, _Copy] = {}
+
+    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        """Begin a copy, at once or a little later; its pages are claimed at once."""
+        sources, destinations = self._device, self._host
+        if isinstance(order, CopyToDevice):
+            sources, destinations = self._host, self._device
+        pages = [
+            pair
+            for transfer in order.transfers
+            for pair in zip(transfer.sources, transfer.destinations, strict=True)
+        ]
+        copy = _Copy(work, pages, sources, destinations)
+        self._running[work.operation] = copy
+        for source, destination in pages:
+            sources.claim_to_read(source, work.operation)
+            destinations.claim_to_write(destination, work.operation)
+        work.touching = 1
+        self._conditions.plan(work.timeout_us, partial(self._conditions.expire, work))
+        if self._conditions.random.random() < 0.5:
+            self._run(copy)
+        else:
+            delay_us = self._conditions.duration_us(work, 8_000)
+            self._conditions.plan(delay_us, partial(self._run, copy))
+
+    def writes_device(self, operation: int) -> bool:
+        """Whether a copy to the device was begun for `operation` and may still write."""
+        copy = self._running.get(operation)
+        return copy is not None and copy.to_device
+
+    def fence(self, operations: Iterable[int], timeout_us: int) -> None:
+        """Let the engine write what these copies read: they have ended, or they end badly now."""
+        reading = [self._running[number] for number in operations if number in self._running]
+        # Whether the copies had time to end before the engine came is for the seed to say.
+        until_us = self._conditions.clock.now_us
+        if reading and self._conditions.random.random() < 0.5:
+            until_us += timeout_us
+        while any(copy.work.touching for copy in reading):
+            left_us = until_us - self._conditions.clock.now_us
+            if left_us <= 0:
+                break
+            self._conditions.clock.advance_to_next(left_us)
+        for copy in reading:
+            if copy.work.touching and not copy.fenced:
+                copy.fenced = True
+                copy.finish_reading()
+                self._conditions.end(copy.work, ok=False)
+
+    def _run(self, copy: _Copy) -> None:
+        if copy.work.cancelled or copy.fenced:
+            self._over(copy)
+            self._conditions.maybe_quiet(copy.work)
+            return
+        for _, destination in copy.pages:
+            copy.destinations.content[destination] = TORN
+        end = partial(self._ended, copy)
+        if self._conditions.faults.strikes(Fault.HUNG_COPY):
+            self._conditions.plan_hung(copy.work, end)
+        else:
+            self._conditions.plan(self._conditions.duration_us(copy.work, 12_000), end)
+
+    def _ended(self, copy: _Copy) -> None:
+        failed = self._conditions.faults.strikes(Fault.FAILED_COPY) or copy.fenced
+        for source, destination in copy.pages:
+            content = copy.sources.content[source]
+            if content <= EMPTY and not copy.fenced:
+                self._conditions.find(
+                    f"operation {copy.work.operation} copies {copy.sources.name} page "
+                    f"{source}, which holds {describe(content)}"
+                )
+            copy.destinations.content[destination] = GARBAGE if failed else content
+        self.moved["l2_to_l1" if copy.to_device else "l1_to_l2"] += (
+            len(copy.pages) * self._page_bytes
+        )
+        self._over(copy)
+        self._conditions.end(copy.work, ok=not failed)
+        self._conditions.maybe_quiet(copy.work)
+
+    def _over(self, copy: _Copy) -> None:
+        if not copy.fenced:
+            copy.finish_reading()
+        copy.finish_writing()
+        copy.work.touching = 0
+        del self._running[copy.work.operation]

@@ -1,0 +1,134 @@
+"""What every simulated engine has: requests that come and go, and commands that all ranks get.
+
+Who owns the device pages decides when commands are given and which. An engine under a `Cache` gives
+them before a step; one under a `HostCache` decides between the halves of a step, and launches its
+forward pass after it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ..ranks.rank_cache import RankCache
+from .checkers import Violated
+from .cluster import Answer, ask
+from .engine_request import EngineRequest
+from .faults import FaultSource
+from .memory import EMPTY, Contents, Slots
+from .prompts import TOKEN_BYTES, Prompts
+from .world import World
+
+PATIENCE = 25
+"""How often a request asks for room before the engine gives it up."""
+
+CacheT = TypeVar("CacheT", bound=RankCache)
+
+
+class Engine(Generic[CacheT]):
+    """The engine of one schedule. It outlives the epochs; its requests do not."""
+
+    kind: type[CacheT]
+    """The form of the cache that it is made for."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        contents: Contents,
+        faults: FaultSource,
+        coverage: Counter[str],
+        trace: Callable[[str], None] | None,
+    ) -> None:
+        self.requests: list[EngineRequest] = []
+        self._world = world
+        self._page = world.page_tokens
+        self._contents = contents
+        self._faults = faults
+        self._coverage = coverage
+        self._trace = trace
+        self._random = world.stream("workload")
+        self._prompts = Prompts(world)
+        self._named = 0
+        self._old_names: list[str] = []
+        self._devices: list[Slots] = []
+        self._caches: list[CacheT] = []
+
+    def begin_epoch(self, caches: Sequence[RankCache], devices: list[Slots]) -> None:
+        """Go on with a new group: nothing of the requests in flight is left."""
+        self.requests.clear()
+        self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
+        self._devices = devices
+
+    def step(self) -> None:
+        """Give the commands that come before a step."""
+
+    def decide(self, *, active: bool) -> float:
+        """Give the commands that come between the halves of a step, none that begins anything
+        unless `active`; return for how many seconds the engine would rather wait for progress.
+        """
+        del active
+        return 0.0
+
+    def forward(self) -> None:
+        """Launch the forward pass of the step."""
+
+    def drain(self) -> None:
+        """Let go of every request."""
+        raise NotImplementedError
+
+    def check_pages(self) -> None:
+        """The device pages hold on every rank what the engine has put there."""
+        raise NotImplementedError
+
+    def probe(self) -> None:
+        """At rest, with nothing in flight: every page must be there to be had."""
+        raise NotImplementedError
+
+    def _arrive(self) -> None:
+        namespace, tokens = self._prompts.draw()
+        if self._old_names and self._random.random() < 0.2:
+            name = self._old_names.pop(self._random.randrange(len(self._old_names)))
+        else:
+            self._named += 1
+            name = f"r{self._named}"
+        request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
+        request.answer = self._random.randint(0, 2 * self._page)
+        self.requests.append(request)
+
+    def _content_at(self, request: EngineRequest, index: int, length: int) -> int:
+        """Return what page `index` holds once `length` tokens are computed."""
+        end = min(length, (index + 1) * self._page)
+        if end <= index * self._page:
+            return EMPTY
+        return self._contents.of(request.namespace, request.head(end), request.generation)
+
+    def _contents_of(self, request: EngineRequest, pages: int) -> list[int]:
+        """Return what the first `pages` pages hold once they are full."""
+        return [self._content_at(request, index, pages * self._page) for index in range(pages)]
+
+    def _expected(self) -> dict[int, int]:
+        """Return what the pages in the requests' tables must hold, as far as it is known."""
+        expected: dict[int, int] = {}
+        for request in self.requests:
+            for index, page in enumerate(request.table):
+                content = self._content_at(request, index, request.computed)
+                if content == EMPTY:
+                    content = -1 - len(expected)
+                other = expected.setdefault(page, content)
+                if other != content:
+                    raise Violated(
+                        f"device page {page} belongs to request {request.name} at {index} and to "
+                        "another request with another prefix"
+                    )
+        return {page: content for page, content in expected.items() if content > EMPTY}
+
+    def _ask(
+        self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]
+    ) -> Answer:
+        return self._ask_all(f"{what} of request {request.name}", command)
+
+    def _ask_all(self, what: str, command: Callable[[CacheT], Answer]) -> Answer:
+        answer = ask(what, self._caches, command)
+        if self._trace is not None:
+            self._trace(f"{what} -> {answer}")
+        return answer

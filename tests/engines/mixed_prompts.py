@@ -1,0 +1,40 @@
+"""Prompts that share prefixes: some of them the whole of it, some with a tenant's salt."""
+
+import random
+from dataclasses import dataclass
+
+FIRST_TOKEN, LAST_TOKEN = 3, 499
+FAMILIES = 10
+REQUESTS = 200
+"""How many there are where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request's tokens, and the salt of its tenant or None."""
+
+    tokens: tuple[int, ...]
+    salt: str | None = None
+
+
+def mixed_prompts(count: int = REQUESTS, *, seed: int = 1, salts: int = 0) -> list[Prompt]:
+    """Return `count` prompts of 25 to 600 tokens; with salts, tenants in turn send the same texts."""
+    generator = random.Random(seed)
+
+    def text(length: int) -> list[int]:
+        return [generator.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
+
+    families = [text(generator.randint(64, 420)) for _ in range(FAMILIES)]
+    prompts: list[Prompt] = []
+    texts: list[tuple[int, ...]] = []
+    for number in range(count):
+        if texts and generator.random() < 0.15:
+            tokens = generator.choice(texts)
+        else:
+            family = generator.choice(families)
+            start = family[: generator.randint(20, len(family))]
+            tokens = tuple(start + text(generator.randint(5, 180)))
+        texts.append(tokens)
+        salt = f"tenant {number % salts}" if salts else None
+        prompts.append(Prompt(tokens, salt))
+    return prompts

@@ -1,0 +1,133 @@
+"""What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep.ranks import opening
+from lockstep.ranks.executor import copies
+from lockstep.ranks.executor.copies import CopyJob, Direction
+from lockstep.storage_backends import file_objects
+from lockstep.storage_backends.base import (
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    Write,
+    WriteOutcome,
+)
+from lockstep.storage_backends.page_object import Finding
+
+SLOW_S = 0.2
+
+
+class Wrapped:
+    """A backend that does what another one does; faults override what they spoil."""
+
+    def __init__(self, inner: StorageBackend) -> None:
+        self._inner = inner
+
+    async def open(self) -> None:
+        await self._inner.open()
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return await self._inner.exists(names, deadline=deadline)
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        return await self._inner.read(reads, deadline=deadline)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        return await self._inner.write(writes, deadline=deadline)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return await self._inner.remove(names, deadline=deadline)
+
+    def counters(self) -> Counters:
+        return self._inner.counters()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class Slow(Wrapped):
+    """Every read takes 200 ms longer."""
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        await asyncio.sleep(SLOW_S)
+        return await super().read(reads, deadline=deadline)
+
+
+class Down(Wrapped):
+    """Nothing works: no object can be seen, read or written."""
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return [False] * len(names)
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        return [ReadOutcome.FAILED] * len(reads)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        return [WriteOutcome.FAILED] * len(writes)
+
+
+class Silent(Wrapped):
+    """Nothing ever comes back, which only deadlines end."""
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        return await asyncio.Event().wait() and []
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        return await asyncio.Event().wait() and []
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        return await asyncio.Event().wait() and []
+
+
+def _spoil_store(kind: Callable[[StorageBackend], Wrapped]) -> None:
+    make = opening.make_backend
+    opening.make_backend = lambda uri: kind(make(uri))
+
+
+def _fail_a_load_half_way() -> None:
+    """Let the third load copy half of its pages, write over the next one, and fail."""
+    copy = copies.CpuCopies._copy
+    loads = 0
+
+    def copy_half(self: copies.CpuCopies, job: CopyJob) -> None:
+        nonlocal loads
+        loads += job.direction is Direction.TO_DEVICE
+        if job.direction is not Direction.TO_DEVICE or loads != 3:
+            return copy(self, job)
+        pairs = [
+            pair
+            for transfer in job.transfers
+            for pair in zip(transfer.sources, transfer.destinations, strict=True)
+        ]
+        device = next(iter(self._pools.values())).slabs
+        for at, (_, destination) in enumerate(pairs[: len(pairs) // 2 + 1]):
+            for _, slab in device:
+                slab[:, destination] = at
+        raise RuntimeError("this copy fails half-way, by order of the test")
+
+    copies.CpuCopies._copy = copy_half  # type: ignore[method-assign]
+
+
+def _trust_every_byte() -> None:
+    """Take a payload for sound without looking at it."""
+    objects: Any = file_objects
+    objects.check_payload = lambda *_: Finding.SOUND
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "slow": lambda: _spoil_store(Slow),
+    "down": lambda: _spoil_store(Down),
+    "silent": lambda: _spoil_store(Silent),
+    "half a load": _fail_a_load_half_way,
+    "trusting": _trust_every_byte,
+}
+
+
+def afflict(fault: str) -> None:
+    """Bring a fault upon this process."""
+    FAULTS[fault]()

@@ -18,11 +18,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 DEFAULT_TESTS := not slow and not engines
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines check test test-slow test-engines bench demo clean
+.PHONY: help install install-dev install-engines check test test-slow test-engines disagreeing-stores bench \
+	bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
-		while IFS='|' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
 install: $(VENV)/.installed  ## Install Lockstep and its command, .venv/bin/lockstep.
 
@@ -46,8 +47,14 @@ test-engines: install-engines  ## Run the tests against real engines.
 test-slow: install-dev  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
 
+disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
+	$(ENGINES)/bin/python examples/disagreeing_stores/run.py
+
 bench: install  ## Measure, and print the table of results.
 	$(BIN)/python -m lockstep.benchmarks
+
+bench-engines: install-engines  ## Measure what vLLM pays for a cache that is always cold.
+	$(ENGINES)/bin/python -m lockstep.benchmarks.vllm_overhead
 
 demo: install  ## Serve a synthetic workload on two ranks, cold and then warm from disk.
 	$(BIN)/lockstep demo

@@ -100,6 +100,10 @@ def simulate(
     depth: Annotated[
         int | None, typer.Option(help="Pipeline depth, 0 or 1.", show_default="both in turn")
     ] = None,
+    l1: Annotated[
+        str,
+        typer.Option("--l1", help="Who owns the device pages: replica, engine or both in turn."),
+    ] = "both",
     report: ReportFile = None,
 ) -> None:
     """Run the real replicas of all ranks under virtual time, with faults drawn from a seed."""
@@ -110,6 +114,6 @@ def simulate(
     if report is not None:
         check_that_writable(str(report))
     exploration = Exploration(
-        seeds=parse_seeds(seeds), ranks=ranks, steps=steps, profile=profile, depth=depth
+        seeds=parse_seeds(seeds), ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1
     )
     raise typer.Exit(run_simulation(exploration, report))

@@ -19,6 +19,8 @@ class Exploration:
     profile: str
     depth: int | None
     """None takes both depths in turn, by the seed."""
+    l1: str
+    """Who owns the device pages: replica, engine, or both in turn, by the seed."""
 
 
 def parse_seeds(text: str) -> range:
@@ -44,6 +46,7 @@ def run_simulation(exploration: Exploration, report: Path | None) -> int:
             steps=exploration.steps,
             profile=exploration.profile,
             depth=exploration.depth,
+            l1=exploration.l1,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -22,7 +22,7 @@ from ..errors import ConfigError, UsageError
 from .config import CacheConfig
 from .executor.base import Executor
 from .orders import Cancel, CopyToDevice, CopyToHost, Fence, Order
-from .rank_cache import RankCache, as_count, require_text
+from .rank_cache import FLUSH_POLL_S, RankCache, as_count, require_text
 from .replica.pages import PageRun, page_run
 from .replica.serving import LoadState
 from .replica.state import ReplicaConfig
@@ -76,7 +76,7 @@ class HostCache(RankCache):
         """Return how many tokens `load` can bring beyond the `device_tokens` that the engine has.
 
         Whole pages; 0 for a request whose load has failed, which computes instead. Valid until the
-        next `begin_step`.
+        next call that may take host pages: `back_up`, or `begin_step`.
         """
         self._require_group()
         require_text(namespace)
@@ -151,6 +151,23 @@ class HostCache(RankCache):
         """See `RankCache.end_step`; there is no use in waiting for copies that are not begun yet."""
         super().end_step(idle_s=0.0 if self._held else idle_s)
 
+    def settle_copies(self) -> bool:
+        """Run rounds until the device pages of released requests are free; for an idle engine.
+
+        Every rank calls it at the same point. Returns False where that takes longer than copies may
+        take at all, in agreed time: pages of a copy that never ends stay with it.
+        """
+        times = self.config.timeouts
+        patience_ms = (times.copy_s + times.quiesce_s) * 1000
+        began_ms = 0
+        while self.replica.offloading.waits:
+            self.step(idle_s=FLUSH_POLL_S)
+            now_ms = self.replica.state.time_ms
+            began_ms = began_ms or now_ms
+            if now_ms - began_ms > patience_ms:
+                return False
+        return True
+
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""
         return self.replica.take_freed()
@@ -158,7 +175,10 @@ class HostCache(RankCache):
     def reset(self) -> None:
         """Offer nothing of what is cached now to any request that has not begun to compute.
 
-        Also in storage: keys begin anew. Requests that compute go on with what they have.
+        Also in storage, where keys begin anew, for as long as this cache lives: what must not be
+        found after a restart needs another `weights_version`. Requests that have loaded or backed up
+        go on with what they have. One that has computed and done neither counts as not begun, so the
+        engine must not let it back up what it has from before.
         """
         self._require_group()
         self.replica.reset()

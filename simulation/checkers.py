@@ -39,6 +39,15 @@ def check_admission(answer: Admission, before: Match, tokens: int, page_tokens: 
         raise Violated(f"an admission loads without need, or needs without loading: {answer}")
 
 
+def check_covered(who: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
+    """What a backup has covered is whole pages of its tokens, and at least what a match finds."""
+    if covered % page_tokens or not found <= covered <= tokens:
+        raise Violated(
+            f"{who}: {covered} of {tokens} tokens are on the host or on their way, and match finds "
+            f"{found}"
+        )
+
+
 def check_hit(who: str, device: Slots, table: Sequence[int], wanted: Sequence[int]) -> None:
     """The pages that a request uses hold the content of its prefix, and nothing writes them."""
     for index, content in enumerate(wanted):
@@ -166,6 +175,20 @@ def check_replicas(caches: Sequence[RankCache], *, thorough: bool) -> None:
         digests = [cache.replica.state_digest() for cache in caches]
         if len(set(digests)) > 1:
             raise Violated(f"the states differ, and the rolling digests do not: {digests}")
+
+
+def check_loads(cache: RankCache) -> None:
+    """A load into an engine's pages ends: it is not quarantined, and its request waits for no other."""
+    state = cache.replica.state
+    in_flight = state.operations.in_flight
+    for operation in in_flight.values():
+        if operation.kind is Kind.LOAD_BACK and operation.phase is Phase.QUARANTINED:
+            raise Violated(
+                f"load {operation.id} is quarantined, and nobody can keep the engine from its pages"
+            )
+    for request in state.requests.values():
+        if request.load is not None and request.load not in in_flight:
+            raise Violated(f"request {request.id} waits for load {request.load}, which is gone")
 
 
 def check_at_rest(

@@ -116,7 +116,9 @@ class Cluster:
             self._half(missing, lambda cache: cache.close_round())
         return self._errors
 
-    def end_step(self, *, idle_s: float = 0.0, missing: int | None = None) -> list[GroupError | None]:
+    def end_step(
+        self, *, idle_s: float = 0.0, missing: int | None = None
+    ) -> list[GroupError | None]:
         """Launch the step's round, if that was not done yet; return what each rank raised in it.
 
         An engine that has nothing to compute gives `idle_s`; see `RankCache.end_step`.

@@ -5,10 +5,10 @@ may depend on a number. What a free page holds is watched, since no copy may tou
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
-from .checkers import Violated
+from .checkers import Violated, check_expected, check_hit
 from .memory import Slots, describe
 
 
@@ -85,19 +85,29 @@ class DevicePages:
         self._contents.clear()
 
     def require_untouched(self, who: str, pages: Iterable[int]) -> None:
-        """Raise if a copy may still touch one of `pages`, which the cache says are free."""
+        """Raise if a copy may still touch one of `pages`, of which the cache says that none does."""
         pages = list(pages)
         for rank, device in enumerate(self._devices):
             for number in self.on(rank, pages):
                 if device.touched(number):
-                    raise Violated(
-                        f"rank {rank}, {who}: device page {number} is free, and a transfer touches it"
-                    )
+                    raise Violated(f"rank {rank}, {who}: a transfer touches device page {number}")
 
-    def check(self) -> None:
-        """Raise if a copy touches a page that has no user, or has changed it."""
+    def require_holding(self, who: str, table: Sequence[int], wanted: Sequence[int]) -> None:
+        """Raise unless the first pages of `table` hold what is `wanted` of them on every rank."""
+        for rank, device in enumerate(self._devices):
+            check_hit(f"rank {rank}, {who}", device, self.on(rank, table), wanted)
+
+    def compute(self, page: int, before: int, after: int, who: str) -> None:
+        """Let the model turn what a page holds from `before` to `after` on every rank."""
+        for rank, device in enumerate(self._devices):
+            device.compute(self._numbers[rank][page], before, after, f"rank {rank}, {who}")
+
+    def check(self, expected: Mapping[int, int]) -> None:
+        """Raise unless pages hold what is `expected`, and those without a user what they held."""
         for rank, device in enumerate(self._devices):
             numbers, left = self._numbers[rank], self._left[rank]
+            by_number = {numbers[page]: content for page, content in expected.items()}
+            check_expected(f"rank {rank}", device, by_number)
             for page in self._free:
                 number = numbers[page]
                 if device.touched(number):

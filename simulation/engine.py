@@ -63,8 +63,10 @@ class Engine(Generic[CacheT]):
         """Give the commands that come before a step."""
 
     def decide(self, *, active: bool) -> float:
-        """Give the commands that come between the halves of a step, none that begins anything
-        unless `active`; return for how many seconds the engine would rather wait for progress.
+        """Give the commands that come between the halves of a step.
+
+        They begin nothing new unless `active`. Returns for how long the engine, if it has nothing
+        to compute in this step, waits for progress.
         """
         del active
         return 0.0

@@ -3,13 +3,14 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from .schedule import ScheduleResult, Violation, run_schedule
+from .world import BOTH
 
 
 class ReportedViolation(TypedDict):
@@ -25,6 +26,8 @@ class Report(TypedDict):
     """What an exploration did, ready for JSON."""
 
     schedules: int
+    l1: dict[str, int]
+    """Schedules by who owned the device pages."""
     steps: int
     rounds: int
     """On each rank."""
@@ -38,6 +41,13 @@ class Report(TypedDict):
     schedules_per_s: float
 
 
+_PRINTED: Mapping[str, Literal["l1", "operations", "faults"]] = {
+    "owner of the device pages": "l1",
+    "operations": "operations",
+    "faults": "faults",
+}
+
+
 def explore(
     seeds: range,
     *,
@@ -45,15 +55,17 @@ def explore(
     steps: int = 100,
     profile: str = "mixed",
     depth: int | None = None,
+    l1: str = BOTH,
     processes: int = 2,
 ) -> Report:
     """Run the schedule of every seed and return the report.
 
-    Depth None takes both pipeline depths in turn, by the seed. Raises `ValueError` for sizes or a
+    Depth None takes both pipeline depths in turn, by the seed, and the seed also draws who owns the
+    device pages unless `l1` says it. Raises `ValueError` for sizes or a
     profile that cannot be. A violation does not raise: it is in the report.
     """
     began = time.perf_counter()
-    run = partial(_run, ranks=ranks, steps=steps, profile=profile, depth=depth)
+    run = partial(_run, ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1)
     results = list(_results(run, seeds, processes))
     elapsed_s = time.perf_counter() - began
     return _report(results, elapsed_s)
@@ -66,9 +78,9 @@ def print_report(report: Report) -> None:
         f"{report['epochs']} epochs, {report['schedules_per_s']:.1f} schedules/s, "
         f"at most {report['collectives_per_step_max']} collective per step and rank"
     )
-    for name in ("operations", "faults"):
+    for title, name in _PRINTED.items():
         counts = report[name]
-        print(f"{name}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
+        print(f"{title}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
     for violation in report["violations"]:
         print(f"seed {violation['seed']}, step {violation['step']}: {violation['what']}")
         print(f"  replay: {violation['replay']}")
@@ -76,10 +88,12 @@ def print_report(report: Report) -> None:
         print("no violation")
 
 
-def _run(seed: int, *, ranks: int, steps: int, profile: str, depth: int | None) -> ScheduleResult:
+def _run(
+    seed: int, *, ranks: int, steps: int, profile: str, depth: int | None, l1: str
+) -> ScheduleResult:
     chosen = seed % 2 if depth is None else depth
     with _quiet_log():
-        return run_schedule(seed, ranks=ranks, steps=steps, profile=profile, depth=chosen)
+        return run_schedule(seed, ranks=ranks, steps=steps, profile=profile, depth=chosen, l1=l1)
 
 
 @contextmanager
@@ -105,7 +119,9 @@ def _results(
 
 
 def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
-    counters = {name: Counter[str]() for name in ("operations", "outcomes", "faults", "coverage")}
+    counters = {
+        name: Counter[str]() for name in ("l1", "operations", "outcomes", "faults", "coverage")
+    }
     violations: list[Violation] = []
     schedules = steps = rounds = epochs = collectives_max = 0
     for result in results:
@@ -114,6 +130,7 @@ def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
         rounds += result.rounds
         epochs += result.epochs
         collectives_max = max(collectives_max, result.collectives_per_step_max)
+        counters["l1"][result.l1] += 1
         counters["operations"] += result.operations
         counters["outcomes"] += result.outcomes
         counters["faults"] += result.faults
@@ -122,6 +139,7 @@ def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
             violations.append(result.violation)
     return Report(
         schedules=schedules,
+        l1=_sorted(counters["l1"]),
         steps=steps,
         rounds=rounds,
         epochs=epochs,

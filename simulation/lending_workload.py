@@ -12,7 +12,7 @@ from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.serving import LoadState
 from ..ranks.replica.tree import HOST
-from .checkers import Violated, check_covered, check_expected, check_hit
+from .checkers import Violated, check_covered, check_loads
 from .device_pages import DevicePages
 from .engine import PATIENCE, Engine
 from .engine_request import EngineRequest, Stage
@@ -20,9 +20,8 @@ from .faults import Fault
 from .lending_misuse import misuse
 from .memory import Slots
 from .prompts import TOKEN_BYTES
+from .world import IDLE_S
 
-_IDLE_S = 0.002
-"""How long the engine waits for progress in a step that computes nothing."""
 _COMPUTES = (Stage.COMPUTING, Stage.ANSWERING)
 
 
@@ -40,7 +39,8 @@ class LendingWorkload(Engine[HostCache]):
         self._generation = 0
         self._holds_copies = False
         """Copies of this step wait for its forward pass."""
-        self._resets = self._random.choice((0.0, 0.0, 0.01, 0.03))
+        self._resets = self._random.choice((0.0, 0.0, 0.01, 0.06))
+        self._impatience = self._random.choice((0.0, 0.1, 0.5))
 
     def decide(self, *, active: bool) -> float:
         """See `Engine`."""
@@ -53,6 +53,7 @@ class LendingWorkload(Engine[HostCache]):
         room = len(self.requests) < self._world.requests_max
         if room and random.random() < self._world.arrival_rate:
             self._arrive()
+            self.requests[-1].generation = self._generation
         for request in list(self.requests):
             if self._faults.strikes(Fault.ABORTED_REQUEST):
                 self._abort(request)
@@ -66,7 +67,7 @@ class LendingWorkload(Engine[HostCache]):
             misuse(self._caches, request, list(self._leaving), random)
             self._coverage["misuse refused"] += 1
         idle = not self._holds_copies and not any(each.planned for each in self.requests)
-        return _IDLE_S if idle and random.random() < 0.5 else 0.0
+        return IDLE_S if idle and random.random() < 0.5 else 0.0
 
     def forward(self) -> None:
         """See `Engine`."""
@@ -87,12 +88,8 @@ class LendingWorkload(Engine[HostCache]):
 
     def check_pages(self) -> None:
         """See `Engine`."""
-        expected = self._expected()
-        for rank, device in enumerate(self._devices):
-            numbers = self._pages.on(rank, expected)
-            by_number = dict(zip(numbers, expected.values(), strict=True))
-            check_expected(f"rank {rank}", device, by_number)
-        self._pages.check()
+        self._pages.check(self._expected())
+        check_loads(self._caches[0])
 
     def probe(self) -> None:
         """Every device page is free, and a reset leaves every host page free."""
@@ -116,7 +113,7 @@ class LendingWorkload(Engine[HostCache]):
                 self._prefetch(request)
             case Stage.PREFETCHING:
                 done = self._ask(request, "prefetch_done", lambda c: c.prefetch_done(request.name))
-                if self._random.random() < (0.4 if done else 0.05):
+                if self._random.random() < (0.4 if done else self._impatience):
                     request.stage = Stage.WAITING
             case Stage.WAITING:
                 self._admit(request)
@@ -125,7 +122,7 @@ class LendingWorkload(Engine[HostCache]):
             case Stage.COMPUTING:
                 chunk = self._random.randint(1, 6 * self._page)
                 self._plan(request, min(request.prompt, request.computed + chunk))
-                if self._random.random() < 0.6:
+                if request.stage in _COMPUTES and self._random.random() < 0.6:
                     self._back_up(request)
             case Stage.ANSWERING:
                 self._answer(request)
@@ -213,7 +210,7 @@ class LendingWorkload(Engine[HostCache]):
             return
         first = request.computed // self._page
         who = f"load of request {request.name}, which is {state.name}"
-        self._pages.require_unwritten(who, request.table[first:])
+        self._pages.require_untouched(who, request.table[first:])
         if state is LoadState.READY:
             self._coverage["tokens from host"] += request.bringing - request.computed
             request.computed = request.bringing
@@ -223,12 +220,10 @@ class LendingWorkload(Engine[HostCache]):
             return
         self._coverage["loads failed"] += 1
         request.failed = True
-        if self._hit(request, 0):
-            raise Violated(f"request {request.name} may load again, although a load has failed")
+        self._hit(request, 0)
         request.stage = Stage.COMPUTING
         if self._random.random() < 0.5:
             # Another engine would begin again from nothing, and others may have the pages at once.
-            self._pages.require_untouched(who, request.table[first:])
             self._give_back_table(request)
             request.computed = 0
             request.stage = Stage.WAITING
@@ -254,9 +249,8 @@ class LendingWorkload(Engine[HostCache]):
         for index in range(request.computed // self._page, -(-length // self._page)):
             before = self._content_at(request, index, request.computed)
             after = self._content_at(request, index, length)
-            for rank, device in enumerate(self._devices):
-                (number,) = self._pages.on(rank, request.table[index : index + 1])
-                device.compute(number, before, after, f"rank {rank}, request {request.name}")
+            who = f"request {request.name}"
+            self._pages.compute(request.table[index], before, after, who)
         request.computed, request.planned = length, 0
         self._publish(request)
         if request.stage is Stage.COMPUTING and length >= request.prompt:
@@ -269,9 +263,7 @@ class LendingWorkload(Engine[HostCache]):
     def _check_table(self, request: EngineRequest, length: int) -> None:
         """The pages of the first `length` tokens hold their content on every rank."""
         wanted = self._contents_of(request, length // self._page)
-        for rank, device in enumerate(self._devices):
-            table = self._pages.on(rank, request.table)
-            check_hit(f"rank {rank}, request {request.name}", device, table, wanted)
+        self._pages.require_holding(f"request {request.name}", request.table, wanted)
 
     def _back_up(self, request: EngineRequest) -> None:
         """Back up what is whole after this step's forward pass, or sometimes less of it."""
@@ -350,10 +342,8 @@ class LendingWorkload(Engine[HostCache]):
             return
         request.fence_due = request.admitted = request.unknown = False
         request.generation = self._generation
-        pages = list(request.table)
         self._ask(request, "fence", lambda c: c.fence(request.name))
         self._coverage["fences"] += 1
-        self._pages.require_untouched(f"fence of request {request.name}", pages)
 
     def _abort(self, request: EngineRequest) -> None:
         self._coverage[f"aborted when {request.stage.name.lower()}"] += 1
@@ -379,7 +369,6 @@ class LendingWorkload(Engine[HostCache]):
             raise Violated(f"{list(self._leaving)} are leaving, and pending_frees says otherwise")
 
     def _freed(self, name: str, pages: list[int]) -> None:
-        self._pages.require_untouched(f"request {name}", self._pages.of_one_user(pages))
         self._pages.give_back(pages)
         self._old_names.append(name)
 
@@ -389,6 +378,10 @@ class LendingWorkload(Engine[HostCache]):
 
     def _reset(self) -> None:
         """Drop all that is cached; what begins from here on must see nothing of it."""
+        if self._random.random() < 0.5:
+            for request in self.requests:
+                if request.stage in _COMPUTES:
+                    self._preempt(request)
         self._ask_all("reset", lambda c: c.reset())
         self._coverage["resets"] += 1
         self._generation += 1

@@ -36,9 +36,7 @@ class Contents:
 
     def of(self, namespace: str, prefix: bytes, generation: int = 0) -> int:
         """Return the content of the last page of `prefix`, which may be partly filled."""
-        return self._numbers.setdefault(
-            (namespace, generation, prefix), len(self._numbers) + 1
-        )
+        return self._numbers.setdefault((namespace, generation, prefix), len(self._numbers) + 1)
 
 
 class Slots:

@@ -10,7 +10,8 @@ from .checkers import Violated
 from .cluster import AnyCache
 from .engine_request import EngineRequest, Stage
 
-Command = Callable[[Cache], object]
+WrongCall = tuple[str, Callable[[AnyCache], object]]
+"""What is wrong with a call, and the call."""
 
 
 def misuse(
@@ -41,16 +42,16 @@ def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], 
 
 def _wrong_calls(
     caches: Sequence[Cache], request: EngineRequest, page_tokens: int
-) -> list[tuple[str, Command]]:
+) -> list[WrongCall[Cache]]:
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
-    unknown: list[tuple[str, Command]] = [
+    unknown: list[WrongCall[Cache]] = [
         ("release of an unknown name", lambda c: c.release(f"{name}?")),
         ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
         ("half a token", lambda c: c.match(tokens + b"\0", namespace)),
     ]
     if request.stage not in (Stage.LOADING, Stage.COMPUTING, Stage.ANSWERING):
         return unknown
-    wrong: list[tuple[str, Command]] = [
+    wrong: list[WrongCall[Cache]] = [
         ("a second load_back", lambda c: c.load_back(name, tokens, namespace)),
         ("a prefetch after load_back", lambda c: c.prefetch(name, tokens, namespace)),
         ("another namespace", lambda c: c.load_back(name, tokens, f"{namespace}?")),

@@ -19,15 +19,15 @@ from .checkers import (
     TreeChecker,
     Violated,
     check_at_rest,
-    check_expected,
     check_replicas,
 )
 from .clock import Clock
 from .epoch import Epoch, MakeExecutor, begin_epoch, make_executor
 from .faults import Fault, FaultSource
+from .lending_workload import LendingWorkload
 from .memory import Contents, Store
 from .workload import Workload
-from .world import World, draw_world
+from .world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
 """Steps between comparisons of the whole states, from scratch."""
@@ -64,6 +64,8 @@ class ScheduleResult:
     """What a schedule did."""
 
     seed: int
+    l1: str
+    """Who owned the device pages."""
     steps: int = 0
     rounds: int = 0
     """On each rank; the steps of draining are rounds too."""
@@ -83,6 +85,10 @@ class ScheduleResult:
     violation: Violation | None = None
 
 
+class _DeviceLost(Exception):
+    """All ranks have heard that a copy to the engine's device pages does not end on one of them."""
+
+
 Tamper = Callable[[Epoch], None]
 """Changes a group right after its start: a test plants a bug with it."""
 
@@ -99,7 +105,7 @@ class Schedule:
         tamper: Tamper | None = None,
     ) -> None:
         self.world = world
-        self.result = ScheduleResult(seed=world.seed)
+        self.result = ScheduleResult(seed=world.seed, l1=world.l1)
         self._record = record
         self._make = make
         self._tamper = tamper
@@ -111,8 +117,8 @@ class Schedule:
         meanings: dict[tuple[str, bytes], int] = {}
         self._stores = [Store(meanings) for _ in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.page_tokens)
-        self._deadlines = Deadlines(world.config, step_us_max=2 * world.step_us_max)
-        self._workload = Workload(
+        self._deadlines = Deadlines(world.config, step_us_max=world.whole_step_us_max)
+        self._workload = (LendingWorkload if world.l1 == ENGINE else Workload)(
             world,
             contents=self._contents,
             faults=self._faults,
@@ -136,8 +142,10 @@ class Schedule:
             while step < self.world.steps:
                 self._step(step)
                 step += 1
-            self._come_to_rest()
-            self._close()
+            if not self._end():
+                # With nothing in flight, nothing can be lost in the epoch after it.
+                self._begin_anew()
+                self._end()
         except Violated as violated:
             self._violated(step, str(violated))
         except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -159,20 +167,32 @@ class Schedule:
             self._strike(*fault)
         self._workload.step()
         self._raise_findings()
-        self._take_step()
+        try:
+            self._take_step(active=True)
+        except _DeviceLost:
+            self._begin_anew()
         if self._faults.strikes(Fault.LOST_OBJECT):
             store = self._stores[self._random.randrange(self.world.ranks)]
             store.lose(self._random.randrange(1 << 16))
         self.result.steps += 1
 
-    def _take_step(self) -> None:
+    def _take_step(self, *, active: bool = False) -> None:
         """Let every rank take one step, and check everything."""
-        half_us = self.world.step_us_max // 2
+        cluster, half_us = self._epoch.cluster, self.world.step_us_max // 2
         self._clock.advance(self._random.randrange(200, half_us))
-        errors = self._epoch.cluster.step(self._random.randrange(200, half_us))
+        errors = cluster.begin_step(self._random.randrange(200, half_us))
+        idle_s = 0.0 if any(errors) else self._workload.decide(active=active)
+        errors = cluster.end_step(idle_s=idle_s)
+        if not any(errors):
+            self._workload.forward()
         self._clock.advance(self._random.randrange(half_us))
         self._trace_step()
         self._raise_findings()
+        if self._epoch.lost_device and all(isinstance(error, RankUnhealthy) for error in errors):
+            self.result.coverage["device lost"] += 1
+            for rank in range(self.world.ranks):
+                self._check_ended(rank)
+            raise _DeviceLost
         for rank, error in enumerate(errors):
             if error is not None:
                 self._unexpected(rank, error)
@@ -190,9 +210,7 @@ class Schedule:
         self._deadlines.check(epoch.caches[0], self._clock.now_us)
         if steps % _TREE_EVERY == 0:
             self._trees.check(epoch.caches[0], epoch.memories)
-        expected = self._workload.expected_pages()
-        for rank, device in enumerate(epoch.devices):
-            check_expected(f"rank {rank}", device, expected)
+        self._workload.check_pages()
 
     # The end of an epoch: a fault that strikes the group, or a restart, and a new group after it.
 
@@ -201,16 +219,27 @@ class Schedule:
         self._trace(f"{fault} strikes rank {rank}")
         if fault is Fault.RESTART:
             if self._random.random() < 0.6:
-                self._workload.drain()
-                self._come_to_rest()
-                self._close()
+                self._end()
         elif self.world.ranks > 1:
             self._lose(fault, rank)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Let all processes end where they are, and others begin upon the same stores."""
         self._count()
         for executor in self._epoch.executors:
             executor.close()
         self._clock.forget_plans()
         self._epoch = self._begin_epoch()
+
+    def _end(self) -> bool:
+        """End the epoch in peace; False if a device was lost on the way, which ends it too."""
+        try:
+            self._come_to_rest()
+        except _DeviceLost:
+            return False
+        self._close()
+        return True
 
     def _lose(self, fault: Fault, rank: int) -> None:
         """Let one rank fail, and see that all others notice in one and the same step."""
@@ -227,8 +256,9 @@ class Schedule:
             errors = epoch.cluster.step(1_000, missing)
             if any(errors):
                 break
+        expected = _EXPECTED[fault] + ((RankUnhealthy,) if epoch.lost_device else ())
         for each in others:
-            if not isinstance(errors[each], _EXPECTED[fault]):
+            if not isinstance(errors[each], expected):
                 raise Violated(
                     f"{fault} struck rank {rank}, and rank {each} raised {errors[each]!r} where "
                     f"others raised {errors}"
@@ -262,7 +292,7 @@ class Schedule:
         )
         if self._tamper is not None:
             self._tamper(epoch)
-        self._workload.begin_epoch(epoch.cluster, epoch.devices)
+        self._workload.begin_epoch(epoch.caches, epoch.devices)
         self._deadlines.begin_epoch()
         return epoch
 
@@ -283,7 +313,7 @@ class Schedule:
             self._clock.advance(20_000)
         self._check_rest()
         if not cache.replica.state.operations.in_flight:
-            self._workload.probe_device()
+            self._workload.probe()
             self._take_step()
             self._check_rest()
 
@@ -330,7 +360,14 @@ class Schedule:
 
 
 def run_schedule(
-    seed: int, *, ranks: int = 2, steps: int = 100, profile: str = "mixed", depth: int = 1
+    seed: int,
+    *,
+    ranks: int = 2,
+    steps: int = 100,
+    profile: str = "mixed",
+    depth: int = 1,
+    l1: str = BOTH,
 ) -> ScheduleResult:
     """Run the schedule of one seed; the same arguments give the same run, always."""
-    return Schedule(draw_world(seed, ranks=ranks, steps=steps, profile=profile, depth=depth)).run()
+    world = draw_world(seed, ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1)
+    return Schedule(world).run()

@@ -12,6 +12,9 @@ REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
 """Who owns the device pages (L1); the seed decides between both."""
 
+IDLE_S = 0.002
+"""How long an engine waits for progress in a step that computes nothing."""
+
 STEPS_MIN = 100
 """A shorter schedule proves little."""
 
@@ -44,6 +47,14 @@ class World:
     def page_tokens(self) -> int:
         """The tokens of one page."""
         return self.config.layout.page_tokens
+
+    @property
+    def whole_step_us_max(self) -> int:
+        """The longest step, with all that an engine of its own may wait for in it."""
+        waits_s = 0.0
+        if self.l1 == ENGINE:
+            waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
+        return 2 * self.step_us_max + int(waits_s * 1_000_000)
 
     def stream(self, name: str) -> Random:
         """Return a stream of the seed of its own, so that draws of one part never shift another's."""

@@ -6,6 +6,7 @@ A failing seed prints the command that replays it.
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,15 +14,22 @@ from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.simulation.explore import Report, explore, print_report
 from lockstep.simulation.faults import PROFILES, Fault
 from lockstep.simulation.schedule import Schedule, run_schedule
-from lockstep.simulation.world import draw_world
+from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 SEEDS = range(60)
+LENT_SEEDS = range(60, 100)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
 def report(request: pytest.FixtureRequest) -> Report:
     depth: int = request.param
-    return explore(SEEDS, ranks=2, steps=100, depth=depth, processes=1)
+    return explore(SEEDS, ranks=2, steps=100, depth=depth, l1=REPLICA, processes=1)
+
+
+@pytest.fixture(scope="module")
+def lent() -> Report:
+    """Schedules of an engine that owns the device pages, of both depths in turn."""
+    return explore(LENT_SEEDS, ranks=2, steps=100, l1=ENGINE, processes=1)
 
 
 def assert_no_violation(report: Report) -> None:
@@ -77,15 +85,71 @@ def test_the_schedules_use_what_every_tier_holds(report: Report) -> None:
         assert coverage.get(name), f"{name} never happened"
 
 
+def test_no_schedule_of_an_engine_with_pages_of_its_own_has_a_violation(lent: Report) -> None:
+    assert_no_violation(lent)
+    assert lent["l1"] == {ENGINE: len(LENT_SEEDS)}
+    assert lent["collectives_per_step_max"] == 1
+
+
+def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent: Report) -> None:
+    coverage = lent["coverage"]
+    for name in (
+        "loads",
+        "loads failed",
+        "backups",
+        "fences",
+        "preempted",
+        "delayed frees",
+        "resets",
+        "device lost",
+        "tokens from device",
+        "tokens from host",
+        "misuse refused",
+        "aborted when prefetching",
+        "aborted when loading",
+        "aborted when computing",
+    ):
+        assert coverage.get(name), f"{name} never happened"
+    for outcome in ("load_back failed", "backup failed", "backup no_room", "prefetch complete"):
+        assert lent["outcomes"].get(outcome), f"{outcome} never happened"
+
+
+def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:
+    world = draw_world(5, ranks=2, steps=100, profile="calm", depth=1, l1=ENGINE)
+    faults = replace(world.faults, rates={Fault.HUNG_COPY: 0.3}, group_faults={})
+
+    result = Schedule(replace(world, faults=faults)).run()
+
+    assert result.violation is None
+    assert result.coverage["device lost"] > 0
+    assert result.epochs == 1 + result.coverage["device lost"]
+
+
+def test_the_seed_draws_who_owns_the_device_pages_and_nothing_else_changes() -> None:
+    def worlds(l1: str) -> list[World]:
+        return [
+            draw_world(seed, ranks=2, steps=100, profile="mixed", depth=0, l1=l1)
+            for seed in range(40)
+        ]
+
+    drawn, replica, engine = worlds(BOTH), worlds(REPLICA), worlds(ENGINE)
+
+    assert {world.l1 for world in drawn} == {REPLICA, ENGINE}
+    assert all(world in {REPLICA: replica, ENGINE: engine}[world.l1] for world in drawn)
+    assert [world.faults for world in replica] == [world.faults for world in engine]
+    assert all(f"--l1 {world.l1}" in world.replay for world in drawn)
+
+
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_other_profiles_and_group_sizes_pass_too(profile: str, ranks: int) -> None:
     assert_no_violation(explore(range(6), ranks=ranks, profile=profile, processes=1))
 
 
-def test_a_schedule_replays_exactly() -> None:
+@pytest.mark.parametrize("l1", [REPLICA, ENGINE])
+def test_a_schedule_replays_exactly(l1: str) -> None:
     def transcript() -> list[str]:
-        world = draw_world(7, ranks=2, steps=100, profile="mixed", depth=1)
+        world = draw_world(7, ranks=2, steps=100, profile="mixed", depth=1, l1=l1)
         return Schedule(world, record=True).run().transcript
 
     first = transcript()
@@ -117,12 +181,20 @@ def test_another_seed_is_another_schedule() -> None:
 
 
 def test_a_calm_schedule_never_fails_what_it_moves() -> None:
-    report = explore(range(20), profile="calm", processes=1)
+    report = explore(range(20), profile="calm", l1=REPLICA, processes=1)
     assert_no_violation(report)
     assert set(report["faults"]) <= {Fault.RESTART.value}
     assert report["coverage"]["tokens from storage"] > 0
     assert "load_back failed" not in report["outcomes"]
     assert "backup failed" not in report["outcomes"]
+
+
+def test_a_calm_schedule_fails_no_load_into_the_pages_of_an_engine() -> None:
+    report = explore(range(8), profile="calm", l1=ENGINE, processes=1)
+    assert_no_violation(report)
+    assert report["coverage"]["tokens from host"] > 0
+    assert report["outcomes"]["prefetch complete"] > 0
+    assert "load_back failed" not in report["outcomes"]
 
 
 def test_the_report_is_the_same_over_one_process_and_two() -> None:
@@ -144,12 +216,19 @@ def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixtu
         ({"profile": "wild"}, "unknown profile 'wild'; known: "),
         ({"ranks": 0}, "ranks is 0, must be 1 or more"),
         ({"steps": 99}, "steps is 99, must be 100 or more"),
+        ({"l1": "driver"}, "unknown owner of L1 'driver'; known: replica, engine, both"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(
     wrong: dict[str, int | str], message: str
 ) -> None:
-    arguments: dict[str, int | str] = {"ranks": 2, "steps": 100, "profile": "mixed", **wrong}
+    arguments: dict[str, int | str] = {
+        "ranks": 2,
+        "steps": 100,
+        "profile": "mixed",
+        "l1": BOTH,
+        **wrong,
+    }
     with pytest.raises(ValueError, match=message):
         draw_world(
             0,
@@ -157,11 +236,12 @@ def test_what_cannot_be_simulated_is_refused_by_name(
             steps=int(arguments["steps"]),
             profile=str(arguments["profile"]),
             depth=0,
+            l1=str(arguments["l1"]),
         )
 
 
 def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
-    report = explore(range(99, 105), processes=1)
+    report = explore(range(99, 105), l1=REPLICA, processes=1)
     assert_no_violation(report)
     assert report["outcomes"].get("prefetch expired")
 
@@ -169,5 +249,6 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_two_thousand_schedules_have_no_violation(ranks: int) -> None:
-    assert_no_violation(explore(range(10_000, 12_000), ranks=ranks, steps=150))
+@pytest.mark.parametrize("l1", [REPLICA, ENGINE])
+def test_two_thousand_schedules_have_no_violation(ranks: int, l1: str) -> None:
+    assert_no_violation(explore(range(10_000, 12_000), ranks=ranks, steps=150, l1=l1))

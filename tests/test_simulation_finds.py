@@ -4,14 +4,16 @@ A bug is planted from outside, by replacing one step of the code under test. The
 schedule among the first seeds ends in a violation, and that the violation says what is wrong.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import pytest
+from planted_bugs import SEEDS_MAX, assert_found, violations
 
 from lockstep.coordinator.ballot import Ended, Landed, Progress, Quiesced
 from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.coordinator.verdict import Arrived
+from lockstep.ranks.cache import Cache
 from lockstep.ranks.orders import Cancel, Fetch, Order
 from lockstep.ranks.replica import page_keys as keys_module
 from lockstep.ranks.replica import state as state_module
@@ -29,38 +31,7 @@ from lockstep.ranks.replica.tree import DEVICE, Node
 from lockstep.simulation.conditions import Conditions
 from lockstep.simulation.epoch import Epoch, MakeExecutor, make_executor
 from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.faults import PROFILES
 from lockstep.simulation.memory import Slots, Store
-from lockstep.simulation.schedule import Schedule, Tamper
-from lockstep.simulation.world import draw_world
-
-SEEDS_MAX = 60
-
-
-def violations(
-    *,
-    make: MakeExecutor = make_executor,
-    tamper: Tamper | None = None,
-    profile: str = "mixed",
-    seeds: range = range(SEEDS_MAX),
-) -> Iterator[str]:
-    assert profile in PROFILES
-    for seed in seeds:
-        world = draw_world(seed, ranks=2, steps=100, profile=profile, depth=seed % 2)
-        violation = Schedule(world, make=make, tamper=tamper).run().violation
-        if violation is not None:
-            yield violation.what
-
-
-def assert_found(found: Iterator[str], *words: str) -> None:
-    """Some schedule finds the bug, and says so in one of the given words."""
-    seen: list[str] = []
-    for what in found:
-        seen.append(what)
-        if any(word in what for word in words):
-            return
-    pytest.fail(f"no violation in {SEEDS_MAX} seeds names {words}; those that were found: {seen}")
-
 
 # Bugs of one rank: the replicas part ways.
 
@@ -97,7 +68,9 @@ def test_pages_given_back_on_local_evidence_are_found() -> None:
 
 def test_a_command_that_one_rank_does_not_get_is_found() -> None:
     def lose_a_release(epoch: Epoch) -> None:
-        epoch.caches[1].release = lambda request: None  # type: ignore[method-assign]
+        cache = epoch.caches[1]
+        assert isinstance(cache, Cache)
+        cache.release = lambda request: None  # type: ignore[method-assign]
 
     assert_found(violations(tamper=lose_a_release), "digests differ")
 

@@ -24,7 +24,14 @@ from ...ranks.config import CacheConfig
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
 from . import handover, settings
-from .contract import Blocks, EngineCacheConfig, EngineConfig, EngineRequest, ScheduledStep
+from .contract import (
+    Blocks,
+    EngineCacheConfig,
+    EngineConfig,
+    EngineRequest,
+    ScheduledStep,
+    TransferOutput,
+)
 from .engine_layout import KV_COLUMN, EngineLayout, require_supported
 from .scheduler_side import PassResult, SchedulerSide
 
@@ -135,6 +142,17 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Do the same for an engine with one group of layers."""
         return self._side.finished(request, block_ids), None
+
+    def update_connector_output(self, connector_output: TransferOutput) -> None:
+        """Add what has settled since the step, before the engine reads it and perhaps stops."""
+        settled = self._side.settle()
+        if settled is not None:
+            connector_output.finished_sending = (
+                connector_output.finished_sending or set()
+            ) | settled.freed
+            connector_output.finished_recving = (
+                connector_output.finished_recving or set()
+            ) | settled.loaded
 
     def has_pending_block_frees(self) -> bool:
         """Say whether waiting frees blocks, so that no request need be preempted for them."""

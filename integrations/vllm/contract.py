@@ -19,7 +19,11 @@ class MultiModalFeature(Protocol):
     """An item of another modality; its identifier is a hash of its content."""
 
     identifier: str
-    mm_position: MultiModalPosition
+
+    @property
+    def mm_position(self) -> MultiModalPosition:
+        """Where its placeholders are."""
+        ...
 
 
 class LoraRequest(Protocol):
@@ -37,9 +41,17 @@ class EngineRequest(Protocol):
     skip_reading_prefix_cache: bool
     prompt_embeds: object | None
     cache_salt: str | None
-    lora_request: LoraRequest | None
-    mm_features: Sequence[MultiModalFeature]
     num_computed_tokens: int
+
+    @property
+    def lora_request(self) -> LoraRequest | None:
+        """The adapter that it uses."""
+        ...
+
+    @property
+    def mm_features(self) -> Sequence[MultiModalFeature]:
+        """The items of other modalities in its prompt."""
+        ...
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +92,13 @@ class ScheduledStep(Protocol):
     def kv_connector_block_state(self) -> BlockState | None:
         """The block tables of what is scheduled."""
         ...
+
+
+class TransferOutput(Protocol):
+    """`vllm.v1.outputs.KVConnectorOutput`; the scheduler reads it after the connector has."""
+
+    finished_sending: set[str] | None
+    finished_recving: set[str] | None
 
 
 class TransferConfig(Protocol):

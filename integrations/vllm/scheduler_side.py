@@ -47,6 +47,7 @@ class SchedulerSide:
         self._backs_up = backs_up
         self._idle_wait_s = idle_wait_s
         self._arrivals = 0
+        self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
         """By the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
@@ -60,6 +61,7 @@ class SchedulerSide:
 
     def arrived(self, request: EngineRequest) -> None:
         """Note a new request, and begin to bring what storage has of it."""
+        self._unfinished.add(request.request_id)
         if not may_be_cached(request):
             return
         self._arrivals += 1
@@ -103,12 +105,13 @@ class SchedulerSide:
         """Give the commands that follow from what was scheduled, and launch the round."""
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
-        for tracked in sorted(filter(None, preempted), key=lambda each: each.number):
-            self._preempted(tracked)
+        for each in sorted(filter(None, preempted), key=lambda each: each.number):
+            self._preempted(each)
         if self._backs_up and step.kv_connector_block_state is not None:
             for name, tokens in step.num_scheduled_tokens.items():
                 tracked = self._requests.get(name)
                 if tracked is not None:
+                    tracked.computed = True
                     self._back_up(tracked, tokens, step)
         self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
         self._in_pass = False
@@ -116,6 +119,7 @@ class SchedulerSide:
 
     def finished(self, request: EngineRequest, blocks: Sequence[int]) -> bool:
         """Forget a request; say whether its blocks must stay as they are until they are freed."""
+        self._unfinished.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return False
@@ -132,8 +136,21 @@ class SchedulerSide:
             (self._over if free else self._abandoned).add(request.request_id)
         return not free and not loading
 
+    def settle(self) -> PassResult | None:
+        """Wait for copies of finished requests' blocks, if nothing else keeps the engine stepping.
+
+        An engine that stops with blocks held back cannot drop its own prefix cache, which it must be
+        able to whenever its weights change.
+        """
+        if self._unfinished or not self.cache.pending_frees:
+            return None
+        self.cache.settle_copies()
+        return self._result()
+
     def reset(self) -> None:
-        """Offer nothing of what is cached now any more."""
+        """Offer nothing of what is cached now any more, nor what running requests have computed."""
+        for tracked in self._requests.values():
+            tracked.stale = tracked.computed
         self.cache.reset()
 
     def close(self) -> None:
@@ -155,6 +172,7 @@ class SchedulerSide:
 
     def _preempted(self, tracked: TrackedRequest) -> None:
         tracked.lent_pages = 0
+        tracked.computed = tracked.stale = False
         self.cache.fence(tracked.name)
         self._prefetch(tracked)
 
@@ -163,7 +181,7 @@ class SchedulerSide:
         # Tokens that are only guessed, or not sampled yet, may still turn out to be others.
         known = min(request.num_computed_tokens + scheduled, request.num_tokens)
         pages = known // self._page_tokens
-        if pages <= tracked.lent_pages:
+        if tracked.stale or pages <= tracked.lent_pages:
             return
         tracked.lent_pages = pages
         state = step.kv_connector_block_state

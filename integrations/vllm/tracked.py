@@ -49,6 +49,10 @@ class TrackedRequest:
     """The prefix that the engine had when it last asked for more."""
     lent_pages: int = 0
     """Whole pages of its prefix that were offered for backup since it was last preempted."""
+    computed: bool = False
+    """Whether its device pages hold anything; not any more once it is preempted."""
+    stale: bool = False
+    """Whether they hold what was computed before a reset, which nobody may get."""
     _tokens: bytearray = field(default_factory=bytearray)
 
     @property

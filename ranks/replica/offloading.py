@@ -45,8 +45,10 @@ class Offloading:
             return 0
         return max(0, match(self._state, request.place, tokens).host_tokens - device_tokens)
 
-    def load(self, request: Request, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
-        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent."""
+    def require_loadable(
+        self, request: Request, tokens: bytes, start_tokens: int, pages: PageRun
+    ) -> None:
+        """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
         state = self._state
         unit = state.config.page_tokens
         first, last = start_tokens // unit, state.tree.whole_pages(tokens)
@@ -62,6 +64,11 @@ class Offloading:
                 f"request {request.id!r} loads {last} pages, and host memory has {found}; ask `hit`"
                 " in the same step"
             )
+
+    def load(self, request: Request, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
+        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent."""
+        state = self._state
+        first = start_tokens // state.config.page_tokens
         root = state.root(request.place)
         state.tick()
         nodes = state.walk_to(root, tokens)
@@ -94,6 +101,14 @@ class Offloading:
             request.load_failed = True
         self._loading_back.failed(operation)
 
+    def require_lent(self, name: str, tokens: bytes, pages: PageRun) -> None:
+        """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
+        count = self._state.tree.whole_pages(tokens)
+        if count > len(pages):
+            raise UsageError(
+                f"request {name!r} lends {len(pages)} device pages for {count} pages of tokens"
+            )
+
     def back_up(self, request: Request, tokens: bytes, pages: PageRun) -> int:
         """Copy to the host what of `tokens` is not there; return how many tokens will be then.
 
@@ -102,10 +117,6 @@ class Offloading:
         """
         state = self._state
         count = state.tree.whole_pages(tokens)
-        if count > len(pages):
-            raise UsageError(
-                f"request {request.id!r} lends {len(pages)} device pages for {count} pages of tokens"
-            )
         self._require_no_load(request)
         request.admitted = True
         if not count or not state.config.host_pages:
@@ -153,6 +164,11 @@ class Offloading:
         if copies:
             self.leaving[request.id] = copies
         return not copies
+
+    @property
+    def waits(self) -> bool:
+        """Whether some released request's device pages are not free yet."""
+        return any(self._in_flight(copies) for copies in self.leaving.values())
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free on every rank."""

@@ -116,7 +116,7 @@ class Prefetching:
             return
         found = min(verdict.pages, len(operation.keys))
         if found < len(operation.keys) and found < (verdict.longest or 0):
-            self._notify(operation, verdict.shortest_rank, found, "its store has lost it")
+            self._notify(operation, verdict.shortest_rank, found, "other ranks' stores have it")
         if not found:
             self._end_query(operation, Outcome.MISS)
             return

@@ -115,16 +115,23 @@ class Replica:
     def load(self, name: str, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self.state.request(name)
+        # A call that is refused must change nothing, so it is refused before the prefetch ends.
+        self.offloading.require_loadable(request, tokens, start_tokens, pages)
         self.prefetching.stop(request)
         self.offloading.load(request, tokens, start_tokens, pages)
 
     def back_up(self, name: str, namespace: str, tokens: bytes, pages: PageRun) -> int:
         """Copy what of `tokens` is not on the host from device pages that the engine lends."""
+        self.offloading.require_lent(name, tokens, pages)
         return self.offloading.back_up(self._enter(name, namespace), tokens, pages)
 
     def fence(self, name: str) -> None:
         """Let the engine overwrite the pages that it lends for a request."""
-        self.offloading.fence(self.state.request(name))
+        request = self.state.request(name)
+        if request.place.generation != self.state.generation:
+            # It leaves the place from before a reset, to which its prefetch still brings pages.
+            self.prefetching.stop(request)
+        self.offloading.fence(request)
 
     def leave(self, name: str) -> bool:
         """Forget a request; say whether the device pages that it lends are free on every rank."""

@@ -1,4 +1,5 @@
 from enum import Enum
+from typing import Any
 
 class KVConnectorRole(Enum):
     SCHEDULER = 0
@@ -24,3 +25,4 @@ class KVConnectorBase_V1:
         self, vllm_config: object, role: KVConnectorRole, kv_cache_config: object
     ) -> None: ...
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None: ...
+    def _get_connector_metadata(self) -> Any: ...

@@ -13,6 +13,7 @@ def make(folder: Path, *, layers: int = 2, hidden: int = 128) -> None:
     """Write a Llama-like model to `folder`; the same weights every time."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,

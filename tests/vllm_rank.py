@@ -12,6 +12,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_faults import afflict
 from vllm_plan import Output, Phase, PhaseResult, Plan, RankResult, read_plan, write
 
+from lockstep import HostCache
+
 SPOILED_RANK = 1
 BLOCK_TOKENS = 32
 AT_A_TIME = 8
@@ -37,11 +39,11 @@ def run(plan: Plan, rank: int) -> RankResult:
     if plan.fault is not None and rank == SPOILED_RANK:
         afflict(plan.fault)
     preemptions = Preemptions()
-    llm: Any = LLM(**engine_arguments(plan))
+    llm = LLM(**engine_arguments(plan))
     phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
-    stats = None
+    stats: dict[str, Any] = {}
     if plan.connector is not None and plan.connector["kv_connector"] == "LockstepConnector":
-        cache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
+        cache: HostCache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
         cache.flush()
         stats = asdict(cache.stats())
         stats.pop("round_us")
@@ -70,9 +72,9 @@ def engine_arguments(plan: Plan) -> dict[str, Any]:
     return arguments | plan.engine
 
 
-def run_phase(llm: Any, phase: Phase, preemptions: Preemptions) -> PhaseResult:
+def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
     """Send a phase's requests, with nothing in the engine's own prefix cache."""
-    llm.reset_prefix_cache(reset_connector=phase.reset_connector)
+    assert llm.reset_prefix_cache(reset_connector=phase.reset_connector)
     before, began = preemptions.count, time.perf_counter()
     prompts = [
         {"prompt_token_ids": list(prompt.tokens)}

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.ranks import opening
-from lockstep.ranks.executor import copies
-from lockstep.ranks.executor.copies import CopyJob, Direction
+from lockstep.ranks.executor.copies import CopyJob, CpuCopies, Direction
 from lockstep.storage_backends import file_objects
 from lockstep.storage_backends.base import (
     Counters,
@@ -20,6 +19,8 @@ from lockstep.storage_backends.base import (
 from lockstep.storage_backends.page_object import Finding
 
 SLOW_S = 0.2
+
+Answer = TypeVar("Answer")
 
 
 class Wrapped:
@@ -59,42 +60,55 @@ class Slow(Wrapped):
 
 
 class Down(Wrapped):
-    """Nothing works: no object can be seen, read or written."""
+    """From the first lookup on nothing works: no object can be seen, read or written."""
+
+    down = False
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return [False] * len(names)
+        self.down = True
+        return await self.fail([False] * len(names))
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        return [ReadOutcome.FAILED] * len(reads)
+        if not self.down:
+            return await super().read(reads, deadline=deadline)
+        return await self.fail([ReadOutcome.FAILED] * len(reads))
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        return [WriteOutcome.FAILED] * len(writes)
+        if not self.down:
+            return await super().write(writes, deadline=deadline)
+        return await self.fail([WriteOutcome.FAILED] * len(writes))
+
+    async def fail(self, answer: Answer) -> Answer:
+        """Answer a call at once."""
+        return answer
 
 
-class Silent(Wrapped):
-    """Nothing ever comes back, which only deadlines end."""
+class Silent(Down):
+    """From the first lookup on nothing ever comes back, which only deadlines end."""
 
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await asyncio.Event().wait() and []
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        return await asyncio.Event().wait() and []
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        return await asyncio.Event().wait() and []
+    async def fail(self, answer: Answer) -> Answer:
+        """Never answer a call."""
+        await asyncio.Event().wait()
+        return answer
 
 
 def _spoil_store(kind: Callable[[StorageBackend], Wrapped]) -> None:
-    make = opening.make_backend
-    opening.make_backend = lambda uri: kind(make(uri))
+    module: Any = opening
+    make: Callable[[str], StorageBackend] = module.make_backend
+
+    def make_spoiled(uri: str) -> StorageBackend:
+        return kind(make(uri))
+
+    module.make_backend = make_spoiled
 
 
 def _fail_a_load_half_way() -> None:
     """Let the third load copy half of its pages, write over the next one, and fail."""
-    copy = copies.CpuCopies._copy
+    engine: Any = CpuCopies
+    copy: Callable[[CpuCopies, CopyJob], None] = engine._copy
     loads = 0
 
-    def copy_half(self: copies.CpuCopies, job: CopyJob) -> None:
+    def copy_half(self: Any, job: CopyJob) -> None:
         nonlocal loads
         loads += job.direction is Direction.TO_DEVICE
         if job.direction is not Direction.TO_DEVICE or loads != 3:
@@ -110,13 +124,17 @@ def _fail_a_load_half_way() -> None:
                 slab[:, destination] = at
         raise RuntimeError("this copy fails half-way, by order of the test")
 
-    copies.CpuCopies._copy = copy_half  # type: ignore[method-assign]
+    engine._copy = copy_half
 
 
 def _trust_every_byte() -> None:
     """Take a payload for sound without looking at it."""
     objects: Any = file_objects
-    objects.check_payload = lambda *_: Finding.SOUND
+
+    def trust(header: bytes, checksum: bytes) -> Finding:
+        return Finding.SOUND
+
+    objects.check_payload = trust
 
 
 FAULTS: dict[str, Callable[[], None]] = {

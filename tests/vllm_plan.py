@@ -63,8 +63,8 @@ class RankResult:
     """What came of a plan on one rank."""
 
     phases: list[PhaseResult]
-    stats: dict[str, Any] | None
-    """Of the cache, right before it was closed."""
+    stats: dict[str, Any]
+    """Of the cache, right before it was closed; empty without Lockstep."""
 
     def phase(self, name: str) -> PhaseResult:
         """Return the phase of that name."""
@@ -79,21 +79,18 @@ def write(path: Path, value: Plan | RankResult) -> None:
 def read_plan(path: Path) -> Plan:
     """Read a plan."""
     data = json.loads(path.read_text())
-    phases = [
-        Phase(**{**phase, "prompts": [_prompt(each) for each in phase["prompts"]]})
-        for phase in data.pop("phases")
-    ]
-    return Plan(phases=phases, **data)
+    for phase in data["phases"]:
+        phase["prompts"] = [_prompt(each) for each in phase["prompts"]]
+    data["phases"] = [Phase(**phase) for phase in data["phases"]]
+    return Plan(**data)
 
 
 def read_result(path: Path) -> RankResult:
     """Read a result."""
     data = json.loads(path.read_text())
-    phases = [
-        PhaseResult(**{**phase, "outputs": [Output(**each) for each in phase["outputs"]]})
-        for phase in data["phases"]
-    ]
-    return RankResult(phases, data["stats"])
+    for phase in data["phases"]:
+        phase["outputs"] = [Output(**each) for each in phase["outputs"]]
+    return RankResult([PhaseResult(**phase) for phase in data["phases"]], data["stats"])
 
 
 def _prompt(data: dict[str, Any]) -> Prompt:

@@ -1,0 +1,108 @@
+"""Two ranks of vLLM, each with a store of its own, and one of the stores loses a page.
+
+Runs the case with a naive connector and with Lockstep, beside a run without any, and prints what each
+of them answered. Everything is written to a temporary folder. Exit status 0: the naive connector gave
+other tokens, and Lockstep the right ones.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tiny_llama
+
+HERE = Path(__file__).parent
+RANKS = 2
+SPOILED_RANK = 1
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(HERE),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one start of the engine came to on each rank, and what Lockstep had to say."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    lines: list[str]
+
+
+def serve(folder: Path, connector: str, name: str) -> Answer:
+    """Start both ranks on one prompt, and wait for them."""
+    print(f"  {name} ...", flush=True)
+    command = [
+        sys.executable,
+        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
+        *(str(HERE / "serve.py"), connector, name),
+    ]
+    finished = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = finished.stdout + finished.stderr
+    if finished.returncode:
+        sys.exit(f"the ranks ended with status {finished.returncode}:\n{said[-4000:]}")
+    answers = [
+        json.loads((folder / f"{name}.rank{each}.json").read_text()) for each in range(RANKS)
+    ]
+    return Answer(
+        [answer["tokens"] for answer in answers],
+        [answer["cached"] for answer in answers],
+        [line for line in said.splitlines() if "lacks page" in line],
+    )
+
+
+def lose_a_page(store: Path) -> None:
+    """Remove one page from the store of one rank: the newest but two, in the middle of the prompt."""
+    files = [path for path in (store / f"rank{SPOILED_RANK}").rglob("*") if path.is_file()]
+    sorted(files, key=lambda path: path.stat().st_mtime_ns)[-3].unlink()
+
+
+def main() -> int:
+    """Run all three, and print what each has answered."""
+    with tempfile.TemporaryDirectory(prefix="disagreeing-stores-") as name:
+        folder = Path(name)
+        tiny_llama.make(folder / "model")
+        print("Starting vLLM five times, on two ranks each:")
+        right = serve(folder, "none", "without a connector")
+        found: dict[str, Answer] = {}
+        for connector in ("naive", "lockstep"):
+            serve(folder, connector, f"{connector}, empty stores")
+            lose_a_page(folder / "stores" / connector)
+            found[connector] = serve(folder, connector, f"{connector}, rank 1 has lost a page")
+    print()
+    _tell("without a connector", right, right)
+    for connector, answer in found.items():
+        _tell(f"{connector}, one page lost", answer, right)
+    good = found["lockstep"].tokens == right.tokens and found["naive"].tokens != right.tokens
+    return 0 if good else 1
+
+
+def _tell(name: str, answer: Answer, right: Answer) -> None:
+    verdict = "right" if answer.tokens == right.tokens else "WRONG"
+    for rank, tokens in enumerate(answer.tokens):
+        cached = f"{answer.cached[rank]:4} tokens from its cache"
+        print(f"{name:24} rank {rank}: {verdict} {cached}  {tokens}")
+    for line in answer.lines:
+        print(f"{'':24} {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The replica under an engine's own device pages: what its commands change, and what they must not."""
+
+from array import array
+
+import pytest
+
+from lockstep.coordinator.ballot import Ballot
+from lockstep.errors import UsageError
+from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.replica.replica import Replica
+from lockstep.ranks.replica.state import ReplicaConfig
+
+PAGE_TOKENS = 4
+TOKENS = array("i", range(4 * PAGE_TOKENS)).tobytes()
+
+
+@pytest.fixture
+def replica() -> Replica:
+    config = ReplicaConfig(
+        page_tokens=PAGE_TOKENS, device_pages=0, host_pages=16, has_store=True, model_digest=b"m"
+    )
+    return Replica(config, Ballot())
+
+
+def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> None:
+    """Found by simulation: the request was entered before its pages were counted."""
+    with pytest.raises(UsageError, match="lends 3 device pages for 4 pages of tokens"):
+        replica.back_up("r", "", TOKENS, page_run(range(3)))
+
+    assert not replica.state.requests
+
+
+def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> None:
+    """Found by simulation: the prefetch was ended before the load was looked at."""
+    assert replica.prefetch("r", "", TOKENS)
+    before = replica.digest
+
+    with pytest.raises(UsageError, match="host memory has 0; ask `hit`"):
+        replica.load("r", TOKENS, 0, page_run(range(4)))
+
+    assert replica.digest == before
+    assert replica.state.requests["r"].prefetch is not None
+
+
+def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Replica) -> None:
+    """Found by simulation: the root under which the prefetch was to insert was gone."""
+    replica.prefetch("r", "", TOKENS)
+    replica.back_up("r", "", b"", page_run())
+    replica.reset()
+
+    replica.fence("r")
+
+    replica.check()
+    assert replica.state.requests["r"].prefetch is None
+    assert not replica.state.operations.in_flight
+    assert not replica.state.tree.roots
+
+
+def test_a_fence_without_a_reset_leaves_the_prefetch_alone(replica: Replica) -> None:
+    replica.prefetch("r", "", TOKENS)
+    replica.back_up("r", "", b"", page_run())
+
+    replica.fence("r")
+
+    replica.check()
+    assert replica.state.requests["r"].prefetch is not None

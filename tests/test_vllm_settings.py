@@ -1,0 +1,81 @@
+"""What may stand in `kv_connector_extra_config`, and what is said when it is wrong."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.coordinator.stop_policy import StopPolicy, StopRule
+from lockstep.errors import ConfigError
+from lockstep.integrations.vllm.settings import parse
+from lockstep.ranks.config import Bounds, Timeouts
+
+
+def test_every_key_arrives_where_it_belongs() -> None:
+    settings = parse(
+        {
+            "host_memory_gib": 2,
+            "store": "file:///kv",
+            "model": "a name",
+            "weights_version": "7",
+            "pipeline_depth": 0,
+            "idle_wait_s": 0.01,
+            "stop_policy": {"rule": "wait_complete", "cap_s": 3},
+            "bounds": {"prefetches": 4},
+            "timeouts": {"lookup_s": 0.5},
+        }
+    )
+
+    assert settings.pages(1 << 20) == 2048
+    assert (settings.store, settings.model, settings.weights_version) == (
+        "file:///kv",
+        "a name",
+        "7",
+    )
+    assert (settings.pipeline_depth, settings.idle_wait_s) == (0, 0.01)
+    assert settings.stop_policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
+    assert settings.bounds == Bounds(prefetches=4)
+    assert settings.timeouts == Timeouts(lookup_s=0.5)
+
+
+def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
+    assert parse({"host_pages": 10}).pages(1 << 30) == 10
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({}, "give host_memory_gib"),
+        ({"host_pages": 1, "host_memory_gib": 1}, "not both"),
+        ({"host_pages": 0}, "host_pages is 0"),
+        ({"host_pages": "8"}, "host_pages must be an integer, not '8'"),
+        ({"host_pages": True}, "host_pages must be an integer, not True"),
+        ({"host_memory_gib": "8"}, "host_memory_gib must be a number, not '8'"),
+        ({"host_memory_gib": -1}, "host_memory_gib is -1"),
+        ({"host_memory_gib": float("nan")}, "host_memory_gib is nan"),
+        ({"host_pages": 1, "stor": "file:///kv"}, "no key 'stor'; known: bounds, host_memory_gib"),
+        ({"host_pages": 1, "store": 7}, "store must be text, not 7"),
+        ({"host_pages": 1, "store": ""}, "store must be text, not ''"),
+        ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),
+        ({"host_pages": 1, "idle_wait_s": 5}, "idle_wait_s is 5"),
+        ({"host_pages": 1, "bounds": 3}, "bounds must hold keys and values, not 3"),
+        ({"host_pages": 1, "bounds": {"prefetch": 3}}, "bounds: there is no key 'prefetch'"),
+        ({"host_pages": 1, "bounds": {"prefetches": 0}}, "bounds: prefetches is 0"),
+        ({"host_pages": 1, "bounds": {"prefetches": 1.5}}, "bounds.prefetches must be an integer"),
+        ({"host_pages": 1, "timeouts": {"copy_s": 0}}, "timeouts: copy_s is 0"),
+        (
+            {"host_pages": 1, "stop_policy": {"rule": "never"}},
+            "rule is 'never'; known: best_effort",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_key(extra: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=r"^kv_connector_extra_config") as refused:
+        parse(extra)
+
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_memory_for_less_than_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one page of this model takes 1073741824 bytes"):
+        parse({"host_memory_gib": 0.5}).pages(1 << 30)

@@ -116,6 +116,9 @@ class CacheConfig:
     """Pages on the device (L1); 0 where the engine owns them and lends them for copies."""
     host_pages: int
     """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
+    populate_host: bool = False
+    """Take the host's pages from the system at once, in the background, and not at their first use,
+    which can take longer than the copy into them."""
     store: str | None = None
     """The store's URI (L3), or None. `{rank}` in it stands for the rank, where each has its own."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)

@@ -122,13 +122,11 @@ class RankCache:
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
 
-        `idle_s` lets an engine that has nothing to compute wait up to so long for local progress
-        before it votes. Raises `GroupError` when the epoch has ended; every later call raises it too.
+        `idle_s` is that of `end_step`. Raises `GroupError` when the epoch has ended; every later call
+        raises it too.
         """
-        if idle_s and not self.replica.idle:
-            self.executor.wait(idle_s)
         self.begin_step()
-        self.end_step()
+        self.end_step(idle_s=idle_s)
 
     def begin_step(self) -> None:
         """Apply a verdict: the first half of a step, for an engine that decides between the halves.

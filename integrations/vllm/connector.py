@@ -211,6 +211,7 @@ def _open(
             weights_version=parsed.weights_version,
             layout=engine.layout,
             host_pages=parsed.pages(shard.page_bytes),
+            populate_host=True,
             store=parsed.store,
             stop_policy=parsed.stop_policy,
             pipeline_depth=parsed.pipeline_depth,

@@ -29,7 +29,7 @@ class ConnectorSettings:
     """Changes whenever the weights do; part of every key."""
     pipeline_depth: int = 1
     """1: a round's verdict is applied one step later, hidden behind a forward pass. 0: at once."""
-    idle_wait_s: float = 0.001
+    idle_wait_s: float = 0.002
     """How long a step without anything to compute waits for storage and copies."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     """When a request stops waiting for storage: rule, base_s, per_ki_token_s, cap_s."""

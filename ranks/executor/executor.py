@@ -44,6 +44,7 @@ from .copies import CopyEnded, CopyEngine, CpuCopies, Direction
 from .cuda_copies import CudaCopies
 from .deadlines import Deadlines
 from .pools import DevicePages, DevicePool, HostPool, TierPools
+from .population import Population
 from .storage_loop import StorageLoop, StorageQuiet, StorageReport, TimedOrder, refusal
 
 OPEN_TIMEOUT_S = 60.0
@@ -98,6 +99,7 @@ class RankExecutor:
         self._moved = BytesMoved()
         self._closed = False
         self._stuck: str | None = None
+        self._population: Population | None = None
         self._storage: StorageLoop | None = None
         self._copies: CopyEngine
         if self._pools[KV_POOL].device.device.type == "cuda":
@@ -139,7 +141,7 @@ class RankExecutor:
         with torch.cuda.device(device.device) if pinned else nullcontext():
             pair = TierPools(device, HostPool(shard, host_pages, pinned=pinned))
         try:
-            return cls(
+            executor = cls(
                 {KV_POOL: pair},
                 backend=backend,
                 store_namespace=store_namespace,
@@ -149,6 +151,10 @@ class RankExecutor:
         except Exception:
             pair.host.close()
             raise
+        # Pinned memory is there from the start.
+        if config.populate_host and not pinned:
+            executor._population = Population(pair.host.bytes_tensor)
+        return executor
 
     @property
     def device_pool(self) -> DevicePool:
@@ -239,6 +245,8 @@ class RankExecutor:
             return
         self._closed = True
         until = time.monotonic() + self._close_timeout_s
+        if self._population is not None:
+            self._population.stop()
         self._copies.stop()
         if self._storage is not None:
             self._storage.stop(self._close_timeout_s)

@@ -5,7 +5,7 @@ what a test of the protocol wants to decide.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -19,6 +19,7 @@ from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved
+from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import (
     Cancel,
     CopyToDevice,
@@ -30,10 +31,12 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.state import ReplicaConfig
 
 T = TypeVar("T")
 OrderT = TypeVar("OrderT", bound=Order)
+CacheT = TypeVar("CacheT", bound=RankCache)
 
 PAGE_TOKENS = 4
 
@@ -93,15 +96,18 @@ class ToldExecutor:
                     self.said.append(Quiesced(operation))
 
 
-class RanksInTurn:
+class InTurn(Generic[CacheT]):
     """A group of ranks driven in one thread: every rank gets every command."""
+
+    kind: type[CacheT]
+    default_device_pages: int
 
     def __init__(
         self,
         ranks: int = 2,
         *,
         depth: int = 0,
-        device_pages: int = 64,
+        device_pages: int | None = None,
         host_pages: int = 64,
         store: bool = True,
         stop_policy: StopPolicy | None = None,
@@ -113,7 +119,7 @@ class RanksInTurn:
             layout=PageLayout(
                 page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
             ),
-            device_pages=device_pages,
+            device_pages=self.default_device_pages if device_pages is None else device_pages,
             host_pages=host_pages,
             store="memory://test" if store else None,
             stop_policy=stop_policy or StopPolicy(),
@@ -127,14 +133,14 @@ class RanksInTurn:
         self.executors = [ToldExecutor() for _ in range(ranks)]
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
-    def _cache(self, rank: int, config: CacheConfig) -> Cache:
+    def _cache(self, rank: int, config: CacheConfig) -> CacheT:
         replica_config = ReplicaConfig.of(
             config,
             device_pages=config.device_pages,
             host_pages=config.host_pages,
             model_digest=b"model",
         )
-        return Cache(
+        return self.kind(
             config,
             self.group.member(rank),
             self.executors[rank],
@@ -142,7 +148,7 @@ class RanksInTurn:
             clock_ms=lambda: self.now_ms[rank],
         )
 
-    def every(self, command: Callable[[Cache], T]) -> T:
+    def every(self, command: Callable[[CacheT], T]) -> T:
         """Give every rank the command; return the answer, which must be the same everywhere."""
         answers = [command(cache) for cache in self.caches]
         assert all(answer == answers[0] for answer in answers), answers
@@ -150,7 +156,7 @@ class RanksInTurn:
 
     def step(self) -> None:
         """One step of every rank; afterwards all replicas are whole and equal."""
-        halves = [Cache.open_round, Cache.close_round]
+        halves = [RankCache.open_round, RankCache.close_round]
         for half in halves if self.depth == 0 else reversed(halves):
             for cache in self.caches:
                 half(cache)
@@ -173,14 +179,6 @@ class RanksInTurn:
                 return
         raise AssertionError("operations are still in flight after 100 steps")
 
-    def compute(self, request: str, tokens: list[int], *, cached: int = 0) -> None:
-        """Let a request be admitted, computed, inserted and released, and its I/O end."""
-        self.every(lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens)))
-        self.settle()
-        self.every(lambda cache: cache.insert(request, tokens))
-        self.every(lambda cache: cache.release(request))
-        self.settle()
-
     def phase(self, operation: int) -> str:
         """Return the name of an operation's phase on all ranks, DONE if it is gone."""
         return self.every(
@@ -190,3 +188,25 @@ class RanksInTurn:
                 else "DONE"
             )
         )
+
+
+class RanksInTurn(InTurn[Cache]):
+    """Ranks whose caches own their device pages."""
+
+    kind = Cache
+    default_device_pages = 64
+
+    def compute(self, request: str, tokens: list[int], *, cached: int = 0) -> None:
+        """Let a request be admitted, computed, inserted and released, and its I/O end."""
+        self.every(lambda cache: cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens)))
+        self.settle()
+        self.every(lambda cache: cache.insert(request, tokens))
+        self.every(lambda cache: cache.release(request))
+        self.settle()
+
+
+class HostRanksInTurn(InTurn[HostCache]):
+    """Ranks whose engine owns the device pages."""
+
+    kind = HostCache
+    default_device_pages = 0

@@ -1,0 +1,234 @@
+"""Device pages that an engine owns: seen through its own tensors, and fenced before it overwrites."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from executor_parts import PATIENCE_S, happened, includes, waited
+
+from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.errors import ConfigError, UsageError
+from lockstep.ranks.executor import population
+from lockstep.ranks.executor.copies import CpuCopies
+from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.pools import HostPool, TierPools
+from lockstep.ranks.executor.population import Population
+from lockstep.ranks.executor.staging import gather, scatter
+from lockstep.ranks.orders import (
+    KV_POOL,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    Fence,
+)
+from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
+
+LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS = 3, 6, 2, 4, 5
+LONG_S = 600.0
+
+
+def shard() -> ShardLayout:
+    column = Column(name="kv", layers=LAYERS, heads=HEADS, elements=ELEMENTS, dtype="float32")
+    return PageLayout(page_tokens=TOKENS, columns=(column,)).shard(0, 1)
+
+
+def separate() -> list[torch.Tensor]:
+    """A tensor for each layer."""
+    return [torch.rand(BLOCKS, HEADS, TOKENS, ELEMENTS) for _ in range(LAYERS)]
+
+
+def layers_in_one_storage() -> list[torch.Tensor]:
+    """Layer after layer in one allocation, as vLLM has them on the CPU."""
+    return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS))
+
+
+def blocks_in_one_storage() -> list[torch.Tensor]:
+    """Block after block in one allocation, with the layers of a block side by side."""
+    whole = torch.rand(BLOCKS, LAYERS, HEADS, TOKENS, ELEMENTS)
+    return [whole[:, layer] for layer in range(LAYERS)]
+
+
+ARRANGEMENTS = {
+    "separate": separate,
+    "layers first": layers_in_one_storage,
+    "blocks first": blocks_in_one_storage,
+}
+
+
+@pytest.fixture
+def layers(request: pytest.FixtureRequest) -> list[torch.Tensor]:
+    return ARRANGEMENTS[getattr(request, "param", "separate")]()
+
+
+@pytest.fixture
+def executor(layers: list[torch.Tensor]) -> Iterator[RankExecutor]:
+    pages = EnginePages(shard(), {"kv": layers})
+    pair = TierPools(pages, HostPool(shard(), 8, pinned=False))
+    executor = RankExecutor({KV_POOL: pair}, close_timeout_s=PATIENCE_S)
+    yield executor
+    executor.close()
+
+
+def to_host(operation: int, device: list[int], host: list[int]) -> CopyToHost:
+    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
+
+
+def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevice:
+    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
+
+
+@pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
+def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
+    executor: RankExecutor, layers: list[torch.Tensor]
+) -> None:
+    before = [layer.clone() for layer in layers]
+    done = includes(Ended(1, ok=True))
+    happened(executor, [to_host(1, [5, 0, 3], [2, 3, 7])], done)
+    for layer in layers:
+        layer.zero_()
+
+    happened(executor, [to_device(2, [7, 2, 3], [1, 5, 0])], includes(Ended(2, ok=True)))
+
+    for layer, was in zip(layers, before, strict=True):
+        assert torch.equal(layer[1], was[3])
+        assert torch.equal(layer[5], was[5])
+        assert torch.equal(layer[0], was[0])
+        assert not layer[[2, 3, 4]].any()
+
+
+@pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
+def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tensor]) -> None:
+    pools = TierPools(EnginePages(shard(), {"kv": layers}), HostPool(shard(), 1, pinned=False))
+    chosen = torch.tensor([4, 1])
+    staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8)
+    expected = [torch.stack([layer[page] for layer in layers]) for page in (4, 1)]
+
+    gather(pools, chosen, staging)
+
+    rows = [row.view(torch.float32).view(LAYERS, HEADS, TOKENS, ELEMENTS) for row in staging]
+    assert all(torch.equal(row, want) for row, want in zip(rows, expected, strict=True))
+    scatter(pools, torch.tensor([2, 3]), staging)
+    assert all(torch.equal(layer[2], layer[4]) for layer in layers)
+    assert all(torch.equal(layer[3], layer[1]) for layer in layers)
+
+
+def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -> None:
+    """So that both can share a store."""
+    layers = separate()
+    pages = EnginePages(shard(), {"kv": layers})
+    pools = TierPools(pages, HostPool(shard(), 1, pinned=False))
+    staging = torch.zeros(1, shard().page_bytes, dtype=torch.uint8)
+
+    gather(pools, torch.tensor([2]), staging)
+
+    [column] = shard().columns
+    pools.host.bytes_tensor.copy_(staging)
+    view = pools.host.column_view(column)[0]
+    assert torch.equal(view, torch.stack([layer[2] for layer in layers]))
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [
+        ([], "no KV tensor"),
+        (separate()[:2], "3 layers, and the engine has 2 KV tensors"),
+        (
+            [torch.rand(BLOCKS, HEADS, TOKENS, 9)] * 3,
+            "has 288 bytes for each page, and the layout 160",
+        ),
+        (
+            [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS).transpose(1, 2)] * 3,
+            "must be contiguous, heads first",
+        ),
+    ],
+)
+def test_tensors_that_are_no_pages_are_refused(layers: list[torch.Tensor], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EnginePages(shard(), {"kv": layers})
+
+
+def test_a_type_that_no_column_has_is_refused() -> None:
+    assert dtype_name(torch.bfloat16) == "bfloat16"
+    with pytest.raises(ConfigError, match="float64 is not supported"):
+        dtype_name(torch.float64)
+
+
+def test_an_engine_s_pages_are_no_pool_of_ours(executor: RankExecutor) -> None:
+    with pytest.raises(UsageError, match="the device pages are the engine's"):
+        _ = executor.device_pool
+
+
+class Gate:
+    """Holds copies until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        engine: Any = CpuCopies
+        copy = engine._copy
+
+        def held(copies: CpuCopies, job: Any) -> None:
+            self.opened.wait(PATIENCE_S)
+            copy(copies, job)
+
+        monkeypatch.setattr(engine, "_copy", held)
+
+
+def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:
+    progress = happened(
+        executor, [to_host(1, [0], [0]), Fence((1, 99), LONG_S)], includes(Ended(1, ok=True))
+    )
+
+    assert progress == [Ended(1, ok=True)]
+
+
+def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
+    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule R3: it may have read what the engine has overwritten since."""
+    gate = Gate(monkeypatch)
+
+    progress = happened(
+        executor, [to_host(1, [0], [0]), Fence((1,), 0.01)], includes(Ended(1, ok=False))
+    )
+    gate.opened.set()
+    progress += happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
+
+    assert progress == [Ended(1, ok=False), Quiesced(1)]
+    assert executor.trouble() is None
+
+
+def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
+    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can quarantine pages that are not ours."""
+    gate = Gate(monkeypatch)
+    executor.carry_out([replace(to_device(1, [0], [0]), timeout_s=0.01)])
+    waited(executor, includes(Ended(1, ok=False)))
+
+    happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
+
+    trouble = executor.trouble()
+    gate.opened.set()
+    assert trouble is not None
+    assert "does not end; the device is taken for lost" in trouble
+
+
+def test_population_changes_no_byte_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(population, "_CHUNK_BYTES", 1 << 20)
+    pool = HostPool(shard(), (4 << 20) // shard().page_bytes, pinned=False)
+    pool.bytes_tensor[3].fill_(7)
+
+    Population(pool.bytes_tensor).stop()
+    Population(pool.bytes_tensor)
+    for thread in threading.enumerate():
+        if thread.name == "lockstep-populate":
+            thread.join(PATIENCE_S)
+
+    assert "lockstep-populate" not in {thread.name for thread in threading.enumerate()}
+    assert bool((pool.bytes_tensor[3] == 7).all())
+    assert not pool.bytes_tensor[4:].any()

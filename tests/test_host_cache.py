@@ -1,0 +1,204 @@
+"""The engine owns the device pages: they are lent, held while copies run, and never looked at."""
+
+import logging
+
+import pytest
+from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
+
+from lockstep.coordinator.ballot import Answered, Ended, Quiesced
+from lockstep.errors import ConfigError, UsageError
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fence, LookUp
+from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.ranks.replica.serving import LoadState
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+
+
+def published(ranks: HostRanksInTurn) -> None:
+    """Let host memory have the prompt, from device pages that differ between ranks."""
+    for rank, cache in enumerate(ranks.caches):
+        assert cache.back_up("first", PROMPT, range(10 * rank, 10 * rank + 4)) == len(PROMPT)
+        cache.begin_backups()
+    ranks.settle()
+    assert ranks.every(lambda cache: cache.release("first"))
+
+
+def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> None:
+    """Rule R3."""
+    ranks = HostRanksInTurn()
+
+    for rank, cache in enumerate(ranks.caches):
+        cache.back_up("r", PROMPT, [7 + rank, 1 - rank, 5, 3])
+        cache.begin_backups()
+    ranks.step()
+
+    sources = [executor.take(CopyToHost)[0].transfers[0].sources for executor in ranks.executors]
+    assert sources == [(7, 1, 5, 3), (8, 0, 5, 3)]
+
+
+def test_what_was_backed_up_is_a_hit_and_is_loaded_into_pages_that_are_lent() -> None:
+    ranks = HostRanksInTurn()
+    published(ranks)
+
+    assert ranks.every(lambda cache: cache.hit("r", PROMPT, device_tokens=PAGE_TOKENS)) == (
+        3 * PAGE_TOKENS
+    )
+    for rank, cache in enumerate(ranks.caches):
+        cache.load("r", PROMPT, [rank, 40, 41], device_tokens=PAGE_TOKENS)
+        cache.begin_loads()
+
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.LOADING
+    orders = [executor.take(CopyToDevice)[0] for executor in ranks.executors]
+    assert [order.transfers[0].destinations for order in orders] == [(0, 40, 41), (1, 40, 41)]
+    for executor, order in zip(ranks.executors, orders, strict=True):
+        executor.said.append(Ended(order.operation, ok=True))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.READY
+
+
+def test_a_failed_load_is_told_only_when_no_rank_touches_the_pages_any_more() -> None:
+    """Rule R3: what the engine hears of, it may overwrite."""
+    ranks = HostRanksInTurn()
+    published(ranks)
+    for cache in ranks.caches:
+        cache.load("r", PROMPT, [0, 1, 2, 3]) if cache.hit("r", PROMPT) else None
+        cache.begin_loads()
+    (load,) = {executor.take(CopyToDevice)[0].operation for executor in ranks.executors}
+
+    ranks.executors[1].said.append(Ended(load, ok=False))
+    ranks.step()
+    assert [executor.take(Cancel)[0].operation for executor in ranks.executors] == [load, load]
+    ranks.executors[1].said.append(Quiesced(load))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.LOADING
+
+    ranks.executors[0].said.append(Quiesced(load))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED
+    assert ranks.every(lambda cache: cache.hit("r", PROMPT)) == 0
+
+
+def test_a_finished_request_s_pages_are_free_when_every_rank_has_copied_them() -> None:
+    """Rule R3: the delayed free."""
+    ranks = HostRanksInTurn()
+    for cache in ranks.caches:
+        cache.back_up("r", PROMPT, range(4))
+        cache.begin_backups()
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+
+    assert not ranks.every(lambda cache: cache.release("r"))
+    ranks.executors[0].said.append(Ended(backup, ok=True))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.take_freed()) == []
+    with pytest.raises(UsageError, match="still lends pages"):
+        ranks.caches[0].hit("r", PROMPT)
+
+    ranks.executors[1].said.append(Ended(backup, ok=True))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.take_freed()) == ["r"]
+    assert not ranks.every(lambda cache: cache.pending_frees)
+
+
+def test_a_preempted_request_s_backups_end_before_its_pages_are_overwritten() -> None:
+    """Rule R3: the fence. What it finds unfinished fails, and is no page of the cache."""
+    ranks = HostRanksInTurn()
+    for cache in ranks.caches:
+        cache.back_up("r", PROMPT, range(4))
+        cache.begin_backups()
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+
+    ranks.every(lambda cache: cache.fence("r"))
+
+    fences = [executor.take(Fence)[0] for executor in ranks.executors]
+    assert [fence.operations for fence in fences] == [(backup,), (backup,)]
+    ranks.executors[0].said.append(Ended(backup, ok=True))
+    ranks.executors[1].said.append(Ended(backup, ok=False))
+    ranks.settle()
+    assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
+    assert ranks.every(lambda cache: cache.release("r"))
+
+
+def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> None:
+    ranks = HostRanksInTurn()
+    published(ranks)
+    cache, executor = ranks.caches[0], ranks.executors[0]
+    other = list(range(1000, 1000 + PAGE_TOKENS))
+
+    for each in ranks.caches:
+        assert each.hit("r", PROMPT)
+        each.load("r", PROMPT, range(4))
+        each.back_up("s", other, [9])
+    assert not executor.take(CopyToDevice)
+
+    cache.begin_loads()
+    assert [type(order) for order in executor.orders] == [CopyToDevice]
+    cache.begin_backups()
+    assert [type(order) for order in executor.orders] == [CopyToDevice, CopyToHost]
+
+
+def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins() -> None:
+    ranks = HostRanksInTurn()
+    for cache in ranks.caches:
+        cache.back_up("r", PROMPT, range(4))
+        cache.fence("r")
+        cache.begin_backups()
+
+    assert not any(executor.take(CopyToHost) for executor in ranks.executors)
+    ranks.settle()
+    assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
+
+
+def test_after_a_reset_nothing_from_before_is_a_hit_and_keys_are_others() -> None:
+    ranks = HostRanksInTurn()
+    published(ranks)
+    ranks.every(lambda cache: cache.prefetch("a", [*PROMPT, *PROMPT]))
+    before = {key for executor in ranks.executors for key in executor.take(LookUp)[0].keys}
+
+    ranks.every(lambda cache: cache.reset())
+
+    assert ranks.every(lambda cache: cache.hit("b", PROMPT)) == 0
+    ranks.every(lambda cache: cache.prefetch("c", [*PROMPT, *PROMPT]))
+    after = {key for executor in ranks.executors for key in executor.take(LookUp)[0].keys}
+    assert before
+    assert not before & after
+
+
+def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:
+    """There is no forward pass to hide the round behind."""
+    ranks = HostRanksInTurn(1, depth=1)
+    cache = ranks.caches[0]
+    cache.prefetch("r", PROMPT)
+    ranks.executors[0].obey()
+
+    cache.begin_step()
+    cache.end_step(idle_s=0.001)
+
+    assert cache.prefetch_done("r")
+    assert cache.stats().steps == cache.stats().collectives == 1
+
+
+def test_one_line_names_the_rank_that_lacks_what_the_others_have(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And none is logged where every store lacks the same."""
+    ranks = HostRanksInTurn()
+    caplog.set_level(logging.INFO, logger="lockstep")
+    for name, answers in (("missed by all", (2, 2)), ("lost by one", (3, 1))):
+        ranks.every(lambda cache: cache.prefetch(name, PROMPT))
+        for executor, pages in zip(ranks.executors, answers, strict=True):
+            executor.said.append(Answered(executor.take(LookUp)[0].operation, pages))
+        ranks.step()
+
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message.startswith("rank 1 lacks page 1 of request lost by one (key ")
+
+
+def test_each_facade_refuses_the_other_s_configuration() -> None:
+    layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=1, elements=1),))
+    config = CacheConfig(model="m", layout=layout, device_pages=4, host_pages=4)
+
+    with pytest.raises(ConfigError, match="device_pages is 4, must be 0: the engine owns them"):
+        HostCache.open(config, pages=None)  # type: ignore[arg-type]

@@ -213,6 +213,16 @@ class RankCache:
             self.executor.close()
             self._collective.close()
 
+    def abandon(self) -> None:
+        """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
+
+        For a rank that ends by an error of its own: the others notice, and end with a named one.
+        """
+        if not self._closed:
+            self._closed = True
+            self._collective.close()
+            self.executor.close()
+
     def stats(self) -> CacheStats:
         """Return what this rank has done so far."""
         operations: dict[str, dict[str, int]] = {}

@@ -6,7 +6,7 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 
 from lockstep.coordinator.ballot import Answered, Ended, Quiesced
-from lockstep.errors import ConfigError, UsageError
+from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fence, LookUp
@@ -202,3 +202,17 @@ def test_each_facade_refuses_the_other_s_configuration() -> None:
 
     with pytest.raises(ConfigError, match="device_pages is 4, must be 0: the engine owns them"):
         HostCache.open(config, pages=None)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
+    ranks = HostRanksInTurn(depth=1)
+    ranks.step()
+    for cache in ranks.caches:
+        cache.begin_step()
+
+    ranks.caches[0].abandon()
+    ranks.caches[0].close()
+
+    assert ranks.executors[0].closed
+    with pytest.raises(GroupError):
+        ranks.caches[1].step(idle_s=0.001)

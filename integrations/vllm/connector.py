@@ -5,6 +5,7 @@ the worker's instance begins the copies where the forward pass stands, and hands
 what its own half has decided, since that is the way on which vLLM expects to hear of it.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -171,10 +172,14 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def shutdown(self) -> None:
-        """Write out what is on its way, and leave the group. Every rank calls it."""
+        """Write out what is on its way, and leave the group. Every rank calls it.
+
+        vLLM calls it at the end of the process too, where `sys.last_value` says whether an exception
+        has brought that about.
+        """
         if self._scheduler is not None:
             scheduler, self._scheduler = self._scheduler, None
-            scheduler.close()
+            scheduler.close(failed=getattr(sys, "last_value", None) is not None)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:

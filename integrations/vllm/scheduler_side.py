@@ -153,9 +153,15 @@ class SchedulerSide:
             tracked.stale = tracked.computed
         self.cache.reset()
 
-    def close(self) -> None:
-        """Write out what is on its way, together with the other ranks, and end."""
-        self.cache.close()
+    def close(self, *, failed: bool) -> None:
+        """Write out what is on its way, together with the other ranks, and end.
+
+        A process that has `failed` ends alone, since the others are not going to end with it.
+        """
+        if failed:
+            self.cache.abandon()
+        else:
+            self.cache.close()
 
     def _begin_pass(self) -> None:
         if not self._in_pass:

@@ -1,0 +1,72 @@
+"""Compares the protocols of the vLLM plug-in with vLLM itself, and prints what is missing as JSON.
+
+A program of its own, since importing vLLM changes how a process logs, warns and ends.
+"""
+
+import inspect
+import json
+from importlib import import_module
+from typing import Any
+
+from lockstep.integrations.vllm import LockstepConnector, contract
+
+REAL = {
+    contract.EngineRequest: "vllm.v1.request:Request",
+    contract.Blocks: "vllm.v1.core.kv_cache_manager:KVCacheBlocks",
+    contract.BlockState: "vllm.v1.core.sched.output:KVConnectorBlockState",
+    contract.ScheduledStep: "vllm.v1.core.sched.output:SchedulerOutput",
+    contract.TransferConfig: "vllm.config:KVTransferConfig",
+    contract.ParallelConfig: "vllm.config:ParallelConfig",
+    contract.TransferOutput: "vllm.v1.outputs:KVConnectorOutput",
+    contract.CacheSpec: "vllm.v1.kv_cache_interface:KVCacheSpec",
+    contract.CacheGroup: "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
+    contract.EngineCacheConfig: "vllm.v1.kv_cache_interface:KVCacheConfig",
+    contract.MultiModalFeature: "vllm.multimodal.inputs:MultiModalFeatureSpec",
+    contract.LoraRequest: "vllm.lora.request:LoRARequest",
+}
+
+
+def used(protocol: type) -> set[str]:
+    """Return the attributes and methods that a protocol names."""
+    return {
+        *getattr(protocol, "__annotations__", {}),
+        *(name for name in vars(protocol) if not name.startswith("_")),
+    }
+
+
+def has(real: type, name: str) -> bool:
+    """Say whether instances of a class have an attribute, as far as the class tells."""
+    fields: Any = getattr(real, "__struct_fields__", ())
+    return (
+        hasattr(real, name)
+        or name in fields
+        or any(name in getattr(base, "__annotations__", {}) for base in real.__mro__)
+        or f"self.{name}" in inspect.getsource(real)
+    )
+
+
+def missing() -> list[str]:
+    """Return a sentence for each thing that the plug-in uses and vLLM has not."""
+    told: list[str] = []
+    for protocol, place in REAL.items():
+        module, name = place.split(":")
+        real = getattr(import_module(module), name)
+        lacking = [each for each in sorted(used(protocol)) if not has(real, each)]
+        told += [f"{place} has no {each}" for each in lacking]
+    base: Any = LockstepConnector.__mro__[1]
+    for name, method in vars(LockstepConnector).items():
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        bases: list[Any] = list(LockstepConnector.__mro__[1:])
+        theirs: list[Any] = [getattr(each, name) for each in bases if hasattr(each, name)]
+        if not theirs:
+            told.append(f"{base.__name__} has no method {name}")
+            continue
+        taken = len(inspect.signature(theirs[0]).parameters)
+        if len(inspect.signature(method).parameters) != taken:
+            told.append(f"{name} takes {taken} arguments in vLLM")
+    return told
+
+
+if __name__ == "__main__":
+    print(json.dumps(missing()))  # noqa: T201 - the test reads it.

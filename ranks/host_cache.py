@@ -145,7 +145,7 @@ class HostCache(RankCache):
     @property
     def pending_frees(self) -> bool:
         """Whether device pages of released requests will become free without further commands."""
-        return bool(self.replica.offloading.leaving)
+        return self.replica.offloading.frees
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
         """See `RankCache.end_step`; there is no use in waiting for copies that are not begun yet."""

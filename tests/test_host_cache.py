@@ -5,7 +5,7 @@ import logging
 import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 
-from lockstep.coordinator.ballot import Answered, Ended, Quiesced
+from lockstep.coordinator.ballot import Answered, Ended, Quiesced, QuiesceExpired
 from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.host_cache import HostCache
@@ -216,3 +216,28 @@ def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
     assert ranks.executors[0].closed
     with pytest.raises(GroupError):
         ranks.caches[1].step(idle_s=0.001)
+
+
+def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
+    """Rule R10: an engine that waits for frees in place of preempting must not wait for ever."""
+    ranks = HostRanksInTurn()
+    for cache in ranks.caches:
+        cache.back_up("r", PROMPT, range(4))
+        cache.begin_backups()
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    assert not ranks.every(lambda cache: cache.release("r"))
+    assert ranks.every(lambda cache: cache.pending_frees)
+
+    ranks.executors[0].said.append(Ended(backup, ok=False))
+    ranks.step()
+    ranks.executors[0].said.append(QuiesceExpired(backup))
+    ranks.step()
+
+    assert ranks.phase(backup) == "QUARANTINED"
+    assert not ranks.every(lambda cache: cache.pending_frees)
+    assert ranks.every(lambda cache: cache.settle_copies())
+    for executor in ranks.executors:
+        executor.said.append(Quiesced(backup))
+    ranks.step()
+    assert ranks.every(lambda cache: cache.pending_frees)
+    assert ranks.every(lambda cache: cache.take_freed()) == ["r"]

@@ -10,7 +10,7 @@ and into nothing else, since they may differ between ranks, and the digest must 
     at the end           `release` says whether its pages are free; if not, `take_freed` will name it
 """
 
-from ...coordinator.operation import Kind
+from ...coordinator.operation import Kind, Phase
 from ...errors import UsageError
 from ..orders import Fence
 from .backing_up import BackingUp
@@ -166,9 +166,19 @@ class Offloading:
         return not copies
 
     @property
+    def frees(self) -> bool:
+        """Whether some released request's device pages are free, or will be without a command.
+
+        Those of a copy that is quarantined may never be.
+        """
+        return any(not self._stuck(copies) for copies in self.leaving.values())
+
+    @property
     def waits(self) -> bool:
-        """Whether some released request's device pages are not free yet."""
-        return any(self._in_flight(copies) for copies in self.leaving.values())
+        """Whether some released request's device pages are not free yet, and will be."""
+        return any(
+            self._in_flight(copies) and not self._stuck(copies) for copies in self.leaving.values()
+        )
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free on every rank."""
@@ -187,6 +197,10 @@ class Offloading:
     def _require_no_load(self, request: Request) -> None:
         if request.load is not None:
             raise UsageError(f"request {request.id!r} has a load in flight; wait for it")
+
+    def _stuck(self, copies: set[int]) -> bool:
+        table = self._state.operations.in_flight
+        return any(table[each].phase is Phase.QUARANTINED for each in self._in_flight(copies))
 
     def _in_flight(self, copies: set[int]) -> set[int]:
         return {number for number in copies if number in self._state.operations.in_flight}

@@ -142,6 +142,10 @@ class HostCache(RankCache):
         self._dispatch()
         return free
 
+    def lends(self, request: str) -> bool:
+        """Say whether copies on some rank may still touch the request's device pages."""
+        return self.replica.lends(request)
+
     @property
     def pending_frees(self) -> bool:
         """Whether device pages of released requests will become free without further commands."""

@@ -1,6 +1,7 @@
 """How a cache comes to be: settings compared, memory and store made ready, on every rank or on none."""
 
 import platform
+import secrets
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -109,6 +110,7 @@ def _agree_and_open(
         device_pages=agreed["device_pages"],
         host_pages=agreed["host_pages"],
         model_digest=bytes.fromhex(_namespace(config).digest()),
+        life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
     )
     return executor, replica_config
 

@@ -119,6 +119,13 @@ class RankCache:
         """
         return self.replica.prefetch_done(request)
 
+    def witness(self, *facts: object) -> None:
+        """Enter facts about the engine that must be the same on every rank into the digest.
+
+        Ranks that differ in one are found in the next round, by name of the first that differs.
+        """
+        self.replica.state.journal.record("engine", *facts)
+
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
 

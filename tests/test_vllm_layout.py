@@ -8,7 +8,7 @@ import torch
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.vllm import handover
-from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
+from lockstep.integrations.vllm.engine_layout import EngineLayout, kv_digest, require_supported
 
 TOKENS, HEADS, ELEMENTS = 32, 2, 64
 
@@ -64,10 +64,33 @@ class Parallel:
 
 
 @dataclass
+class Pretrained:
+    """A model's own configuration."""
+
+    rope: int = 1
+    path: str = "/a"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a dictionary."""
+        return {"rope": self.rope, "_name_or_path": self.path}
+
+
+@dataclass
+class Kept:
+    """How KV is kept."""
+
+    cache_dtype: str = "auto"
+
+
+@dataclass
 class Model:
     """A model."""
 
     model: str = "m"
+    dtype: object = torch.float32
+    quantization: object = None
+    revision: str | None = None
+    hf_config: Pretrained = field(default_factory=Pretrained)
 
 
 @dataclass
@@ -77,6 +100,7 @@ class Engine:
     parallel_config: Parallel = field(default_factory=Parallel)
     kv_transfer_config: Transfer | None = field(default_factory=Transfer)
     model_config: Model = field(default_factory=Model)
+    cache_config: Kept = field(default_factory=Kept)
 
 
 def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -174,3 +198,23 @@ def test_what_the_worker_leaves_is_taken_once() -> None:
     assert handover.take("an engine", Parallel()) is left
     with pytest.raises(ConfigError):
         handover.take("an engine", Parallel())
+
+
+def test_whatever_changes_kv_beside_the_weights_is_part_of_every_key() -> None:
+    engines = [
+        Engine(),
+        Engine(model_config=Model(hf_config=Pretrained(rope=4))),
+        Engine(model_config=Model(dtype=torch.bfloat16)),
+        Engine(model_config=Model(quantization="awq")),
+        Engine(model_config=Model(revision="main")),
+        Engine(cache_config=Kept("fp8_e4m3")),
+        Engine(cache_config=Kept("fp8_e5m2")),
+    ]
+
+    assert len({kv_digest(engine) for engine in engines}) == len(engines)
+
+
+def test_where_a_model_was_loaded_from_is_not() -> None:
+    elsewhere = Engine(model_config=Model(hf_config=Pretrained(path="/b")))
+
+    assert kv_digest(elsewhere) == kv_digest(Engine())

@@ -1,6 +1,7 @@
 """Which of vLLM's requests may share pages, and what the plug-in reads of them."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -32,6 +33,12 @@ class Adapter:
     lora_path: str
 
 
+class Status(Enum):
+    """Where a request stands."""
+
+    RUNNING = 1
+
+
 @dataclass
 class Sent:
     """A request with the attributes that vLLM's has."""
@@ -45,6 +52,7 @@ class Sent:
     lora_request: Adapter | None = None
     mm_features: list[Item] = field(default_factory=list[Item])
     num_computed_tokens: int = 0
+    status: Status = Status.RUNNING
 
     @property
     def num_tokens(self) -> int:

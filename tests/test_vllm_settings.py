@@ -34,7 +34,7 @@ def test_every_key_arrives_where_it_belongs() -> None:
     assert (settings.pipeline_depth, settings.idle_wait_s) == (0, 0.01)
     assert settings.stop_policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
     assert settings.bounds == Bounds(prefetches=4)
-    assert settings.timeouts == Timeouts(lookup_s=0.5)
+    assert settings.timeouts == Timeouts(lookup_s=0.5, round_s=600)
 
 
 def test_host_memory_may_be_given_as_a_number_of_pages() -> None:

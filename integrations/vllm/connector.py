@@ -6,7 +6,7 @@ what its own half has decided, since that is the way on which vLLM expects to he
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +33,7 @@ from .contract import (
     ScheduledStep,
     TransferOutput,
 )
-from .engine_layout import KV_COLUMN, EngineLayout, require_supported
+from .engine_layout import KV_COLUMN, EngineLayout, kv_digest, require_supported
 from .scheduler_side import PassResult, SchedulerSide
 
 if TYPE_CHECKING:
@@ -45,6 +45,25 @@ class PassMetadata(KVConnectorMetadata):
     """What the scheduler's half gives the worker's half for one step."""
 
     result: PassResult
+
+
+class InOrder(set[str]):
+    """A set of request ids, as vLLM wants it, that is iterated in the order in which it was made.
+
+    vLLM frees blocks in the order in which it iterates, and a plain set of ids would be iterated in
+    another order on each rank; from then on their prefix caches would differ.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = tuple(dict.fromkeys(names))
+        super().__init__(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def joined(self, names: Iterable[str]) -> "InOrder":
+        """Return these ids and then `names`."""
+        return InOrder((*self._names, *names))
 
 
 class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
@@ -103,9 +122,9 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         if result is None:
             return KVConnectorTransferResults()
         return KVConnectorTransferResults(
-            finished_sending=set(result.freed),
-            finished_recving=set(result.loaded),
-            failed_recving=set(result.failed),
+            finished_sending=InOrder(result.freed),
+            finished_recving=InOrder(result.loaded),
+            failed_recving=InOrder(result.failed),
         )
 
     # The scheduler's half.
@@ -148,12 +167,10 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         """Add what has settled since the step, before the engine reads it and perhaps stops."""
         settled = self._side.settle()
         if settled is not None:
-            connector_output.finished_sending = (
-                connector_output.finished_sending or set()
-            ) | settled.freed
-            connector_output.finished_recving = (
-                connector_output.finished_recving or set()
-            ) | settled.loaded
+            sent = InOrder(connector_output.finished_sending or ()).joined(settled.freed)
+            received = InOrder(connector_output.finished_recving or ()).joined(settled.loaded)
+            connector_output.finished_sending = sent
+            connector_output.finished_recving = received
 
     def has_pending_block_frees(self) -> bool:
         """Say whether waiting frees blocks, so that no request need be preempted for them."""
@@ -213,7 +230,7 @@ def _open(
     met.cache = HostCache.open(
         CacheConfig(
             model=parsed.model or config.model_config.model,
-            weights_version=parsed.weights_version,
+            weights_version=f"{parsed.weights_version}/{kv_digest(config)}",
             layout=engine.layout,
             host_pages=parsed.pages(shard.page_bytes),
             populate_host=True,

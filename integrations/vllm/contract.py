@@ -5,6 +5,7 @@ The classes that the connector derives from are imported where they are used, in
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from enum import Enum
 from typing import Any, Protocol
 
 
@@ -42,6 +43,11 @@ class EngineRequest(Protocol):
     prompt_embeds: object | None
     cache_salt: str | None
     num_computed_tokens: int
+
+    @property
+    def status(self) -> Enum:
+        """Where it stands; `vllm.v1.request.RequestStatus`."""
+        ...
 
     @property
     def lora_request(self) -> LoraRequest | None:
@@ -123,10 +129,32 @@ class ParallelConfig(Protocol):
     distributed_executor_backend: object
 
 
+class PretrainedConfig(Protocol):
+    """`transformers.PretrainedConfig`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a dictionary."""
+        ...
+
+
 class ModelConfig(Protocol):
     """`vllm.config.ModelConfig`."""
 
     model: str
+    dtype: object
+    quantization: object
+    revision: str | None
+
+    @property
+    def hf_config(self) -> PretrainedConfig:
+        """The model's own configuration, with what the user has overridden in it."""
+        ...
+
+
+class CacheDtype(Protocol):
+    """`vllm.config.CacheConfig`."""
+
+    cache_dtype: str
 
 
 class EngineConfig(Protocol):
@@ -140,6 +168,11 @@ class EngineConfig(Protocol):
     @property
     def parallel_config(self) -> ParallelConfig:
         """How ranks divide it."""
+        ...
+
+    @property
+    def cache_config(self) -> CacheDtype:
+        """How KV is kept."""
         ...
 
     @property

@@ -16,17 +16,34 @@ from ...ranks.replica.serving import LoadState
 from .contract import EngineRequest, ScheduledStep
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
+ABORTED = "FINISHED_ABORTED"
+"""What vLLM calls the status of a request that was ended from outside."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What the scheduler is to hear after a step, the same on every rank."""
+    """What the scheduler is to hear after a step, the same on every rank and in the same order.
 
-    loaded: frozenset[str]
+    In the order of arrival: the scheduler frees blocks in the order in which it hears of them, and the
+    engine's ids, which are others on each rank, have no order that all ranks could agree on.
+    """
+
+    loaded: tuple[str, ...]
     """Requests whose load is over, well or not."""
-    failed: frozenset[str]
+    failed: tuple[str, ...]
     """Those of them whose load failed."""
-    freed: frozenset[str]
+    freed: tuple[str, ...]
     """Finished requests whose pages are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A request that has ended, and of which the cache has not heard yet."""
+
+    tracked: TrackedRequest
+    loading: bool
+    fenced: bool
+    """Its blocks are the engine's again at once."""
 
 
 class SchedulerSide:
@@ -51,11 +68,13 @@ class SchedulerSide:
         self._requests: dict[str, TrackedRequest] = {}
         """By the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
-        self._leaving: dict[str, str] = {}
-        """By name: the engine's ids of finished requests whose blocks are still copied."""
-        self._abandoned: set[str] = set()
-        """Ids of requests that ended while they were loading: the engine waits for the load."""
-        self._over: set[str] = set()
+        self._leaving: dict[str, TrackedRequest] = {}
+        """By name: finished requests whose blocks are still copied."""
+        self._abandoned: dict[str, TrackedRequest] = {}
+        """By name: requests that ended while they were loading; the engine waits for the load."""
+        self._ended: list[_Ended] = []
+        """Requests that have ended since the last pass."""
+        self._over: list[TrackedRequest] = []
         """Those of them whose load is over, and of which the engine has not heard yet."""
         self._in_pass = False
 
@@ -74,7 +93,12 @@ class SchedulerSide:
         """Return how many tokens can be loaded beyond `device_tokens`; None: ask again later."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
-        if tracked is None or not self._reads(request):
+        if tracked is None:
+            return 0
+        if tracked.computed:
+            # Asked again, so it was preempted: also between two passes, where nobody says so before.
+            self._preempted(tracked)
+        if not self._reads(request):
             return 0
         tracked.device_tokens = device_tokens
         length = tracked.loadable_tokens
@@ -106,13 +130,15 @@ class SchedulerSide:
         self._begin_pass()
         preempted = [self._requests.get(name) for name in step.preempted_req_ids or ()]
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
-            self._preempted(each)
+            if each.computed:
+                self._preempted(each)
         if self._backs_up and step.kv_connector_block_state is not None:
             for name, tokens in step.num_scheduled_tokens.items():
                 tracked = self._requests.get(name)
                 if tracked is not None:
                     tracked.computed = True
                     self._back_up(tracked, tokens, step)
+        self._witness(step)
         self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
         self._in_pass = False
         return self._result()
@@ -124,17 +150,29 @@ class SchedulerSide:
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
-        if not blocks and not loading:
-            # It was preempted, and its blocks were given away with nobody asking.
-            self.cache.fence(tracked.name)
-        free = self.cache.release(tracked.name)
-        if not free:
-            self._leaving[tracked.name] = request.request_id
-        if loading:
-            # The engine keeps the blocks of a request that loads until it is told that the load is
-            # over, which says no more than that its blocks are free.
-            (self._over if free else self._abandoned).add(request.request_id)
-        return not free and not loading
+        # Blocks of a preempted request were given away with nobody asking. Those of an aborted one
+        # could be held back, but an engine that aborts its last request never steps to free them.
+        fenced = not loading and (not blocks or request.status.name == ABORTED)
+        self._ended.append(_Ended(tracked, loading=loading, fenced=fenced))
+        return not fenced and not loading and self.cache.lends(tracked.name)
+
+    def _commit(self) -> None:
+        """Give the commands for what has ended since the last pass, in the order of arrival.
+
+        The engine tells of requests that are aborted together in another order on each rank.
+        """
+        ended, self._ended = self._ended, []
+        for each in sorted(ended, key=lambda each: each.tracked.number):
+            name = each.tracked.name
+            if each.fenced:
+                self.cache.fence(name)
+            free = self.cache.release(name)
+            if not free and not each.fenced:
+                # The engine keeps the blocks of a request that loads until it is told that the load
+                # is over, which says no more than that its blocks are free.
+                (self._abandoned if each.loading else self._leaving)[name] = each.tracked
+            elif each.loading:
+                self._over.append(each.tracked)
 
     def settle(self) -> PassResult | None:
         """Wait for copies of finished requests' blocks, if nothing else keeps the engine stepping.
@@ -142,13 +180,17 @@ class SchedulerSide:
         An engine that stops with blocks held back cannot drop its own prefix cache, which it must be
         able to whenever its weights change.
         """
-        if self._unfinished or not self.cache.pending_frees:
+        if self._unfinished:
+            return None
+        self._commit()
+        if not self.cache.pending_frees:
             return None
         self.cache.settle_copies()
         return self._result()
 
     def reset(self) -> None:
         """Offer nothing of what is cached now any more, nor what running requests have computed."""
+        self._commit()
         for tracked in self._requests.values():
             tracked.stale = tracked.computed
         self.cache.reset()
@@ -161,11 +203,23 @@ class SchedulerSide:
         if failed:
             self.cache.abandon()
         else:
+            self._commit()
             self.cache.close()
+
+    def _witness(self, step: ScheduledStep) -> None:
+        """Enter what was scheduled into the digest: ranks whose engines decide differently are told."""
+        scheduled = [
+            (tracked.number, tokens)
+            for name, tokens in step.num_scheduled_tokens.items()
+            if (tracked := self._requests.get(name)) is not None
+        ]
+        if scheduled:
+            self.cache.witness("scheduled", *scheduled)
 
     def _begin_pass(self) -> None:
         if not self._in_pass:
             self._in_pass = True
+            self._commit()
             self.cache.begin_step()
 
     def _reads(self, request: EngineRequest) -> bool:
@@ -197,15 +251,25 @@ class SchedulerSide:
         self.cache.back_up(tracked.name, tokens, blocks[:pages], tracked.namespace)
 
     def _result(self) -> PassResult:
-        states = {
-            each: self.cache.load_state(tracked.name) for each, tracked in self._loading.items()
-        }
-        loaded = {each for each, state in states.items() if state is not LoadState.LOADING}
-        failed = {each for each in loaded if states[each] is LoadState.FAILED}
-        for each in loaded:
+        loaded, self._over = self._over, []
+        failed: list[TrackedRequest] = []
+        for each, tracked in list(self._loading.items()):
+            state = self.cache.load_state(tracked.name)
+            if state is LoadState.LOADING:
+                continue
             del self._loading[each]
-        freed = {self._leaving.pop(name) for name in self.cache.take_freed()}
-        ended = freed & self._abandoned
-        self._abandoned -= ended
-        over, self._over = loaded | ended | self._over, set()
-        return PassResult(frozenset(over), frozenset(failed), frozenset(freed - ended))
+            loaded.append(tracked)
+            if state is LoadState.FAILED:
+                failed.append(tracked)
+        freed: list[TrackedRequest] = []
+        for name in self.cache.take_freed():
+            if name in self._abandoned:
+                loaded.append(self._abandoned.pop(name))
+            else:
+                freed.append(self._leaving.pop(name))
+        return PassResult(_ids(loaded), _ids(failed), _ids(freed))
+
+
+def _ids(requests: list[TrackedRequest]) -> tuple[str, ...]:
+    """Return the engine's ids of requests, in the order in which they arrived."""
+    return tuple(each.request.request_id for each in sorted(requests, key=lambda each: each.number))

@@ -10,6 +10,10 @@ from ...ranks.config import Bounds, Timeouts
 
 WHERE = "kv_connector_extra_config"
 
+ROUND_S = 600.0
+"""What one rank's program does before it comes back to its engine may take minutes: a checkpoint that
+it writes, weights that it loads. A rank that has died is noticed at once, whatever this is."""
+
 Section = StopPolicy | Bounds | Timeouts
 
 
@@ -35,7 +39,7 @@ class ConnectorSettings:
     """When a request stops waiting for storage: rule, base_s, per_ki_token_s, cap_s."""
     bounds: Bounds = field(default_factory=Bounds)
     """See `ranks.config.Bounds`."""
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
     """See `ranks.config.Timeouts`."""
 
     def pages(self, page_bytes: int) -> int:
@@ -98,7 +102,7 @@ def _section(where: str, kind: type[Section], value: object) -> Section:
         raise ConfigError(f"{where} must hold keys and values, not {value!r}")
     given = cast("Mapping[str, Any]", value)
     _require_known(where, given, {each.name for each in fields(kind)})
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"round_s": ROUND_S} if kind is Timeouts else {}
     for key, each in given.items():
         if key == "rule":
             values[key] = _rule(f"{where}.{key}", each)

@@ -25,6 +25,8 @@ class EnginePages:
             raise ConfigError("the engine has registered no KV tensor")
         self.device = every[0].device
         self.pages = min(len(tensor) for tensor in every)
+        if not self.pages:
+            raise ConfigError("the engine has no KV blocks; give its KV cache more memory")
         for shard in layout.columns:
             name, layers = shard.column.name, tensors[shard.column.name]
             if len(layers) != shard.column.layers:

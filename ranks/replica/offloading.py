@@ -155,6 +155,10 @@ class Offloading:
             state.orders.append(Fence(tuple(sorted(copies)), timeout_s))
         state.move(request)
 
+    def lends(self, request: Request) -> bool:
+        """Say whether copies may still touch the request's device pages. Reads only."""
+        return bool(self._in_flight(request.copies))
+
     def release(self, request: Request) -> bool:
         """Forget a request; say whether its device pages are free on every rank."""
         state = self._state

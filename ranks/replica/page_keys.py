@@ -11,13 +11,18 @@ from .tokens import TOKEN_BYTES
 KEY_BYTES = 32
 
 
-def namespace_seed(model_digest: bytes, namespace: str, generation: int = 0) -> bytes:
+def namespace_seed(
+    model_digest: bytes, namespace: str, generation: int = 0, life: bytes = b""
+) -> bytes:
     """Return the start of the chain for one namespace (tenant salt, adapter) of one model.
 
-    Each reset of a cache begins another generation, whose keys have nothing in common.
+    Each reset of a cache begins another generation, whose keys have nothing in common with those of
+    any other, nor with those of the same generation in another `life` of a cache.
     """
     seed = sha256(model_digest + namespace.encode()).digest()
-    return sha256(seed + generation.to_bytes(8, "little")).digest() if generation else seed
+    if not generation:
+        return seed
+    return sha256(seed + generation.to_bytes(8, "little") + life).digest()
 
 
 def page_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:

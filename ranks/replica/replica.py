@@ -110,7 +110,10 @@ class Replica:
 
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`."""
-        return self.offloading.hit(self._enter(name, namespace), tokens, device_tokens)
+        request = self._enter(name, namespace)
+        # What the engine has itself must be the same on every rank, or their batches differ.
+        self.state.journal.record("hit", name, device_tokens)
+        return self.offloading.hit(request, tokens, device_tokens)
 
     def load(self, name: str, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
@@ -138,6 +141,11 @@ class Replica:
         request = self.state.request(name)
         self.prefetching.stop(request)
         return self.offloading.release(request)
+
+    def lends(self, name: str) -> bool:
+        """Say whether copies touch device pages of a request that is known. Reads only."""
+        request = self.state.requests.get(name)
+        return request is not None and self.offloading.lends(request)
 
     def take_freed(self) -> list[str]:
         """Return the requests that have left and whose device pages have become free."""

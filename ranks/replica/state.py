@@ -56,13 +56,21 @@ class ReplicaConfig:
     has_store: bool
     model_digest: bytes
     """Stands for everything that must agree before pages may be shared; starts every key."""
+    life: bytes = b""
+    """Drawn when the cache was opened; keys after a `reset` are this life's alone."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     bounds: Bounds = field(default_factory=Bounds)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     @classmethod
     def of(
-        cls, config: CacheConfig, *, device_pages: int, host_pages: int, model_digest: bytes
+        cls,
+        config: CacheConfig,
+        *,
+        device_pages: int,
+        host_pages: int,
+        model_digest: bytes,
+        life: bytes = b"",
     ) -> "ReplicaConfig":
         """Return the replica's part of a cache's settings, with the agreed pool sizes."""
         return cls(
@@ -71,6 +79,7 @@ class ReplicaConfig:
             host_pages=host_pages,
             has_store=config.store is not None,
             model_digest=model_digest,
+            life=life,
             stop_policy=config.stop_policy,
             bounds=config.bounds,
             timeouts=config.timeouts,
@@ -140,7 +149,8 @@ class ReplicaState:
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
-        return self.tree.plant(place, namespace_seed(self.config.model_digest, *place))
+        config = self.config
+        return self.tree.plant(place, namespace_seed(config.model_digest, *place, config.life))
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""

@@ -128,8 +128,7 @@ def test_a_hit_after_a_reset_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_keys_that_outlive_a_reset_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What storage has from before the reset would be served after it."""
 
-    def seed_without_generation(model_digest: bytes, namespace: str, generation: int) -> bytes:
-        del generation
+    def seed_without_generation(model_digest: bytes, namespace: str, *_: object) -> bytes:
         return namespace_seed(model_digest, namespace, 0)
 
     monkeypatch.setattr(state_module, "namespace_seed", seed_without_generation)

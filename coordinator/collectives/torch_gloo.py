@@ -138,6 +138,9 @@ class TorchCollective:
         Collective over the default process group, which must have been initialised: every rank of
         it calls this, in the same order as its other group creations. `timeout_s` bounds what gloo
         itself may wait, so give at least the round timeout.
+
+        Returns once every rank of the group has connected: gloo lets go of a rank that is through,
+        and if that one leaves the group at once, those that are still connecting fail.
         """
         if not dist.is_initialized():
             raise ConfigError(
@@ -145,10 +148,19 @@ class TorchCollective:
                 "or start the program with torchrun"
             )
         _abandoned[:] = [each for each in _abandoned if not each.give_up()]
-        group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+        try:
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise _as_group_error(error, "the making of the group", timeout_s) from error
         if not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"this rank is not among the ranks {ranks} of the group")
-        return cls(group)
+        collective = cls(group)
+        try:
+            collective.gather(b"", timeout_s)
+        except GroupError:
+            collective.close()
+            raise
+        return collective
 
     def launch(self, lanes: Vector) -> _TorchRound:
         """See `Collective`."""

@@ -28,7 +28,7 @@ from ranks_as_processes import RanksAsProcesses
 
 from lockstep.coordinator.collectives.base import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, GroupError
 
 pytestmark = pytest.mark.distributed
 
@@ -102,6 +102,13 @@ def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_ma
     assert ranks.run(leave_and_make_others, 2) == [(1, 0)] * 2
 
 
+def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
+    """Rule R10: or one that leaves at once would make those fail that are still connecting."""
+    first, _ = ranks.run(create_behind, 2, late=[1])
+
+    assert first == "no group"
+
+
 @pytest.mark.parametrize("ending", ["close", "forget", "destroy_default", "collect"])
 def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Path) -> None:
     """Rule R10: the end of a process is a wait too."""
@@ -163,6 +170,27 @@ def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]
     for _ in range(20):
         TorchCollective.create(timeout_s=PATIENCE_S).close()
     return kept_while_pending, groups_kept()
+
+
+def create_behind(collective: Collective, hold: Hold) -> str:
+    """Return whether a group was made, by a rank whose peer stays in the making of it."""
+    if collective.rank == 1:
+        import torch.distributed
+
+        dist: Any = torch.distributed
+        make = dist.new_group
+
+        def make_and_stay(*args: Any, **kwargs: Any) -> Any:
+            group = make(*args, **kwargs)
+            hold()
+            return group
+
+        dist.new_group = make_and_stay
+    try:
+        TorchCollective.create(timeout_s=4 * SHORT_S)
+    except GroupError:
+        return "no group"
+    return "a group"
 
 
 def groups_kept() -> int:

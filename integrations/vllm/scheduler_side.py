@@ -132,13 +132,18 @@ class SchedulerSide:
         for each in sorted(filter(None, preempted), key=lambda each: each.number):
             if each.computed:
                 self._preempted(each)
-        if self._backs_up and step.kv_connector_block_state is not None:
-            for name, tokens in step.num_scheduled_tokens.items():
-                tracked = self._requests.get(name)
-                if tracked is not None:
-                    tracked.computed = True
-                    self._back_up(tracked, tokens, step)
-        self._witness(step)
+        scheduled = [
+            (tracked, tokens)
+            for name, tokens in step.num_scheduled_tokens.items()
+            if (tracked := self._requests.get(name)) is not None
+        ]
+        for tracked, tokens in scheduled:
+            tracked.computed = True
+            if self._backs_up:
+                self._back_up(tracked, tokens, step)
+        if scheduled:
+            # Ranks whose engines decide differently are told so by the digest.
+            self.cache.witness("scheduled", *((each.number, tokens) for each, tokens in scheduled))
         self.cache.end_step(idle_s=0.0 if step.total_num_scheduled_tokens else self._idle_wait_s)
         self._in_pass = False
         return self._result()
@@ -206,16 +211,6 @@ class SchedulerSide:
             self._commit()
             self.cache.close()
 
-    def _witness(self, step: ScheduledStep) -> None:
-        """Enter what was scheduled into the digest: ranks whose engines decide differently are told."""
-        scheduled = [
-            (tracked.number, tokens)
-            for name, tokens in step.num_scheduled_tokens.items()
-            if (tracked := self._requests.get(name)) is not None
-        ]
-        if scheduled:
-            self.cache.witness("scheduled", *scheduled)
-
     def _begin_pass(self) -> None:
         if not self._in_pass:
             self._in_pass = True
@@ -241,11 +236,10 @@ class SchedulerSide:
         # Tokens that are only guessed, or not sampled yet, may still turn out to be others.
         known = min(request.num_computed_tokens + scheduled, request.num_tokens)
         pages = known // self._page_tokens
-        if tracked.stale or pages <= tracked.lent_pages:
+        state = step.kv_connector_block_state
+        if state is None or tracked.stale or pages <= tracked.lent_pages:
             return
         tracked.lent_pages = pages
-        state = step.kv_connector_block_state
-        assert state is not None
         blocks = state.resolve_block_ids(request.request_id)[0]
         tokens = tracked.head(pages * self._page_tokens)
         self.cache.back_up(tracked.name, tokens, blocks[:pages], tracked.namespace)

@@ -36,7 +36,7 @@ check: install-dev  ## Lint, check the format, check the types.
 	$(BIN)/pyright
 
 test: install-dev  ## Run the tests, but for the slow ones and those that need an engine.
-	$(PYTEST) -n $(JOBS) -m "$(DEFAULT_TESTS) and not distributed"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
 
 install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.

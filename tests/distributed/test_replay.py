@@ -18,9 +18,27 @@ ROOM = ("--device-pages", 4000, "--host-pages", 4000, "--output-tokens-max", 4)
 ONE_AT_A_TIME = ("--concurrency", 1, *ROOM)
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write_trace(tmp_path / "trace.jsonl", synthetic_requests(7, 40))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    return write_trace(folder / "trace.jsonl", synthetic_requests(7, 40))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Report:
+    """What comes of 20 requests under the built-in launcher."""
+    report = tmp_path_factory.mktemp("ours") / "report.json"
+    return replay(report, trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
+
+
+@pytest.fixture(scope="module")
+def store_of_64(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> str:
+    """The URI of a store with pages of 64 tokens."""
+    folder = tmp_path_factory.mktemp("store-of-64")
+    uri = (folder / "store").as_uri()
+    options = ("--store", uri, "--page-tokens", 64, "--requests", 4, "--ranks", 1)
+    replay(folder / "report.json", trace, *options)
+    return uri
 
 
 def hit_tokens(report: Report) -> int:
@@ -68,11 +86,10 @@ def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path)
 
 
 def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
-    tmp_path: Path, trace: Path
+    tmp_path: Path, trace: Path, ours: Report
 ) -> None:
     arguments = (trace, "--requests", 20, *ONE_AT_A_TIME)
 
-    ours = replay(tmp_path / "ours.json", *arguments, "--ranks", 2)
     by_hand = replay(tmp_path / "by_hand.json", *arguments, start=torchrun(2))
 
     assert_sound(by_hand, 2, 20)
@@ -80,11 +97,12 @@ def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
         assert by_hand[name] == ours[name], name
 
 
-def test_ray_actors_give_what_the_built_in_launcher_gives(tmp_path: Path, trace: Path) -> None:
+def test_ray_actors_give_what_the_built_in_launcher_gives(
+    tmp_path: Path, trace: Path, ours: Report
+) -> None:
     pytest.importorskip("ray")
     arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
 
-    ours = replay(tmp_path / "ours.json", *arguments)
     by_ray = replay(tmp_path / "by_ray.json", *arguments, "--launcher", "ray")
 
     assert_sound(by_ray, 2, 20)
@@ -94,15 +112,13 @@ def test_ray_actors_give_what_the_built_in_launcher_gives(tmp_path: Path, trace:
 
 @pytest.mark.parametrize("launcher", ["torch", "torchrun", "ray"])
 def test_a_store_with_another_page_size_is_refused_in_one_line(
-    tmp_path: Path, trace: Path, launcher: str
+    trace: Path, store_of_64: str, launcher: str
 ) -> None:
-    store = ("--store", (tmp_path / "store").as_uri(), "--requests", 4)
-    replay(tmp_path / "report.json", trace, *store, "--page-tokens", 64, "--ranks", 1)
     if launcher == "ray":
         pytest.importorskip("ray")
     start = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
 
-    ended = run(*start, trace, *store, "--page-tokens", 32)
+    ended = run(*start, trace, "--store", store_of_64, "--requests", 4, "--page-tokens", 32)
 
     assert ended.status == (1 if launcher == "torchrun" else 2)
     assert len(ended.said) == 1

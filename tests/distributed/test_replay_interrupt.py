@@ -72,8 +72,17 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
     assert half_written == []
 
 
-@pytest.mark.parametrize("launcher", ["torch", "ray"])
-@pytest.mark.parametrize("how", ["ctrl-c", "sigint", "sigterm"])
+@pytest.mark.parametrize(
+    ("how", "launcher"),
+    [
+        ("ctrl-c", "torch"),
+        ("ctrl-c", "ray"),
+        ("sigint", "torch"),
+        pytest.param("sigint", "ray", marks=pytest.mark.slow),
+        ("sigterm", "torch"),
+        ("sigterm", "ray"),
+    ],
+)
 def test_an_interrupted_replay_ends_at_once_and_leaves_nothing(
     running: list[Running], tmp_path: Path, launcher: str, how: str
 ) -> None:

@@ -117,7 +117,8 @@ def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
     if stored.page_tokens != mine.page_tokens:
         raise ConfigError(
             f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "
-            f"here; use another store or --page-tokens {stored.page_tokens}"
+            f"here; use another store, or pages of {stored.page_tokens} tokens (--page-tokens, "
+            "block_size)"
         )
     stored_names = ", ".join(column.name for column in stored.columns)
     names = ", ".join(column.name for column in mine.columns)

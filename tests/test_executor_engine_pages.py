@@ -145,6 +145,7 @@ def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -
             [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS).transpose(1, 2)] * 3,
             "must be contiguous, heads first",
         ),
+        ([torch.rand(1, HEADS, TOKENS, ELEMENTS).expand(BLOCKS, -1, -1, -1)] * 3, "pages overlap"),
     ],
 )
 def test_tensors_that_are_no_pages_are_refused(layers: list[torch.Tensor], named: str) -> None:

@@ -26,7 +26,7 @@ INDEX = Column(
 OTHER_LAYOUTS: dict[str, tuple[PageLayout, str]] = {
     "page size": (
         replace(LAYOUT, page_tokens=64),
-        "page_tokens is 16 in the store and 64 here; use another store or --page-tokens 16",
+        "page_tokens is 16 in the store and 64 here; use another store, or pages of 16 tokens",
     ),
     "one column more": (
         replace(LAYOUT, columns=(KEYS, VALUES, INDEX)),

@@ -56,6 +56,8 @@ def _page_bytes(what: str, tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
             " bytes of one page must be contiguous, heads first; choose a layout of the KV cache"
             " that is"
         )
+    if len(tensor) > 1 and tensor.stride(0) < tensor[0].numel():
+        raise ConfigError(f"{what} has strides {tensor.stride()}: its pages overlap in memory")
     with torch.inference_mode(mode=False):
         flat = tensor.detach().flatten(1) if tensor.is_contiguous() else _strided(tensor)
         return flat.view(torch.uint8)

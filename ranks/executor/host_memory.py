@@ -54,8 +54,8 @@ def check_host_memory(bytes_needed: int, ranks_on_host: int = 1, *, root: Path =
     where = "on this machine" if available == machine else "within this process's memory limit"
     raise ConfigError(
         f"host pages need {needed / 2**30:.2f} GiB for {ranks_on_host} rank(s) on this host, and "
-        f"{available / 2**30:.2f} GiB is available {where}; lower host_pages, run fewer ranks on "
-        "this host, or allow more memory"
+        f"{available / 2**30:.2f} GiB is available {where}; lower host_pages (host_memory_gib "
+        "in an engine's configuration), run fewer ranks on this host, or allow more memory"
     )
 
 

@@ -5,6 +5,7 @@ the worker's instance begins the copies where the forward pass stands, and hands
 what its own half has decided, since that is the way on which vLLM expects to hear of it.
 """
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from .scheduler_side import PassResult, SchedulerSide
 
 if TYPE_CHECKING:
     from .contract import TransferConfig
+
+log = logging.getLogger("vllm.lockstep")
+"""Below vLLM's own logger, which is the only one for which vLLM prints what is no warning."""
 
 
 @dataclass
@@ -247,6 +251,18 @@ def _open(
         raise ConfigError(
             f"torch.distributed has {met.cache.world_size} ranks and the engine"
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
+        )
+    if met.cache.rank == 0:
+        pages = met.cache.replica.state.config.host_pages
+        log.info(
+            "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
+            " pipeline depth %d",
+            met.cache.world_size,
+            pages * shard.page_bytes / 2**30,
+            pages,
+            engine.layout.page_tokens,
+            f"store {parsed.store}" if parsed.store else "no store",
+            parsed.pipeline_depth,
         )
     return SchedulerSide(
         met.cache,

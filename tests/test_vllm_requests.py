@@ -1,63 +1,10 @@
 """Which of vLLM's requests may share pages, and what the plug-in reads of them."""
 
-from dataclasses import dataclass, field
-from enum import Enum
-
 import numpy as np
 import pytest
+from sent_requests import Adapter, Item, Position, Sent
 
 from lockstep.integrations.vllm.tracked import TrackedRequest, may_be_cached, namespace_of
-
-
-@dataclass
-class Position:
-    """Where an item stands."""
-
-    offset: int
-    length: int
-
-
-@dataclass
-class Item:
-    """An item of another modality."""
-
-    identifier: str
-    mm_position: Position
-
-
-@dataclass
-class Adapter:
-    """A LoRA adapter."""
-
-    lora_name: str
-    lora_path: str
-
-
-class Status(Enum):
-    """Where a request stands."""
-
-    RUNNING = 1
-
-
-@dataclass
-class Sent:
-    """A request with the attributes that vLLM's has."""
-
-    all_token_ids: list[int] = field(default_factory=list[int])
-    request_id: str = "r"
-    resumable: bool = False
-    skip_reading_prefix_cache: bool = False
-    prompt_embeds: object | None = None
-    cache_salt: str | None = None
-    lora_request: Adapter | None = None
-    mm_features: list[Item] = field(default_factory=list[Item])
-    num_computed_tokens: int = 0
-    status: Status = Status.RUNNING
-
-    @property
-    def num_tokens(self) -> int:
-        """Return how many tokens are known."""
-        return len(self.all_token_ids)
 
 
 def test_a_plain_request_shares_with_every_other_plain_request() -> None:

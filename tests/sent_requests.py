@@ -1,0 +1,79 @@
+"""Requests and schedules with the attributes that vLLM's have, for tests without vLLM."""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lockstep.integrations.vllm.contract import BlockState
+
+
+@dataclass
+class Position:
+    """Where an item stands."""
+
+    offset: int
+    length: int
+
+
+@dataclass
+class Item:
+    """An item of another modality."""
+
+    identifier: str
+    mm_position: Position
+
+
+@dataclass
+class Adapter:
+    """A LoRA adapter."""
+
+    lora_name: str
+    lora_path: str
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    RUNNING = 1
+
+
+@dataclass
+class Sent:
+    """A request with the attributes that vLLM's has."""
+
+    all_token_ids: list[int] = field(default_factory=list[int])
+    request_id: str = "r"
+    resumable: bool = False
+    skip_reading_prefix_cache: bool = False
+    prompt_embeds: object | None = None
+    cache_salt: str | None = None
+    lora_request: Adapter | None = None
+    mm_features: list[Item] = field(default_factory=list[Item])
+    num_computed_tokens: int = 0
+    status: Status = Status.RUNNING
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are known."""
+        return len(self.all_token_ids)
+
+
+@dataclass
+class Blocks:
+    """The block tables of what is scheduled."""
+
+    resolve_block_ids: Callable[[str], tuple[Sequence[int], ...]]
+
+
+@dataclass
+class Scheduled:
+    """One pass of the scheduler."""
+
+    num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    preempted_req_ids: AbstractSet[str] | None = None
+    kv_connector_block_state: BlockState | None = None
+    total_num_scheduled_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total_num_scheduled_tokens = sum(self.num_scheduled_tokens.values())

@@ -22,7 +22,7 @@ from ..errors import ConfigError, UsageError
 from .config import CacheConfig
 from .executor.base import Executor
 from .orders import Cancel, CopyToDevice, CopyToHost, Fence, Order
-from .rank_cache import FLUSH_POLL_S, RankCache, as_count, require_text
+from .rank_cache import RankCache, as_count, require_text
 from .replica.pages import PageRun, page_run
 from .replica.serving import LoadState
 from .replica.state import ReplicaConfig
@@ -162,15 +162,9 @@ class HostCache(RankCache):
         take at all, in agreed time: pages of a copy that never ends stay with it.
         """
         times = self.config.timeouts
-        patience_ms = (times.copy_s + times.quiesce_s) * 1000
-        began_ms = 0
-        while self.replica.offloading.waits:
-            self.step(idle_s=FLUSH_POLL_S)
-            now_ms = self.replica.state.time_ms
-            began_ms = began_ms or now_ms
-            if now_ms - began_ms > patience_ms:
-                return False
-        return True
+        return self._step_until(
+            lambda: not self.replica.offloading.waits, times.copy_s + times.quiesce_s
+        )
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""

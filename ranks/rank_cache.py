@@ -192,14 +192,7 @@ class RankCache:
         Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
         """
         self.step()
-        began_ms = self.replica.state.time_ms
-        while not self.replica.idle:
-            self.step(idle_s=FLUSH_POLL_S)
-            now_ms = self.replica.state.time_ms
-            began_ms = began_ms or now_ms
-            if now_ms - began_ms > self.config.timeouts.flush_s * 1000:
-                return False
-        return True
+        return self._step_until(lambda: self.replica.idle, self.config.timeouts.flush_s)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
@@ -245,6 +238,21 @@ class RankCache:
             pages_corrupt=self.executor.pages_corrupt(),
             digest=self.replica.digest,
         )
+
+    def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
+        """Run rounds until `done`, which follows from the replica; False after `patience_s`.
+
+        In agreed time, so on every rank alike, and from the first of these rounds on: an engine that
+        was idle has heard of no time since its last one, or of none at all (0).
+        """
+        began_ms = 0
+        while not done():
+            self.step(idle_s=FLUSH_POLL_S)
+            now_ms = self.replica.state.time_ms
+            began_ms = began_ms or now_ms
+            if now_ms - began_ms > patience_s * 1000:
+                return False
+        return True
 
     def _require_group(self) -> None:
         if self.rounds.ended_by is not None:

@@ -5,6 +5,7 @@ them before a step; one under a `HostCache` decides between the halves of a step
 forward pass after it.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -24,7 +25,7 @@ PATIENCE = 25
 CacheT = TypeVar("CacheT", bound=RankCache)
 
 
-class Engine(Generic[CacheT]):
+class Engine(ABC, Generic[CacheT]):
     """The engine of one schedule. It outlives the epochs; its requests do not."""
 
     kind: type[CacheT]
@@ -74,17 +75,17 @@ class Engine(Generic[CacheT]):
     def forward(self) -> None:
         """Launch the forward pass of the step."""
 
+    @abstractmethod
     def drain(self) -> None:
         """Let go of every request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_pages(self) -> None:
         """The device pages hold on every rank what the engine has put there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def probe(self) -> None:
         """At rest, with nothing in flight: every page must be there to be had."""
-        raise NotImplementedError
 
     def _arrive(self) -> None:
         namespace, tokens = self._prompts.draw()

@@ -25,6 +25,15 @@ def published(ranks: HostRanksInTurn) -> None:
     assert ranks.every(lambda cache: cache.release("first"))
 
 
+def begin_backup(ranks: HostRanksInTurn) -> int:
+    """Let a request lend its pages for a backup that is still running; return the backup."""
+    for cache in ranks.caches:
+        cache.back_up("r", PROMPT, range(4))
+        cache.begin_backups()
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    return backup
+
+
 def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> None:
     """Rule R3."""
     ranks = HostRanksInTurn()
@@ -83,10 +92,7 @@ def test_a_failed_load_is_told_only_when_no_rank_touches_the_pages_any_more() ->
 def test_a_finished_request_s_pages_are_free_when_every_rank_has_copied_them() -> None:
     """Rule R3: the delayed free."""
     ranks = HostRanksInTurn()
-    for cache in ranks.caches:
-        cache.back_up("r", PROMPT, range(4))
-        cache.begin_backups()
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = begin_backup(ranks)
 
     assert not ranks.every(lambda cache: cache.release("r"))
     ranks.executors[0].said.append(Ended(backup, ok=True))
@@ -104,10 +110,7 @@ def test_a_finished_request_s_pages_are_free_when_every_rank_has_copied_them() -
 def test_a_preempted_request_s_backups_end_before_its_pages_are_overwritten() -> None:
     """Rule R3: the fence. What it finds unfinished fails, and is no page of the cache."""
     ranks = HostRanksInTurn()
-    for cache in ranks.caches:
-        cache.back_up("r", PROMPT, range(4))
-        cache.begin_backups()
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = begin_backup(ranks)
 
     ranks.every(lambda cache: cache.fence("r"))
 
@@ -221,10 +224,7 @@ def test_a_rank_that_ends_by_an_error_of_its_own_waits_for_nobody() -> None:
 def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
     """Rule R10: an engine that waits for frees in place of preempting must not wait for ever."""
     ranks = HostRanksInTurn()
-    for cache in ranks.caches:
-        cache.back_up("r", PROMPT, range(4))
-        cache.begin_backups()
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = begin_backup(ranks)
     assert not ranks.every(lambda cache: cache.release("r"))
     assert ranks.every(lambda cache: cache.pending_frees)
 

@@ -157,7 +157,7 @@ class TorchCollective:
         collective = cls(group)
         try:
             collective.gather(b"", timeout_s)
-        except GroupError:
+        except BaseException:
             collective.close()
             raise
         return collective

@@ -42,6 +42,7 @@ class _Ended:
 
     tracked: TrackedRequest
     loading: bool
+    """The engine waits for the load, and for nothing else, to have its blocks back."""
     fenced: bool
     """Its blocks are the engine's again at once."""
 
@@ -68,10 +69,8 @@ class SchedulerSide:
         self._requests: dict[str, TrackedRequest] = {}
         """By the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
-        self._leaving: dict[str, TrackedRequest] = {}
-        """By name: finished requests whose blocks are still copied."""
-        self._abandoned: dict[str, TrackedRequest] = {}
-        """By name: requests that ended while they were loading; the engine waits for the load."""
+        self._leaving: dict[str, _Ended] = {}
+        """By name: requests that have ended, and whose blocks are still copied."""
         self._ended: list[_Ended] = []
         """Requests that have ended since the last pass."""
         self._over: list[TrackedRequest] = []
@@ -172,10 +171,8 @@ class SchedulerSide:
             if each.fenced:
                 self.cache.fence(name)
             free = self.cache.release(name)
-            if not free and not each.fenced:
-                # The engine keeps the blocks of a request that loads until it is told that the load
-                # is over, which says no more than that its blocks are free.
-                (self._abandoned if each.loading else self._leaving)[name] = each.tracked
+            if not free:
+                self._leaving[name] = each
             elif each.loading:
                 self._over.append(each.tracked)
 
@@ -257,10 +254,9 @@ class SchedulerSide:
                 failed.append(tracked)
         freed: list[TrackedRequest] = []
         for name in self.cache.take_freed():
-            if name in self._abandoned:
-                loaded.append(self._abandoned.pop(name))
-            else:
-                freed.append(self._leaving.pop(name))
+            ended = self._leaving.pop(name)
+            # That the load is over says no more than that the blocks are free.
+            (loaded if ended.loading else freed).append(ended.tracked)
         return PassResult(_ids(loaded), _ids(failed), _ids(freed))
 
 

@@ -251,6 +251,8 @@ class RankExecutor:
         if self._storage is not None:
             self._storage.stop(self._close_timeout_s)
         quiet = self._copies.join(self._close_timeout_s)
+        if self._population is not None:
+            quiet &= self._population.join(max(0.0, until - time.monotonic()))
         if self._storage is not None:
             quiet &= self._storage.join(max(0.0, until - time.monotonic()))
         if not quiet:

@@ -27,9 +27,13 @@ class Population:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for no more memory; returns once the thread has let go of the pool's."""
+        """Ask for no more memory; `join` waits until the thread has let go of the pool's."""
         self._stopping.set()
-        self._thread.join()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; False if it has not, which a machine short of memory can do."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         # Called through the C library, which lets other threads go on meanwhile.

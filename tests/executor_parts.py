@@ -1,6 +1,7 @@
 """What the executor's tests are made of: layouts, pages with content, and a store that can hang."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
@@ -151,7 +152,7 @@ class HeldStore:
         self.exists_calls = 0
         self.bytes_running = 0
         self.bytes_running_max = 0
-        self.closed = False
+        self.closed = threading.Event()
         self._gates: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -194,8 +195,8 @@ class HeldStore:
         return self.inner.counters()
 
     async def close(self) -> None:
-        self.closed = True
         await self.inner.close()
+        self.closed.set()
 
     async def _carry(self, names: list[ObjectName], buffers: list[memoryview]) -> None:
         nbytes = sum(buffer.nbytes for buffer in buffers)

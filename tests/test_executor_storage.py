@@ -444,7 +444,7 @@ def test_close_ends_in_time_although_the_store_hangs() -> None:
     executor.close()
     executor.close()
 
-    assert store.closed
+    assert store.closed.wait(PATIENCE_S), "the store is closed although a call never returns"
     with pytest.raises(UsageError, match="closed"):
         executor.carry_out([Cancel(1, LONG_S)])
     store.let_go()
@@ -460,7 +460,7 @@ def test_close_cancels_what_runs_and_closes_the_store() -> None:
 
     executor.close()
 
-    assert store.closed
+    assert store.closed.is_set()
     assert store.bytes_running == 0
 
 
@@ -481,7 +481,7 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
 
-    assert store.closed
+    assert store.closed.is_set()
     assert executor.progress() == [Capped(1, 0)]
 
 

@@ -443,9 +443,10 @@ def test_s2_what_has_not_begun_at_the_deadline_never_begins(
             gate = Gate(monkeypatch)
             buffers = [bytearray(1 << 20), bytearray(1 << 20)]
             reads = [Read(object_name(n), memoryview(buffers[n])) for n in range(2)]
-            call = asyncio.create_task(backend.read(reads, deadline=time.monotonic() + 0.05))
+            deadline = time.monotonic() + 0.5
+            call = asyncio.create_task(backend.read(reads, deadline=deadline))
             await gate.entered()
-            await asyncio.wait([call], timeout=0.1)
+            await asyncio.wait([call], timeout=deadline + 0.05 - time.monotonic())
             assert not call.done()
             gate.open()
             assert await call == [ReadOutcome.TIMED_OUT] * 2

@@ -30,7 +30,7 @@ from .progress import OnDone, progress_bar
 from .report import Report
 from .settings import ReplaySettings
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 """How long Ray may take to place the actors."""
 CONNECT_TIMEOUT_S = 5.0
 """How long a cluster may take to accept a connection."""

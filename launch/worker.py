@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..coordinator.collectives.base import Collective
     from ..ranks.cache import Cache
 
-JOIN_TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 180.0
 """How long the ranks wait for each other before the first round."""
 
 

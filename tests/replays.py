@@ -41,7 +41,7 @@ class Ended:
         return [line for line in self.err.splitlines() if line.startswith("lockstep: ")]
 
 
-def run(*arguments: object, timeout_s: float = 100.0, **environment: str) -> Ended:
+def run(*arguments: object, timeout_s: float = 240.0, **environment: str) -> Ended:
     """Run a command to its end."""
     done = subprocess.run(
         [str(argument) for argument in arguments],

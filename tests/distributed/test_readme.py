@@ -14,7 +14,7 @@ STORE = "file:///tmp/lockstep-example"
 def run_on_two_ranks(script: Path) -> list[str]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, str(script)], capture_output=True, text=True, timeout=100, check=False
+        [*torchrun, str(script)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return sorted(re.findall(r"rank \d: \d+ of 100 tokens were cached", done.stdout))

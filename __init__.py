@@ -17,8 +17,18 @@ from .errors import (
     UsageError,
 )
 from .ranks.cache import Cache
-from .ranks.config import Bounds, CacheConfig, Eviction, Timeouts, WritePolicy
+from .ranks.config import (
+    Bounds,
+    CacheConfig,
+    Eviction,
+    NamespaceLimit,
+    Recurrent,
+    SlidingWindow,
+    Timeouts,
+    WritePolicy,
+)
 from .ranks.host_cache import HostCache
+from .ranks.model_description import KeptState, ModelDescription
 from .ranks.page_layout import Column, PageLayout
 from .ranks.rank_cache import CacheStats
 from .ranks.replica.matching import Match
@@ -40,12 +50,17 @@ __all__ = [
     "GroupError",
     "HostCache",
     "InternalError",
+    "KeptState",
     "LoadState",
     "LockstepError",
     "Match",
+    "ModelDescription",
+    "NamespaceLimit",
     "PageLayout",
     "PeerLost",
     "RankUnhealthy",
+    "Recurrent",
+    "SlidingWindow",
     "StopPolicy",
     "StopRule",
     "StorageError",

@@ -10,57 +10,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.ballot import Progress
 from ..coordinator.collectives.base import Vector
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..launch.environment import is_rank
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
-from ..ranks.executor.base import BytesMoved
-from ..ranks.orders import Order
 from ..ranks.page_layout import Column, PageLayout
-from ..ranks.replica.state import ReplicaConfig
+from ..ranks.replica.settings import ReplicaConfig
+from .silent_executor import SilentExecutor
 
 PREFETCHES = 32
 BLOCKS = 20
 STEPS_IN_A_BLOCK = 50
 TIMEOUT_S = 60.0
-
-
-class SilentExecutor:
-    """Takes orders and never reports: every operation stays in flight."""
-
-    def carry_out(self, orders: Sequence[Order]) -> None:
-        """Do nothing."""
-
-    def progress(self) -> list[Progress]:
-        """Report nothing."""
-        return []
-
-    def wait(self, timeout_s: float) -> None:
-        """Return at once."""
-
-    def trouble(self) -> str | None:
-        """Be well."""
-        return None
-
-    def bytes_moved(self) -> BytesMoved:
-        """Return zeros."""
-        return BytesMoved()
-
-    def pages_corrupt(self) -> int:
-        """Return zero."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +95,7 @@ def _busy_cache(collective: TorchCollective) -> Cache:
         pipeline_depth=0,
         bounds=Bounds(prefetches=PREFETCHES),
     )
-    replica_config = ReplicaConfig.of(
-        config, device_pages=1, host_pages=config.host_pages, model_digest=b"bench"
-    )
+    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
     cache = Cache(config, collective, SilentExecutor(), replica_config)
     for number in range(PREFETCHES):
         cache.prefetch(f"request {number}", [number] * layout.page_tokens)

@@ -6,6 +6,7 @@ an operation that the ballot does not expect is ignored, so that a report that a
 operation has ended leaves nothing behind.
 """
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,10 +18,21 @@ UNBOUNDED = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The store of this rank has the first `pages` keys of the lookup."""
+    """The lengths that this rank can restore with what its store has, in pages of the lookup.
+
+    Every length up to `pages`, and those in `beyond`, ascending. State that exists at some positions
+    only (a window, a recurrent state) makes the set sparse; ranks agree on one that all have, which
+    the smallest of their longest need not be (rule R4).
+    """
 
     operation: int
     pages: int
+    beyond: tuple[int, ...] = ()
+
+    def longest(self, bound: int) -> int:
+        """Return the longest of the lengths that is not more than `bound`; 0 if there is none."""
+        count = bisect_right(self.beyond, bound)
+        return self.beyond[count - 1] if count else min(self.pages, bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,7 @@ Progress = Answered | Landed | Capped | Expired | Ended | Quiesced | QuiesceExpi
 class Sightings:
     """What this rank has seen of one operation."""
 
-    answered: int | None = None
+    answered: Answered | None = None
     landed: int = 0
     ceiling: int = UNBOUNDED
     expired: bool = False
@@ -127,9 +139,9 @@ class Ballot:
         if seen is None:
             return
         match progress:
-            case Answered(pages=pages):
+            case Answered():
                 if seen.answered is None:
-                    seen.answered = pages
+                    seen.answered = progress
             case Landed(pages=pages):
                 seen.landed = max(seen.landed, pages)
             case Capped(pages=pages):

@@ -9,7 +9,9 @@ along: `value * world_size + rank` has the same order as the value, and names th
                time: this rank's clock in milliseconds
     queues     for each watermark: ended through this ticket; first failed ticket, named
     slots      for each prefetch in the ballot, by phase:
-               QUERY      pages found, named, or -1;  -pages found;    deadline
+               QUERY      longest length that this rank can restore, at most the slot's bound, named,
+                          or -1;                      -that length;    deadline
+               RESTORABLE the same
                TRANSFER   pages landed;               ceiling, named;  deadline
                the deadline lane is -(rank + 1) of a rank that saw it pass, else 0
 
@@ -51,6 +53,8 @@ class Slot:
 
     operation: int
     phase: Phase
+    bound: int = UNBOUNDED
+    """While lengths are agreed on: no rank votes for a longer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,9 @@ class Layout:
     @property
     def digest(self) -> int:
         """63 bits that differ where the slots differ."""
-        flat = np.array([(slot.operation, slot.phase) for slot in self.slots], dtype=np.int64)
+        flat = np.array(
+            [(slot.operation, slot.phase, slot.bound) for slot in self.slots], dtype=np.int64
+        )
         return xxhash.xxh3_64_intdigest(flat.tobytes()) >> 1
 
 
@@ -115,18 +121,19 @@ def encode(shape: BallotShape, layout: Layout, ballot: Ballot, voter: Voter) -> 
         at += QUEUE_LANES
     for slot in layout.slots:
         seen = ballot.sightings(slot.operation)
-        lanes[at : at + SLOT_LANES] = _slot_lanes(slot.phase, seen, shape.world_size, voter.rank)
+        lanes[at : at + SLOT_LANES] = _slot_lanes(slot, seen, shape.world_size, voter.rank)
         at += SLOT_LANES
     return np.array(lanes, dtype=np.int64)
 
 
-def _slot_lanes(phase: Phase, seen: Sightings, world_size: int, rank: int) -> tuple[int, int, int]:
+def _slot_lanes(slot: Slot, seen: Sightings, world_size: int, rank: int) -> tuple[int, int, int]:
     deadline = -(rank + 1) if seen.expired else 0
-    if phase is Phase.QUERY:
+    if slot.phase in (Phase.QUERY, Phase.RESTORABLE):
         if seen.answered is None:
             return NO_ANSWER, NEUTRAL, deadline
-        return seen.answered * world_size + rank, -seen.answered, deadline
-    if phase is Phase.TRANSFER:
+        longest = seen.answered.longest(slot.bound)
+        return longest * world_size + rank, -longest, deadline
+    if slot.phase is Phase.TRANSFER:
         ceiling = NEUTRAL if seen.ceiling == UNBOUNDED else seen.ceiling * world_size + rank
         return seen.landed, ceiling, deadline
-    raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
+    raise InternalError(f"an operation in phase {slot.phase.name} has no place in the ballot")

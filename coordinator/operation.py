@@ -3,7 +3,7 @@
 An operation is work that outlives the step that began it. Its phase is replicated state: it changes
 by a command that every rank issues or by a verdict that every rank received, and in no other way.
 
-    prefetch    WAITING -> QUERY -> TRANSFER -> (QUIESCE ->) DONE
+    prefetch    WAITING -> QUERY -> (RESTORABLE ->) TRANSFER -> (QUIESCE ->) DONE
     backup      ISSUED -> (QUIESCE ->) DONE
     load back   ISSUED -> (QUIESCE ->) DONE
     persist     WAITING -> ISSUED -> (QUIESCE ->) DONE
@@ -35,16 +35,18 @@ class Phase(IntEnum):
     WAITING = 0
     """It has not begun: it waits for its turn within a bound, in the order of ids."""
     QUERY = 1
-    """The ranks look up which of its pages their stores have."""
-    TRANSFER = 2
+    """The ranks look up what their stores have, and say how far it could be restored."""
+    RESTORABLE = 2
+    """The ranks differ in that, and look for a length that each of them can restore."""
+    TRANSFER = 3
     """The ranks read its pages into host memory."""
-    ISSUED = 3
+    ISSUED = 4
     """The ranks copy or write; it ends by watermark."""
-    QUIESCE = 4
+    QUIESCE = 5
     """It has stopped; some pages wait until no rank's I/O touches them."""
-    QUARANTINED = 5
+    QUARANTINED = 6
     """Quiet did not come in time; the pages stay out of use until it does."""
-    DONE = 6
+    DONE = 7
     """Nothing of it is left but its outcome."""
 
 
@@ -82,7 +84,8 @@ class Queue(IntEnum):
 TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
     Kind.PREFETCH: {
         Phase.WAITING: frozenset({Phase.QUERY, Phase.DONE}),
-        Phase.QUERY: frozenset({Phase.TRANSFER, Phase.DONE}),
+        Phase.QUERY: frozenset({Phase.RESTORABLE, Phase.TRANSFER, Phase.DONE}),
+        Phase.RESTORABLE: frozenset({Phase.TRANSFER, Phase.DONE}),
         Phase.TRANSFER: frozenset({Phase.QUIESCE, Phase.DONE}),
         Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
         Phase.QUARANTINED: frozenset({Phase.DONE}),

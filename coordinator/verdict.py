@@ -24,15 +24,21 @@ from .operation import Phase, Queue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A prefetch in QUERY: every rank's store has its first `pages` keys, or not all have answered."""
+    """A prefetch in QUERY or RESTORABLE: how far the ranks can restore it, up to a bound.
+
+    Where `pages` and `longest` are equal, every rank can restore that length, and none that is
+    longer and within the bound is common to all.
+    """
 
     operation: int
+    bound: int
+    """What the ranks were asked for at most."""
     pages: int | None
-    """None while some rank has not answered."""
+    """The smallest of the ranks' longest lengths; None while some rank has not answered."""
     shortest_rank: int | None
-    """The lowest rank whose store had no more than `pages`."""
+    """The lowest rank that could restore no more than `pages`."""
     longest: int | None
-    """How many of its first keys the store with the most of them has; None like `pages`."""
+    """The largest of the ranks' longest lengths; None like `pages`."""
     expired_rank: int | None
     """A rank that saw the deadline pass, or None."""
 
@@ -103,10 +109,11 @@ def read(shape: BallotShape, layout: Layout, folded: Vector) -> Verdict:
 
 def _read_slot(slot: Slot, lanes: list[int], world_size: int) -> SlotVerdict:
     expired_rank = _marked_rank(lanes[2])
-    if slot.phase is Phase.QUERY:
+    if slot.phase in (Phase.QUERY, Phase.RESTORABLE):
         pages, rank = (None, None) if lanes[0] < 0 else _named(lanes[0], world_size)
         return Found(
             operation=slot.operation,
+            bound=slot.bound,
             pages=pages,
             shortest_rank=rank,
             longest=None if pages is None else -lanes[1],

@@ -1,8 +1,8 @@
-"""The command `lockstep`: replay, simulate, demo.
+"""The command `lockstep`: replay, simulate, demo, bench.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
-2; a run that shows a fault ends with 1, a group that could not go on with 3, an interrupted one with
-130.
+2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
+that did not find it with 4, a simulation that broke down itself with 70, an interrupted run with 130.
 """
 
 import sys
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, LockstepError
+from .bench import bench
 from .interruption import Interrupted, ignore_signals, raise_on_signals
 from .options import LaunchChoice, ReportFile, replay_command
 from .report import check_that_writable
@@ -69,6 +70,8 @@ def _replay(settings: ReplaySettings, choice: LaunchChoice) -> None:
 
 app.command("replay")(replay_command(_replay, ranks_default=lambda: RANKS_DEFAULT))
 
+app.add_typer(bench, name="bench")
+
 
 @app.command("demo")
 def demo(
@@ -92,28 +95,66 @@ def demo(
 def simulate(
     *,
     seeds: Annotated[
-        str, typer.Option(help="Seeds to explore, A:B: from A up to B - 1.")
-    ] = "0:100",
+        str | None,
+        typer.Option(
+            help="Seeds to explore, A:B: from A up to B - 1.",
+            show_default="0:100; 0:2000 with --revive",
+        ),
+    ] = None,
     ranks: Annotated[int, typer.Option(help="Number of simulated ranks.")] = RANKS_DEFAULT,
-    steps: Annotated[int, typer.Option(help="Steps of each schedule.")] = 100,
-    profile: Annotated[str, typer.Option(help="Mixture of faults and pressure.")] = "mixed",
+    steps: Annotated[int, typer.Option(help="Steps of each schedule, 100 or more.")] = 100,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Model: llama, gemma, qwen-next or hybrid-all.",
+            show_default="drawn by the seed, or what --revive needs",
+        ),
+    ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash.",
+            show_default="mixed, or what --revive needs",
+        ),
+    ] = None,
     depth: Annotated[
         int | None, typer.Option(help="Pipeline depth, 0 or 1.", show_default="both in turn")
     ] = None,
     l1: Annotated[
-        str,
-        typer.Option("--l1", help="Who owns the device pages: replica, engine or both in turn."),
-    ] = "both",
+        str | None,
+        typer.Option(
+            "--l1",
+            help="Who owns the device pages: replica, engine or both in turn.",
+            show_default="both, or what --revive needs",
+        ),
+    ] = None,
+    revive: Annotated[
+        str | None,
+        typer.Option(
+            help="Put an old bug back, and stop at the first schedule that finds it: A to E, or a name"
+            " that `--revive list` tells. Exits with 1 if it is found and with 4 if not.",
+            show_default="none",
+            metavar="BUG",
+        ),
+    ] = None,
     report: ReportFile = None,
 ) -> None:
     """Run the real replicas of all ranks under virtual time, with faults drawn from a seed."""
-    from .simulate import Exploration, parse_seeds, run_simulation
+    from .simulate import choose_exploration, list_bugs, run_simulation
 
-    if depth not in {None, 0, 1}:
-        raise ConfigError(f"--depth is {depth}, must be 0 or 1")
+    if revive == "list":
+        list_bugs()
+        return
     if report is not None:
         check_that_writable(str(report))
-    exploration = Exploration(
-        seeds=parse_seeds(seeds), ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1
+    exploration = choose_exploration(
+        seeds=seeds,
+        ranks=ranks,
+        steps=steps,
+        profile=profile,
+        faults=faults,
+        depth=depth,
+        l1=l1,
+        revive=revive,
     )
     raise typer.Exit(run_simulation(exploration, report))

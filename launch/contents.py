@@ -1,9 +1,12 @@
 """Page contents that can be checked: what a model's forward pass would leave in a page.
 
-The bytes of a page are a function of its key (which stands for the whole prefix), the column, the
-layer and the *global* KV head, so that a page that one group wrote can be checked by a group of any
-TP size; replicated columns are the same on every rank. The page keys are chained here and not taken
-from the cache, so that a fault in the cache's own keys shows as wrong bytes.
+The bytes of a page are a function of its key (which stands for the whole prefix), the pool, the
+column, the layer and the *global* KV head, so that a page that one group wrote can be checked by a
+group of any TP size; replicated columns are the same on every rank. The page keys are chained here
+and not taken from the cache, so that a fault in the cache's own keys shows as wrong bytes.
+
+A recurrent state is a page too. Its key stands for the tokens that it has seen: at the end of a page
+it is that page's.
 
 Each unit (the bytes of one head of one layer) is a stream of 64-bit words: a well mixed seed of the
 unit, a counter, and a final mix that carries every bit of the sum into every bit of the low half and
@@ -18,8 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..ranks.orders import KV_POOL
 from ..ranks.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
+from .request import TokenIds
 
+CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
+"""The start of the key chain that page contents are made from."""
 KEY_BYTES = 32
 TOKEN_BYTES = 4
 CHUNK_WORDS = 1 << 15
@@ -53,6 +60,23 @@ def chain_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
     return keys
 
 
+class KeyedTokens:
+    """Token ids, with the keys that the contents of their pages and states are made from."""
+
+    def __init__(self, ids: TokenIds, page_tokens: int) -> None:
+        self.ids = ids
+        self._page_tokens = page_tokens
+        self.page_keys = chain_keys(CONTENTS_SEED, ids.tobytes(), page_tokens)
+
+    def state_key(self, position: int) -> bytes:
+        """Return the key of the state after the first `position` tokens."""
+        pages, rest = divmod(position, self._page_tokens)
+        key = self.page_keys[pages - 1] if pages else CONTENTS_SEED
+        if not rest:
+            return key
+        return sha256(key + self.ids[position - rest : position].tobytes()).digest()
+
+
 def _mixed(words: Words) -> Words:
     """Return the words with every input bit spread over every output bit."""
     words = (words ^ (words >> _SHIFT_A)) * _MIX_A
@@ -63,7 +87,7 @@ def _mixed(words: Words) -> Words:
 class _ColumnContents:
     """The contents of one column on one rank."""
 
-    def __init__(self, shard: ColumnShard, page_tokens: int) -> None:
+    def __init__(self, pool: str, shard: ColumnShard, page_tokens: int) -> None:
         column = shard.column
         self.name = column.name
         self.layers = column.layers
@@ -71,7 +95,9 @@ class _ColumnContents:
         self.unit_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
         self._unit_words = -(-self.unit_bytes // 8)
         self.page_words = self.layers * self.heads * self._unit_words
-        name = np.uint64(int.from_bytes(sha256(column.name.encode()).digest()[:8], "little"))
+        # Stores of earlier versions have pages of full attention, whose names stood for themselves.
+        salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
+        name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
         layers = np.arange(self.layers, dtype=np.uint64)[:, None] << _HALF
         heads = np.arange(shard.head_first, shard.head_first + shard.heads, dtype=np.uint64)
         self._salts = _mixed(_mixed(layers + heads[None, :] + np.uint64(1)) ^ name)
@@ -88,10 +114,12 @@ class _ColumnContents:
 
 
 class PageContents:
-    """Fills and verifies the device pages of one rank."""
+    """Fills and verifies the device pages of one pool on one rank."""
 
-    def __init__(self, layout: ShardLayout) -> None:
-        self._columns = [_ColumnContents(shard, layout.page_tokens) for shard in layout.columns]
+    def __init__(self, layout: ShardLayout, pool: str = KV_POOL) -> None:
+        self._columns = [
+            _ColumnContents(pool, shard, layout.page_tokens) for shard in layout.columns
+        ]
         words = max(column.page_words for column in self._columns)
         self._chunk_pages = max(1, CHUNK_WORDS // words)
 

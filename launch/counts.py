@@ -1,6 +1,29 @@
 """What a rank counts while it replays."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a comparison of one pool has shown."""
+
+    pages: int
+    corrupt: int
+    """Of them, those whose bytes were wrong, or that the request should have and has not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolCounts:
+    """What was compared in one pool."""
+
+    pages_verified: int = 0
+    """Pages that came from the cache and were compared byte by byte when they were used."""
+    pages_rechecked: int = 0
+    """Pages, own and shared, that were compared when their request had finished."""
+    pages_corrupt: int = 0
+    """Of both, those whose bytes were wrong."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -11,6 +34,10 @@ class Counts:
     """Requests that were served."""
     refused: int = 0
     """Requests that can never fit the device pool; nothing else counts them."""
+    preempted: int = 0
+    """How often a request gave up its pages so that an older one could go on, and began again."""
+    preempted_tokens: int = 0
+    """Tokens that were computed in vain because of that; nothing else counts them."""
     prompt_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens that were computed; with the three hits they make `prompt_tokens`."""
@@ -20,9 +47,37 @@ class Counts:
     output_tokens: int = 0
     loads_failed: int = 0
     idle_steps: int = 0
-    pages_verified: int = 0
-    """Pages that came from the cache and were compared byte by byte when they were used."""
-    pages_rechecked: int = 0
-    """Pages, own and shared, that were compared when their request had finished."""
-    pages_corrupt: int = 0
-    """Of both, those whose bytes were wrong."""
+    pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
+    """By the pool's name."""
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, object]) -> "Counts":
+        """Return the counts that `dataclasses.asdict` made a record of."""
+        numbers = {name: cast("int", each) for name, each in record.items() if name != "pools"}
+        pools = cast("dict[str, dict[str, int]]", record["pools"])
+        return cls(**numbers, pools={name: PoolCounts(**each) for name, each in pools.items()})
+
+    @property
+    def pages_verified(self) -> int:
+        """Over all pools."""
+        return sum(each.pages_verified for each in self.pools.values())
+
+    @property
+    def pages_rechecked(self) -> int:
+        """Over all pools."""
+        return sum(each.pages_rechecked for each in self.pools.values())
+
+    @property
+    def pages_corrupt(self) -> int:
+        """Over all pools."""
+        return sum(each.pages_corrupt for each in self.pools.values())
+
+    def add(self, verified: Mapping[str, Verified], *, finished: bool) -> None:
+        """Count what was compared for a request that has finished, or that begins."""
+        for pool, each in verified.items():
+            counts = self.pools.setdefault(pool, PoolCounts())
+            counts.pages_corrupt += each.corrupt
+            if finished:
+                counts.pages_rechecked += each.pages
+            else:
+                counts.pages_verified += each.pages

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from .profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
 from .profiles import PROFILES
 from .settings import DEVICES, ReplaySettings
 from .workload import REQUESTS_DEFAULT
@@ -54,6 +55,30 @@ ProfileName = Annotated[
 PageTokens = Annotated[int, typer.Option(help="Tokens of a page.")]
 DevicePages = Annotated[int, typer.Option(help="Pages of each rank's device pool (L1).")]
 HostPages = Annotated[int, typer.Option(help="Pages of each rank's host pool (L2).")]
+WindowDevicePages = Annotated[
+    int | None,
+    typer.Option(
+        help="L1 pages of the sliding-window pool, where the profile has one.",
+        show_default=f"--device-pages / {KV_PAGES_PER_WINDOW_PAGE}",
+    ),
+]
+WindowHostPages = Annotated[
+    int | None,
+    typer.Option(
+        help="L2 pages of the sliding-window pool.",
+        show_default=f"--host-pages / {KV_PAGES_PER_WINDOW_PAGE}",
+    ),
+]
+_SLOTS = f"{STATES_PER_CHECKPOINT} for each checkpoint that the KV pages cover"
+StateDevicePages = Annotated[
+    int | None,
+    typer.Option(
+        help="L1 slots for recurrent states, where the profile has them.", show_default=_SLOTS
+    ),
+]
+StateHostPages = Annotated[
+    int | None, typer.Option(help="L2 slots for recurrent states.", show_default=_SLOTS)
+]
 Store = Annotated[
     str | None,
     typer.Option(
@@ -71,7 +96,17 @@ StopPolicyName = Annotated[
 ]
 WritePolicyName = Annotated[
     str,
-    typer.Option("--write-policy", help="When a computed page is copied down: write_through."),
+    typer.Option(
+        "--write-policy",
+        help="When a computed page is copied down: write_through, write_through_selective or "
+        "write_back.",
+    ),
+]
+EvictionName = Annotated[
+    str,
+    typer.Option(
+        "--eviction", help="Which page leaves a full pool first: lru, lfu, slru, priority."
+    ),
 ]
 Verify = Annotated[
     bool, typer.Option(help="Compare every page that comes from the cache byte by byte.")
@@ -127,9 +162,14 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         page_tokens: PageTokens = _DEFAULT.page_tokens,
         device_pages: DevicePages = _DEFAULT.device_pages,
         host_pages: HostPages = _DEFAULT.host_pages,
+        window_device_pages: WindowDevicePages = None,
+        window_host_pages: WindowHostPages = None,
+        state_device_pages: StateDevicePages = None,
+        state_host_pages: StateHostPages = None,
         store: Store = None,
         stop_policy: StopPolicyName = _DEFAULT.stop_policy,
         write_policy: WritePolicyName = _DEFAULT.write_policy,
+        eviction: EvictionName = _DEFAULT.eviction,
         verify: Verify = _DEFAULT.verify,
         launcher: Launcher = "torch",
         ray_address: RayAddress = None,
@@ -151,9 +191,14 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
             page_tokens=page_tokens,
             device_pages=device_pages,
             host_pages=host_pages,
+            window_device_pages=window_device_pages,
+            window_host_pages=window_host_pages,
+            state_device_pages=state_device_pages,
+            state_host_pages=state_host_pages,
             store=store,
             stop_policy=stop_policy,
             write_policy=write_policy,
+            eviction=eviction,
             verify=verify,
             seed=seed,
             depth=depth,

@@ -56,12 +56,14 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
     return [
         ("requests served", f"{report['requests']:,}", False),
         ("requests refused", f"{report['refused']:,}", False),
+        ("requests preempted", f"{report['preempted']:,}", False),
         ("wall time", f"{report['wall_s']:.2f} s", True),
         ("prompt tokens", f"{prompt:,}", False),
         ("  computed", share(report["computed_tokens"]), False),
         ("  hit on the device (L1)", share(hits["device"]), False),
         ("  hit in host memory (L2)", share(hits["host"]), False),
         ("  hit in storage (L3)", share(hits["storage"]), True),
+        *_pool_rows(report),
         ("steps", f"{report['steps']:,}", False),
         ("rounds", f"{report['rounds']:,}", False),
         ("collectives", f"{report['collectives']:,}", False),
@@ -69,6 +71,7 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("agreement time p99", f"{report['round_us']['p99']:,.0f} us", True),
         ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),
         ("  of them failed", f"{failed:,}", False),
+        ("operations left at the end", f"{report['operations_left']:,}", False),
         ("device to host", in_words(moved["l1_to_l2"]), False),
         ("host to device", in_words(moved["l2_to_l1"]), False),
         ("host to storage", in_words(moved["l2_to_l3"]), False),
@@ -79,6 +82,19 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
         ("replicas equal", "yes" if len(set(report["digests"])) == 1 else "NO", False),
     ]
+
+
+def _pool_rows(report: Report) -> list[tuple[str, str, bool]]:
+    """Return two rows for each pool: its size, and how much of it was compared."""
+    pools = report["pools"]
+    rows: list[tuple[str, str, bool]] = []
+    for name, pool in pools.items():
+        pages = f"{pool['device_pages']:,} + {pool['host_pages']:,}"
+        compared = pool["pages_verified"] + pool["pages_rechecked"]
+        size = f"{pages} of {in_words(pool['page_bytes'])}"
+        rows.append((f"pool {name}: pages in L1 + L2", size, False))
+        rows.append(("  pages compared", f"{compared:,}", name == [*pools][-1]))
+    return rows
 
 
 def in_words(nbytes: float) -> str:

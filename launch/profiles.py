@@ -1,80 +1,141 @@
-"""Model profiles: the geometry of real models, scaled down so that a replay fits any machine.
+"""The model profiles: published geometries, and how far a replay scales them down.
 
-A profile keeps what decides how the cache behaves (which columns a page has, KV heads that ranks
-divide between them, the element type) and divides what only costs memory (layers, elements).
+Numbers are those of each model's `config.json`, named where it is not obvious how they come about.
+For a page of 64 tokens the pools of a profile keep at most 16 KiB together, and a state is smaller,
+so that a replay of a trace is bound by the protocol and not by memory.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from ..errors import ConfigError
-from ..ranks.page_layout import Column, PageLayout
+from ..ranks.page_layout import Column
+from .profile import PoolGeometry, Profile, StateGeometry, WindowGeometry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """The parts of a model's geometry that a page's size depends on."""
-
-    layers: int
-    kv_heads: int
-    head_elements: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.layers} layers, {self.kv_heads} KV heads, {self.head_elements} elements a head"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A model as a replay sees it."""
-
-    name: str
-    model: str
-    """The real model."""
-    real: Geometry
-    scaled: Geometry
-    columns: Callable[[Geometry], tuple[Column, ...]]
-
-    def layout(self, page_tokens: int) -> PageLayout:
-        """Return the scaled page layout."""
-        return PageLayout(page_tokens=page_tokens, columns=self.columns(self.scaled))
-
-    @property
-    def scale(self) -> str:
-        """One line that says what was scaled, and by how much."""
-        real = PageLayout(page_tokens=1, columns=self.columns(self.real)).shard(0, 1).page_bytes
-        scaled = self.layout(1).shard(0, 1).page_bytes
-        return (
-            f"{self.name}: {self.model} ({self.real}) scaled to {self.scaled}: "
-            f"{scaled} bytes a token instead of {real}, 1/{real // scaled}"
-        )
-
-
-def _keys_and_values(geometry: Geometry) -> tuple[Column, ...]:
+def _keys_and_values(layers: int, heads: int, elements: int) -> tuple[Column, ...]:
     return tuple(
-        Column(
-            name=name,
-            layers=geometry.layers,
-            heads=geometry.kv_heads,
-            elements=geometry.head_elements,
-            dtype="bfloat16",
-        )
-        for name in ("k", "v")
+        Column(name=name, layers=layers, heads=heads, elements=elements) for name in ("k", "v")
     )
 
+
+def _latent(layers: int) -> Column:
+    """Return the column of multi-head latent attention, which all heads of all ranks share.
+
+    `kv_lora_rank` 512 and `qk_rope_head_dim` 64, in DeepSeek-V3 and GLM-5 alike; engines keep the
+    two parts as one row.
+    """
+    return Column(name="latent", layers=layers, heads=1, elements=512 + 64, replicated=True)
+
+
+def _index_keys(layers: int) -> tuple[Column, ...]:
+    """Return the columns of the sparse-attention index: a key in 8 bits, and the key's scale.
+
+    `index_head_dim` 128, one key for all index heads; engines quantise it in blocks of 128, so a
+    token has one scale.
+    """
+    return (
+        Column(
+            name="index_k",
+            layers=layers,
+            heads=1,
+            elements=128,
+            dtype="float8_e4m3fn",
+            replicated=True,
+        ),
+        Column(
+            name="index_scale", layers=layers, heads=1, elements=1, dtype="float32", replicated=True
+        ),
+    )
+
+
+def _gated_delta_net(layers: int) -> tuple[Column, ...]:
+    """Return the state of Qwen3-Next's linear-attention layers.
+
+    `state`: for each of `linear_num_value_heads` 32 a matrix of `linear_key_head_dim` 128 times
+    `linear_value_head_dim` 128, in float32 (`mamba_ssm_dtype`). `conv`: the last
+    `linear_conv_kernel_dim` - 1 = 3 inputs of the convolution, whose channels belong to the
+    `linear_num_key_heads` 16: each has a query and a key of 128 and two values of 128.
+    """
+    return (
+        Column(name="state", layers=layers, heads=32, elements=128 * 128, dtype="float32"),
+        Column(name="conv", layers=layers, heads=16, elements=3 * (128 + 128 + 2 * 128)),
+    )
+
+
+_LLAMA = Profile(
+    name="llama",
+    model="Llama-3-8B",
+    full=PoolGeometry(columns=_keys_and_values(32, 8, 128), layers=2, elements=(4, 4)),
+)
+
+# `sliding_window_pattern` 6: every sixth of 48 layers has full attention.
+_GEMMA = Profile(
+    name="gemma",
+    model="Gemma-3-12B",
+    full=PoolGeometry(columns=_keys_and_values(8, 8, 256), layers=1, elements=(1, 1)),
+    window=WindowGeometry(
+        columns=_keys_and_values(40, 8, 256), layers=5, elements=(1, 1), window_tokens=1024
+    ),
+)
+
+# `full_attention_interval` 4: every fourth of 48 layers has full attention. A state of the real
+# model is as large as the keys and values of 3,000 tokens, so checkpoints cannot be dense.
+_QWEN_NEXT = Profile(
+    name="qwen-next",
+    model="Qwen3-Next-80B-A3B",
+    full=PoolGeometry(columns=_keys_and_values(12, 2, 256), layers=1, elements=(16, 16)),
+    state=StateGeometry(
+        columns=_gated_delta_net(36), layers=3, elements=(16, 3), checkpoint_tokens=1024
+    ),
+)
+
+# `layer_types` alternates over 36 layers.
+_GPT_OSS = Profile(
+    name="gpt-oss",
+    model="gpt-oss-120b",
+    full=PoolGeometry(columns=_keys_and_values(18, 8, 64), layers=1, elements=(4, 4)),
+    window=WindowGeometry(
+        columns=_keys_and_values(18, 8, 64), layers=1, elements=(4, 4), window_tokens=128
+    ),
+)
+
+_DEEPSEEK = Profile(
+    name="deepseek",
+    model="DeepSeek-V3",
+    full=PoolGeometry(columns=(_latent(61),), layers=2, elements=(36,)),
+)
+
+_GLM = Profile(
+    name="glm",
+    model="GLM-5",
+    full=PoolGeometry(columns=(_latent(78), *_index_keys(78)), layers=2, elements=(36, 8, 1)),
+)
+
+# No published model has all of it. Full attention with Llama's heads in 8 bits, a scale for each key
+# and each value, and an index that is the same on every rank; windows as in gpt-oss, but longer; the
+# states of Qwen3-Next, more of them.
+_HYBRID_ALL = Profile(
+    name="hybrid-all",
+    model="a model with every kind of state",
+    full=PoolGeometry(
+        columns=(
+            Column(name="k", layers=12, heads=8, elements=128, dtype="int8"),
+            Column(name="v", layers=12, heads=8, elements=128, dtype="int8"),
+            Column(name="scale", layers=12, heads=8, elements=2, dtype="float32"),
+            _index_keys(12)[0],
+        ),
+        layers=1,
+        elements=(4, 4, 2, 8),
+    ),
+    window=WindowGeometry(
+        columns=_keys_and_values(12, 8, 128), layers=1, elements=(2, 2), window_tokens=512
+    ),
+    state=StateGeometry(
+        columns=_gated_delta_net(24), layers=2, elements=(8, 3), checkpoint_tokens=1024
+    ),
+)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
-    for profile in (
-        Profile(
-            name="llama",
-            model="Llama-3-8B",
-            real=Geometry(layers=32, kv_heads=8, head_elements=128),
-            scaled=Geometry(layers=2, kv_heads=8, head_elements=4),
-            columns=_keys_and_values,
-        ),
-    )
+    for profile in (_LLAMA, _GEMMA, _QWEN_NEXT, _GPT_OSS, _DEEPSEEK, _GLM, _HYBRID_ALL)
 }
 """The profiles by name."""
 

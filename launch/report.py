@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from ..errors import ConfigError
-from .counts import Counts
+from .counts import Counts, PoolCounts
 from .settings import ReplaySettings
 
 
@@ -43,6 +43,18 @@ class Bytes(TypedDict):
     l3_to_l2: int
 
 
+class Pool(TypedDict):
+    """One pool of the model's, and what was compared in it, summed over the ranks."""
+
+    device_pages: int
+    host_pages: int
+    page_bytes: int
+    """Of a page on one rank; of a recurrent state, a slot."""
+    pages_verified: int
+    pages_rechecked: int
+    pages_corrupt: int
+
+
 class Report(TypedDict):
     """What a replay shows. Every key is always present."""
 
@@ -53,6 +65,10 @@ class Report(TypedDict):
     """Requests that can never fit the device pool; nothing else counts them."""
     refusals: list[str]
     """The first of them, by name."""
+    preempted: int
+    """How often a request gave up its pages so that an older one could go on, and began again."""
+    preempted_tokens: int
+    """Tokens that were computed in vain because of that; nothing else counts them."""
     prompt_tokens: int
     """`computed_tokens` and the three of `hit_tokens` together."""
     computed_tokens: int
@@ -65,13 +81,19 @@ class Report(TypedDict):
     round_us: Percentiles
     """How long a step waited for the agreement, in microseconds."""
     operations: dict[str, dict[str, int]]
+    operations_left: int
+    """Operations that had not ended when everything was flushed. Must be 0."""
+    violations: list[str]
+    """Invariants that a replica broke at rest, by which a leaked page shows. Must be empty."""
     bytes: Bytes
     pages_verified: int
-    """Pages that came from the cache and were compared when used, summed over the ranks."""
+    """Pages that came from the cache and were compared when used, over all pools and ranks."""
     pages_rechecked: int
-    """Pages that were compared when their request had finished, summed over the ranks."""
+    """Pages that were compared when their request had finished, over all pools and ranks."""
     pages_corrupt: int
     """Of both, those whose bytes were wrong. Must be 0."""
+    pools: dict[str, Pool]
+    """By name: `kv` of full attention, `window` and `state` where the profile has them."""
     storage_corrupt: int
     """Objects that the store found corrupt and did not serve, summed over the ranks."""
     loads_failed: int
@@ -95,6 +117,9 @@ class RankResult:
     collectives: int
     round_us: list[float]
     operations: dict[str, dict[str, int]]
+    operations_left: int
+    violation: str
+    """The first invariant that the replica broke at rest, or nothing."""
     bytes_moved: dict[str, int]
     storage_corrupt: int
     digest: int
@@ -112,7 +137,7 @@ class RankResult:
     def unpack(cls, packed: bytes) -> "RankResult":
         """Return what `pack` packed."""
         record = cast("dict[str, object]", msgpack.unpackb(packed))
-        record["counts"] = Counts(**cast("dict[str, int]", record["counts"]))
+        record["counts"] = Counts.from_record(cast("dict[str, object]", record["counts"]))
         record["digest"] = int(cast("str", record["digest"]), 16)
         return cls(**record)  # type: ignore[arg-type]
 
@@ -132,6 +157,8 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
         requests=counts.requests,
         refused=counts.refused,
         refusals=first.refusals,
+        preempted=counts.preempted,
+        preempted_tokens=counts.preempted_tokens,
         prompt_tokens=counts.prompt_tokens,
         computed_tokens=counts.computed_tokens,
         hit_tokens=HitTokens(
@@ -145,6 +172,8 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
         collectives=max(each.collectives for each in results),
         round_us=Percentiles(p50=round(float(p50), 1), p99=round(float(p99), 1)),
         operations=first.operations,
+        operations_left=max(each.operations_left for each in results),
+        violations=sorted({each.violation for each in results if each.violation}),
         bytes=Bytes(
             l1_to_l2=moved("l1_to_l2"),
             l2_to_l1=moved("l2_to_l1"),
@@ -154,6 +183,7 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
         pages_verified=sum(each.counts.pages_verified for each in results),
         pages_rechecked=sum(each.counts.pages_rechecked for each in results),
         pages_corrupt=sum(each.counts.pages_corrupt for each in results),
+        pools=_pools(settings, [each.counts for each in results]),
         storage_corrupt=sum(each.storage_corrupt for each in results),
         loads_failed=counts.loads_failed,
         digests=[f"{each.digest:016x}" for each in results],
@@ -163,11 +193,32 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
     )
 
 
+def _pools(settings: ReplaySettings, counts: Sequence[Counts]) -> dict[str, Pool]:
+    pages = settings.pool_pages()
+    pools: dict[str, Pool] = {}
+    for name, page_bytes in settings.page_bytes().items():
+        of_ranks = [each.pools.get(name, PoolCounts()) for each in counts]
+        pools[name] = Pool(
+            device_pages=pages[name][0],
+            host_pages=pages[name][1],
+            page_bytes=page_bytes,
+            pages_verified=sum(each.pages_verified for each in of_ranks),
+            pages_rechecked=sum(each.pages_rechecked for each in of_ranks),
+            pages_corrupt=sum(each.pages_corrupt for each in of_ranks),
+        )
+    return pools
+
+
 def faults_of(report: Report) -> list[str]:
     """Return what must not be in a report, one sentence each."""
     faults: list[str] = []
     if report["pages_corrupt"]:
-        faults.append(f"{report['pages_corrupt']} pages held wrong bytes")
+        pools = {name: each["pages_corrupt"] for name, each in report["pools"].items()}
+        where = ", ".join(f"{pages} in pool {name}" for name, pages in pools.items() if pages)
+        faults.append(f"{report['pages_corrupt']} pages held wrong bytes: {where}")
+    if report["operations_left"]:
+        faults.append(f"{report['operations_left']} operations had not ended at the end")
+    faults += report["violations"]
     if report["refused"] and not report["requests"]:
         faults.append("no request could be served")
     if len(set(report["digests"])) > 1:

@@ -8,30 +8,32 @@ A closed loop keeps at most `concurrency` requests in the system. A step does, i
 4. One token for every request that decodes, then prefill in chunks within the budget.
 5. `cache.step`: the one round.
 
+A request reserves all of its pages when it is admitted, or chunk by chunk if the model has sliding
+windows (`chunks`). A chunk that finds no room waits, nobody is admitted in the meantime, and when
+nothing can move any more the youngest admitted request gives up its pages and begins again later.
+
 Decisions depend on the workload and on what the cache answers, which is the same on every rank;
-never on a clock. The model's forward pass is `PageContents.fill`, and every page that a request gets
-from the cache is verified when it is ready and once more, with its own pages, when it has finished.
+never on a clock. The model is a `ForwardPass`, which writes what it computes into every pool;
+everything that a request gets from the cache is verified when it is ready and, as far as it is still
+its own, once more when it has finished.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..errors import InternalError
-from ..ranks.replica.serving import Admission, LoadState, Wait
-from .contents import PageContents, chain_keys
+from ..ranks.replica.serving import LoadState, Wait
+from .active_request import ActiveRequest
+from .chunks import Chunks
 from .counts import Counts
-from .request import Request, TokenIds, output_tokens
+from .forward_pass import ForwardPass, Span
+from .request import Request
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
 
-CONTENTS_SEED = sha256(b"lockstep replay contents").digest()
-"""The start of the key chain that page contents are made from."""
 REFUSALS_NAMED = 10
 """How many refused requests are kept by name; all are counted."""
 
@@ -53,37 +55,12 @@ class Limits:
     """Steps in a row in which no request moves, after which the engine is taken for stuck."""
 
 
-class _Active:
-    """A request in the system."""
-
-    def __init__(self, request: Request, limits: Limits) -> None:
-        most = limits.output_tokens_max
-        self.request = request
-        self.name = request.name
-        self.prompt = request.prompt_length
-        self.outputs = min(request.output_length, most) if most else request.output_length
-        self.total = self.prompt + self.outputs
-        # The last output token is never an input, so that its KV is not computed.
-        self.last = self.prompt + max(0, self.outputs - 1)
-        self.computed = 0
-        self.admission: Admission | None = None
-        outputs = output_tokens(request.index, self.outputs)
-        self.tokens: TokenIds = np.concatenate([request.prompt_tokens, outputs])
-        self.keys = chain_keys(CONTENTS_SEED, self.tokens.tobytes(), limits.page_tokens)
-
-    @property
-    def matchable(self) -> TokenIds:
-        """What a match may cover: the last token of a prompt is always computed."""
-        return self.tokens[: self.prompt - 1]
-
-
 class Scheduler:
     """Drives one rank's cache through a workload."""
 
     def __init__(
         self,
         cache: "Cache",
-        contents: PageContents,
         requests: Iterator[Request],
         limits: Limits,
         *,
@@ -94,16 +71,19 @@ class Scheduler:
         self.counts = Counts()
         self.refusals: list[str] = []
         self._cache = cache
-        self._contents = contents
+        self._forward = ForwardPass(cache)
+        self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
         self._on_done = on_done
         self._stopped = stopped
         self._exhausted = False
-        self._waiting: deque[_Active] = deque()
-        self._loading: list[_Active] = []
-        self._prefilling: deque[_Active] = deque()
-        self._decoding: list[_Active] = []
+        self._waiting: deque[ActiveRequest] = deque()
+        self._loading: list[ActiveRequest] = []
+        self._prefilling: deque[ActiveRequest] = deque()
+        self._decoding: list[ActiveRequest] = []
+        self._turns = 0
+        self._no_room = False
         self._idle_steps = 0
 
     def run(self) -> bool:
@@ -115,10 +95,12 @@ class Scheduler:
             moved = self._arrivals()
             moved |= self._ended_loads()
             moved |= self._admissions()
+            self._no_room = False
             moved |= self._decode()
             moved |= self._prefill()
             if self._exhausted and not self._in_system:
                 return True
+            moved = moved or self._preempt()
             self._idle_steps = 0 if moved else self._idle_steps + 1
             self.counts.idle_steps += not moved
             if self._idle_steps > self._limits.idle_steps_max:
@@ -138,8 +120,12 @@ class Scheduler:
                 self._exhausted = True
                 break
             moved = True
-            active = _Active(request, self._limits)
-            pages = self._pages(active.total)
+            active = ActiveRequest(
+                request,
+                page_tokens=self._limits.page_tokens,
+                output_tokens_max=self._limits.output_tokens_max,
+            )
+            pages = -(-active.total // self._limits.page_tokens)
             if pages > self._limits.device_pages:
                 self._refuse(active, pages)
                 continue
@@ -147,7 +133,7 @@ class Scheduler:
             self._waiting.append(active)
         return moved
 
-    def _refuse(self, active: _Active, pages: int) -> None:
+    def _refuse(self, active: ActiveRequest, pages: int) -> None:
         self.counts.refused += 1
         if len(self.refusals) < REFUSALS_NAMED:
             self.refusals.append(
@@ -157,14 +143,15 @@ class Scheduler:
         self._report_done()
 
     def _ended_loads(self) -> bool:
-        still_loading: list[_Active] = []
-        failed: list[_Active] = []
+        still_loading: list[ActiveRequest] = []
+        failed: list[ActiveRequest] = []
         for active in self._loading:
             state = self._cache.load_state(active.name)
             if state is LoadState.READY:
                 self._begin_prefill(active)
             elif state is LoadState.FAILED:
                 self.counts.loads_failed += 1
+                active.begin_again()
                 failed.append(active)
             else:
                 still_loading.append(active)
@@ -173,29 +160,29 @@ class Scheduler:
         self._waiting.extendleft(reversed(failed))
         return moved
 
-    def _begin_prefill(self, active: _Active) -> None:
+    def _begin_prefill(self, active: ActiveRequest) -> None:
         if active.admission is None:
             raise InternalError(f"{active.name} is ready and was not admitted")
-        hits = active.admission
-        active.computed = hits.cached_tokens
-        self.counts.hit_device_tokens += hits.device_tokens
-        self.counts.hit_host_tokens += hits.host_tokens
-        self.counts.hit_storage_tokens += hits.storage_tokens
-        self.counts.pages_verified += self._verify(active)
+        active.computed = active.hit_tokens
+        self._verify(active, finished=False)
         self._prefilling.append(active)
 
     def _admissions(self) -> bool:
+        """Admit requests, unless one that is admitted has found no room in the step before."""
         moved = False
-        while self._waiting and self._backlog < self._limits.prefill_tokens:
+        while self._waiting and not self._no_room and self._backlog < self._limits.prefill_tokens:
             head = self._waiting[0]
             if not self._cache.prefetch_done(head.name):
                 break
-            answer = self._cache.load_back(head.name, head.matchable, reserve_tokens=head.total)
+            reserve = 0 if self._chunks.one_by_one else head.total
+            answer = self._cache.load_back(head.name, head.matchable, reserve_tokens=reserve)
             if isinstance(answer, Wait):
                 break
             moved = True
             self._waiting.popleft()
-            head.admission = answer
+            self._turns += 1
+            head.admission, head.turn = answer, self._turns
+            head.reserved = self._chunks.whole_pages(max(reserve, answer.cached_tokens))
             if self._cache.load_state(head.name) is LoadState.READY:
                 self._begin_prefill(head)
             else:
@@ -205,77 +192,110 @@ class Scheduler:
     @property
     def _backlog(self) -> int:
         """Prompt tokens of admitted requests that are not computed; loads count as if they hit."""
-        loading = sum(active.prompt - _hit_tokens(active) for active in self._loading)
+        loading = sum(active.prompt - active.hit_tokens for active in self._loading)
         return loading + sum(active.prompt - active.computed for active in self._prefilling)
 
     def _decode(self) -> bool:
-        moved = False
-        still_decoding: list[_Active] = []
-        for active in self._decoding:
-            self._compute(active, 1)
-            moved = True
+        ready = [each for each in self._decoding if self._reserve(each, each.computed + 1)]
+        self._compute([(active, active.computed + 1) for active in ready])
+        for active in ready:
             if active.computed == active.last:
                 self._finish(active)
-            else:
-                still_decoding.append(active)
-        self._decoding = still_decoding
-        return moved
+            elif self._chunks.publishes(active.computed):
+                self._publish(active)
+        self._decoding = [each for each in self._decoding if each.computed < each.last]
+        return bool(ready)
 
     def _prefill(self) -> bool:
         budget = self._limits.prefill_tokens
         moved = False
-        while self._prefilling and budget:
+        # What a request that decodes could not get must not go to one that came after it.
+        while self._prefilling and budget and not self._no_room:
             active = self._prefilling[0]
-            tokens = min(budget, active.prompt - active.computed)
-            budget -= tokens
-            self.counts.computed_tokens += tokens
-            self._compute(active, tokens)
+            end = self._chunks.end(active.computed, active.prompt, budget, active.checkpoints)
+            if not self._reserve(active, end):
+                break
+            budget -= end - active.computed
+            self._compute([(active, end)])
             moved = True
             if active.computed < active.prompt:
-                self._cache.insert(active.name, active.tokens[: active.computed], final=False)
+                self._publish(active)
                 continue
             self._prefilling.popleft()
             if active.computed == active.last:
                 self._finish(active)
             else:
-                self._cache.insert(active.name, active.tokens[: active.computed], final=False)
+                self._publish(active)
                 self._decoding.append(active)
         return moved
 
-    def _compute(self, active: _Active, tokens: int) -> None:
-        """Compute the next tokens: the pages that they complete get their contents."""
-        before = active.computed // self._limits.page_tokens
-        active.computed += tokens
-        after = active.computed // self._limits.page_tokens
-        if after > before:
-            table = self._cache.page_table(active.name)
-            pool = self._cache.device_pool
-            self._contents.fill(pool, table[before:after], active.keys[before:after])
+    def _reserve(self, active: ActiveRequest, tokens: int) -> bool:
+        """Have device pages for the first `tokens` tokens; False if there is no room for them now."""
+        if tokens <= active.reserved:
+            return True
+        if not self._cache.extend(active.name, tokens):
+            self._no_room = True
+            return False
+        active.reserved = self._chunks.whole_pages(tokens)
+        return True
 
-    def _verify(self, active: _Active) -> int:
-        """Compare the whole pages of what the request has so far; return how many they are."""
-        pages = active.computed // self._limits.page_tokens
-        if not self._limits.verify or not pages:
-            return 0
-        table = self._cache.page_table(active.name)[:pages]
-        pool = self._cache.device_pool
-        self.counts.pages_corrupt += self._contents.verify(pool, table, active.keys[:pages])
-        return pages
+    def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
+        """Compute each request up to the length that goes with it."""
+        self._forward.compute(
+            [
+                Span(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
+                for each, end in parts
+            ]
+        )
+        for active, end in parts:
+            active.computed = end
 
-    def _finish(self, active: _Active) -> None:
-        self.counts.pages_rechecked += self._verify(active)
-        self._cache.insert(active.name, active.tokens[: active.computed], final=True)
+    def _publish(self, active: ActiveRequest) -> None:
+        self._cache.insert(active.name, active.computed_ids, final=False)
+
+    def _preempt(self) -> bool:
+        """Take its pages from the youngest admitted request, if there is no other way to go on.
+
+        The oldest is never the youngest of several, so that it finishes; then there is more room.
+        """
+        admitted = [*self._prefilling, *self._decoding]
+        if not self._no_room or self._loading or len(admitted) < 2 or not self._cache.replica.idle:
+            return False
+        youngest = max(admitted, key=lambda active: active.turn)
+        self._prefilling = deque(each for each in self._prefilling if each is not youngest)
+        self._decoding = [each for each in self._decoding if each is not youngest]
+        self.counts.preempted += 1
+        self.counts.preempted_tokens += youngest.computed - youngest.hit_tokens
+        youngest.begin_again()
+        self._cache.release(youngest.name)
+        # What it has published may leave the device before its turn comes again, and the host too.
+        self._cache.prefetch(youngest.name, youngest.matchable)
+        self._waiting.appendleft(youngest)
+        return True
+
+    def _verify(self, active: ActiveRequest, *, finished: bool) -> None:
+        if self._limits.verify:
+            verified = self._forward.verify(active.name, active.tokens, active.computed)
+            self.counts.add(verified, finished=finished)
+
+    def _finish(self, active: ActiveRequest) -> None:
+        hits = active.admission
+        if hits is None:
+            raise InternalError(f"{active.name} has finished and was not admitted")
+        self._verify(active, finished=True)
+        self._cache.insert(active.name, active.computed_ids, final=True)
         self._cache.release(active.name)
         self.counts.requests += 1
         self.counts.prompt_tokens += active.prompt
+        self.counts.computed_tokens += active.prompt - hits.cached_tokens
+        self.counts.hit_device_tokens += hits.device_tokens
+        self.counts.hit_host_tokens += hits.host_tokens
+        self.counts.hit_storage_tokens += hits.storage_tokens
         self.counts.output_tokens += active.outputs
         self._report_done()
 
     def _report_done(self) -> None:
         self._on_done(self.counts.requests + self.counts.refused)
-
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._limits.page_tokens)
 
     def _what_is_stuck(self) -> str:
         queues = {
@@ -288,8 +308,3 @@ class Scheduler:
             f"{len(queue)} {name}, first {queue[0].name}" for name, queue in queues.items() if queue
         )
         return f"no request has moved for {self._limits.idle_steps_max} steps: {where}"
-
-
-def _hit_tokens(active: _Active) -> int:
-    hits = active.admission
-    return 0 if hits is None else hits.cached_tokens

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 from ..coordinator.bootstrap import Scalar, flatten
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
-from ..ranks.config import CacheConfig, Timeouts, WritePolicy
+from ..ranks.config import CacheConfig, Eviction, Timeouts, WritePolicy
 from ..ranks.executor.host_memory import check_host_memory
+from ..ranks.orders import KV_POOL
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import parse_uri
 from .profiles import find_profile
@@ -17,7 +18,14 @@ from .profiles import find_profile
 DEVICES = ("cpu", "cuda")
 
 SEED_MAX = (1 << 63) - 1
-_MAY_DIFFER = frozenset({"device_pages", "host_pages", "report", "table"})
+COMPONENT_POOLS = (
+    "window_device_pages",
+    "window_host_pages",
+    "state_device_pages",
+    "state_host_pages",
+)
+"""The settings for pools that only some profiles have; derived unless they are given."""
+_MAY_DIFFER = frozenset({"device_pages", "host_pages", *COMPONENT_POOLS, "report", "table"})
 """Of the pool sizes the smallest over the ranks is used; only rank 0 reports."""
 
 
@@ -36,9 +44,15 @@ class ReplaySettings:
     page_tokens: int = 64
     device_pages: int = 8192
     host_pages: int = 65536
+    window_device_pages: int | None = None
+    """Of the sliding-window pool; None derives it from `device_pages`, as for the three others."""
+    window_host_pages: int | None = None
+    state_device_pages: int | None = None
+    state_host_pages: int | None = None
     store: str | None = None
     stop_policy: str = StopRule.TIMEOUT.value
     write_policy: str = WritePolicy.WRITE_THROUGH.value
+    eviction: str = Eviction.LRU.value
     verify: bool = True
     seed: int = 0
     depth: int = 1
@@ -72,11 +86,13 @@ class ReplaySettings:
             raise ConfigError(f"--round-timeout-s is {self.round_timeout_s}, must be more than 0")
         _one_of([rule.value for rule in StopRule], self.stop_policy, "stop_policy")
         _one_of([policy.value for policy in WritePolicy], self.write_policy, "write_policy")
+        _one_of([each.value for each in Eviction], self.eviction, "eviction")
         _one_of(DEVICES, self.device, "device")
         if self.depth not in (0, 1):
             raise ConfigError(f"--depth is {self.depth}, must be 0 or 1")
-        # Makes the layout, its shards and the backend only to see that they can be made.
-        self.cache_config().layout.shard(0, self.ranks)
+        self._check_component_pools()
+        # Makes the layouts, their shards and the backend only to see that they can be made.
+        self.page_bytes()
         if self.store is not None:
             make_backend(self.store)
 
@@ -86,11 +102,16 @@ class ReplaySettings:
         return CacheConfig(
             model=f"{profile.model} scaled",
             layout=profile.layout(self.page_tokens),
+            components=profile.components(
+                self.page_tokens, self.device_pages, self.host_pages, self._given_pools()
+            ),
+            description=profile.description(),
             device_pages=self.device_pages,
             host_pages=self.host_pages,
             store=None if self.store is None else with_replay_durability(self.store),
             stop_policy=StopPolicy(rule=StopRule(self.stop_policy)),
             write_policy=WritePolicy(self.write_policy),
+            eviction=Eviction(self.eviction),
             pipeline_depth=self.depth,
             timeouts=Timeouts(round_s=self.round_timeout_s),
         )
@@ -99,15 +120,57 @@ class ReplaySettings:
         """Return what must be equal on every rank, by name."""
         return {name: value for name, value in flatten(self).items() if name not in _MAY_DIFFER}
 
+    def page_bytes(self) -> dict[str, int]:
+        """Return how many bytes a page of each pool has on one rank, by the pool's name.
+
+        Raises `ConfigError` if the ranks cannot divide the pages between them.
+        """
+        config = self.cache_config()
+        layouts = {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
+        return {pool: each.shard(0, self.ranks).page_bytes for pool, each in layouts.items()}
+
+    def pool_pages(self) -> dict[str, tuple[int, int]]:
+        """Return the pages on the device and on the host, by the pool's name."""
+        pages = {KV_POOL: (self.device_pages, self.host_pages)}
+        for each in self.cache_config().components:
+            pages[each.pool] = (each.device_pages, each.host_pages)
+        return pages
+
     def check_memory(self, *, ranks_here: int) -> None:
         """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine."""
-        pages = self.host_pages + (self.device_pages if self.device == "cpu" else 0)
-        shard = find_profile(self.profile).layout(self.page_tokens).shard(0, self.ranks)
-        check_host_memory(pages * shard.page_bytes, ranks_here)
+        pages, needed = self.pool_pages(), 0
+        for pool, page_bytes in self.page_bytes().items():
+            device, host = pages[pool]
+            needed += page_bytes * (host + (device if self.device == "cpu" else 0))
+        check_host_memory(needed, ranks_here)
 
-    def with_pools(self, device_pages: int, host_pages: int) -> "ReplaySettings":
-        """Return the settings with these pool sizes."""
-        return replace(self, device_pages=device_pages, host_pages=host_pages)
+    def pool_sizes(self) -> dict[str, int]:
+        """Return the sizes of all pools that the profile has, derived or given, by setting."""
+        profile = find_profile(self.profile)
+        return {
+            "device_pages": self.device_pages,
+            "host_pages": self.host_pages,
+            **profile.sizes(self.page_tokens, self.device_pages, self.host_pages),
+            **self._given_pools(),
+        }
+
+    def with_pools(self, sizes: Mapping[str, int]) -> "ReplaySettings":
+        """Return the settings with these pool sizes, named as in `pool_sizes`."""
+        return self.from_json(json.dumps({**asdict(self), **sizes}))
+
+    def _given_pools(self) -> dict[str, int]:
+        sizes: dict[str, int | None] = {name: getattr(self, name) for name in COMPONENT_POOLS}
+        return {name: pages for name, pages in sizes.items() if pages is not None}
+
+    def _check_component_pools(self) -> None:
+        least = find_profile(self.profile).least_sizes(self.page_tokens)
+        for name, pages in self._given_pools().items():
+            if name not in least:
+                raise ConfigError(
+                    f"{option(name)} is {pages}, and profile {self.profile!r} has no"
+                    f" {name.partition('_')[0]} pool; leave it out"
+                )
+            _at_least(least[name], pages, name)
 
     def to_json(self) -> str:
         """Return the settings as one JSON object."""

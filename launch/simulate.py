@@ -1,12 +1,23 @@
 """Exploring schedules from the command line: a report, a summary, and a status."""
 
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
-from .first_error import EXIT_FAULT
+from ..simulation.revived import REVIVED_BUGS, RevivedBug, find_bug
+from ..simulation.revived import SEEDS as REVIVED_SEEDS
+from ..simulation.world import BOTH
+from .first_error import EXIT_FAULT, say
 from .report import write_report
+
+EXIT_NOT_FOUND = 4
+"""A bug was revived, and none of the schedules has found it."""
+EXIT_BROKE_DOWN = 70
+"""The simulation itself could not go on; nothing is known of what it was to explore."""
+
+SEEDS = range(100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +27,57 @@ class Exploration:
     seeds: range
     ranks: int
     steps: int
-    profile: str
+    profile: str | None
+    """The model; None lets each seed draw it."""
+    faults: str
     depth: int | None
     """None takes both depths in turn, by the seed."""
     l1: str
     """Who owns the device pages: replica, engine, or both in turn, by the seed."""
+    bug: RevivedBug | None = None
+    """What is put back, if anything; then only until a schedule finds it."""
+
+
+def choose_exploration(
+    *,
+    seeds: str | None,
+    ranks: int,
+    steps: int,
+    profile: str | None,
+    faults: str | None,
+    depth: int | None,
+    l1: str | None,
+    revive: str | None,
+) -> Exploration:
+    """Return what to explore: as it is told, else as the bug to revive needs it, else as usual."""
+    if depth not in {None, 0, 1}:
+        raise ConfigError(f"--depth is {depth}, must be 0 or 1")
+    bug = None if revive is None else _find_bug(revive)
+    usual = SEEDS if bug is None else REVIVED_SEEDS
+    return Exploration(
+        seeds=usual if seeds is None else parse_seeds(seeds),
+        ranks=ranks,
+        steps=steps,
+        profile=profile or (None if bug is None else bug.profile),
+        faults=faults or ("mixed" if bug is None else bug.faults),
+        depth=depth,
+        l1=l1 or (BOTH if bug is None else bug.l1),
+        bug=bug,
+    )
+
+
+def _find_bug(name: str) -> RevivedBug:
+    try:
+        return find_bug(name)
+    except ValueError as error:
+        raise ConfigError(f"--revive: {error}") from error
+
+
+def list_bugs() -> None:
+    """Print the bugs that can be revived."""
+    width = max(map(len, REVIVED_BUGS))
+    for bug in REVIVED_BUGS.values():
+        print(f"{bug.name:{width}}  {bug.about}")
 
 
 def parse_seeds(text: str) -> range:
@@ -39,18 +96,29 @@ def _is_number(text: str) -> bool:
 
 def run_simulation(exploration: Exploration, report: Path | None) -> int:
     """Explore, print what came out, write the report, and return the status to exit with."""
+    bug = exploration.bug
     try:
         found = explore(
             exploration.seeds,
             ranks=exploration.ranks,
             steps=exploration.steps,
             profile=exploration.profile,
+            faults=exploration.faults,
             depth=exploration.depth,
             l1=exploration.l1,
+            revive=None if bug is None else bug.name,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except LockstepError:
+        raise
+    except Exception as error:  # noqa: BLE001 - status 1 says that a schedule has shown a fault.
+        traceback.print_exc()
+        say(f"the simulation broke down: {type(error).__name__}: {error}")
+        return EXIT_BROKE_DOWN
     if report is not None:
         write_report(str(report), found)
     print_report(found)
-    return EXIT_FAULT if found["violations"] else 0
+    if found["violations"]:
+        return EXIT_FAULT
+    return 0 if bug is None else EXIT_NOT_FOUND

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import ConfigError, PeerLost
-from .contents import PageContents
+from ..ranks.replica.check import InvariantViolation
 from .environment import RankEnvironment
 from .interruption import Interrupted
 from .progress import OnDone, nothing
@@ -111,10 +111,10 @@ def _agree(
     pools = agree_on_settings(
         collective,
         settings.fingerprint(),
-        {"device_pages": settings.device_pages, "host_pages": settings.host_pages},
+        settings.pool_sizes(),
         JOIN_TIMEOUT_S,
     )
-    agreed = settings.with_pools(pools["device_pages"], pools["host_pages"])
+    agreed = settings.with_pools(pools)
     problem: str | None = None
     requests = 0
     try:
@@ -140,12 +140,10 @@ def _replay(
 ) -> Report | None:
     from ..ranks.cache import Cache
 
-    config = settings.cache_config()
-    cache = Cache.open(config, collective, device=_device(settings, environment))
+    cache = Cache.open(settings.cache_config(), collective, device=_device(settings, environment))
     try:
         scheduler = Scheduler(
             cache,
-            PageContents(config.layout.shard(environment.rank, environment.world_size)),
             requests_of(settings.trace, settings.seed, settings.requests),
             _limits(settings),
             on_done=lambda done: watch.on_done(done, requests),
@@ -187,6 +185,18 @@ def _limits(settings: ReplaySettings) -> Limits:
     )
 
 
+def _violation(cache: "Cache") -> str:
+    """Return the first invariant that the replica breaks at rest, or nothing.
+
+    No request and no operation is left that could own a page, so one that leaked shows here.
+    """
+    try:
+        cache.replica.check()
+    except InvariantViolation as broken:
+        return str(broken)
+    return ""
+
+
 def _result(cache: "Cache", scheduler: Scheduler, *, wall_s: float, flush_s: float) -> RankResult:
     stats = cache.stats()
     return RankResult(
@@ -198,6 +208,8 @@ def _result(cache: "Cache", scheduler: Scheduler, *, wall_s: float, flush_s: flo
         round_us=stats.round_us,
         operations=stats.operations,
         bytes_moved=asdict(stats.bytes_moved),
+        operations_left=len(cache.replica.state.operations.in_flight),
+        violation=_violation(cache),
         storage_corrupt=stats.pages_corrupt,
         digest=stats.digest,
         wall_s=wall_s,

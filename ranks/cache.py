@@ -6,13 +6,15 @@ communicate. Local facts (how fast a disk is, what a store has lost) never show 
 all ranks have agreed on them.
 
     admission:  match -> prefetch -> step ... until prefetch_done -> load_back -> step ... until READY
-    compute:    write KV into page_table's pages, insert(final=False) after each chunk
+    compute:    write into the pages of each pool's page_table; insert(final=False) after each chunk,
+                and end a chunk at each of the admission's checkpoints
     finish:     insert(final=True), release
 
 The last token of a prompt has to be computed in any case, so an engine gives `tokens[:-1]` to match,
 prefetch and load_back.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy.typing as npt
 from ..coordinator.collectives.base import Collective
 from ..errors import ConfigError, UsageError
 from .config import CacheConfig
+from .orders import KV_POOL
 from .rank_cache import RankCache, as_count, require_text
 from .replica.serving import Admission, LoadState, Wait
 from .replica.tokens import Tokens, as_token_bytes
@@ -62,28 +65,44 @@ class Cache(RankCache):
         return open_cache(config, collective or new_group(config), torch.device(device))
 
     @property
-    def device_pool(self) -> "DevicePool":
-        """The device pages; `.column(name)` is a tensor [layers, pages, heads, tokens, elements]."""
+    def device_pools(self) -> "Mapping[str, DevicePool]":
+        """The device pages of each pool, by its name.
+
+        `.column(name)` of each is a tensor [layers, pages, heads, tokens, elements].
+        """
         # Only the simulated executor has none, and whoever imports this class need not have torch.
-        pool: DevicePool | None = getattr(self.executor, "device_pool", None)
-        if pool is None:
+        pools: Mapping[str, DevicePool] | None = getattr(self.executor, "device_pools", None)
+        if pools is None:
             raise UsageError("this cache has no device pages of its own")
-        return pool
+        return pools
+
+    @property
+    def device_pool(self) -> "DevicePool":
+        """The device pages of full attention, which every model has."""
+        return self.device_pools[KV_POOL]
 
     def load_back(
-        self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
+        self,
+        request: str,
+        tokens: Tokens,
+        namespace: str = "",
+        *,
+        reserve_tokens: int = 0,
+        priority: int = 0,
     ) -> Admission | Wait:
         """Admit a request: lock its device prefix, load back what the host has, reserve the rest.
 
         `tokens` are those that may be taken from the cache; `reserve_tokens` is the number of tokens
         in total that the request needs device pages for. All of it happens, or nothing does and a
         `Wait` says why. A prefetch of the request ends with what has landed by the last verdict.
-        The pages may be used once `load_state` is READY.
+        The pages may be used once `load_state` is READY. Under eviction by priority, what only
+        requests of a lower `priority` use leaves first.
         """
         self._require_group()
         require_text(namespace)
         data, reserve = as_token_bytes(tokens), as_count(reserve_tokens)
-        admission = self.replica.load_back(request, namespace, data, reserve)
+        rank = as_count(priority, "priority")
+        admission = self.replica.load_back(request, namespace, data, reserve, rank)
         self._dispatch()
         return admission
 
@@ -91,13 +110,16 @@ class Cache(RankCache):
         """Say whether an admitted request's prefix is on the device on every rank."""
         return self.replica.load_state(request)
 
-    def page_table(self, request: str) -> npt.NDArray[np.int32]:
+    def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
         """Return the device pages of a READY request in token order: shared prefix, then its own.
 
-        A copy. `insert` may change the table, since a page that the tree has already replaces the
-        request's own.
+        Of a sliding window's pool: over the same positions, with -1 where the request has no page
+        any more, left of its trailing window. Of a recurrent state's pool: one element, the slot of
+        the state that the request works on, which holds the state after its cached tokens once it is
+        READY (unless there are none), and which the engine changes in place. A copy. `insert` may
+        change the table, since a page that the tree has already replaces the request's own.
         """
-        return np.array(self.replica.page_table(request), dtype=np.int32)
+        return np.array(self.replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
         """Reserve device pages for `total_tokens` tokens in total; False if there is no room."""
@@ -107,17 +129,45 @@ class Cache(RankCache):
         return done
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
-        """Publish the whole pages of `tokens`, whose KV is in the request's pages.
+        """Publish the whole pages of `tokens`, whose content is in the request's pages of every pool.
 
-        Call it only when the KV has been written, or is ordered before every later use on the
-        engine's stream. `final=False` says that the prompt goes on (chunked prefill). The published
-        pages are shared, backed up under the write policy, and stay locked for the request. Returns
-        the number of tokens that the tree now shares with it.
+        Call it only when that has been written, or is ordered before every later use on the engine's
+        stream. `final=False` says that the prompt goes on (chunked prefill). The published pages are
+        shared, backed up under the write policy, and stay locked for the request, but for those that
+        its windows have left. A recurrent state is kept where `tokens` end with a whole page at one of
+        the admission's checkpoints, or at a regular one. Returns the number of tokens that the tree
+        now shares with the request.
         """
         self._require_group()
         shared = self.replica.insert(request, as_token_bytes(tokens), final=final)
         self._dispatch()
         return shared
+
+    def retract(self, request: str, tokens: Tokens) -> bool:
+        """Move a request that is READY off the device, with everything that it holds in every pool.
+
+        `tokens` are all that it has computed; their whole pages are published. Its device pages,
+        also one that is not full yet, and the state it works on are copied to host memory, and free
+        once that has settled: `load_state` says SAVING until then, and SAVED after it. FAILED, as
+        after a load back, means that a copy went wrong: `load_back` it again. Returns False, and the
+        request goes on, if host memory has no room.
+        """
+        self._require_group()
+        done = self.replica.retract(request, as_token_bytes(tokens))
+        self._dispatch()
+        return done
+
+    def resume(self, request: str, *, reserve_tokens: int = 0) -> Admission | Wait:
+        """Bring a SAVED request back, with device pages for `reserve_tokens` tokens in total.
+
+        It is LOADING, and once it is READY its tables have what they had, in other pages. Its bytes
+        are checked on the way: if they are not what was saved it is FAILED. `Wait.LOST` says that
+        what it shared with others is gone; it is as one that was never admitted then.
+        """
+        self._require_group()
+        admission = self.replica.resume(request, as_count(reserve_tokens))
+        self._dispatch()
+        return admission
 
     def release(self, request: str) -> None:
         """Forget a request: unlock what it shares and give back what is its own."""

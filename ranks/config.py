@@ -1,11 +1,16 @@
 """The settings of one rank's cache, validated once, when they are made."""
 
+import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import ClassVar
 
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
+from .model_description import FULL_ATTENTION, ModelDescription
+from .orders import KV_POOL
 from .page_layout import PageLayout
+from .replica.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
@@ -19,6 +24,10 @@ class WritePolicy(StrEnum):
 
     WRITE_THROUGH = "write_through"
     """As soon as it is inserted."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """Once it has been hit often enough to be worth a copy."""
+    WRITE_BACK = "write_back"
+    """When it is to leave the device; room there comes once the copy has settled."""
 
 
 class Eviction(StrEnum):
@@ -26,6 +35,12 @@ class Eviction(StrEnum):
 
     LRU = "lru"
     """The one that was not used for the longest time, in the replica's logical clock."""
+    LFU = "lfu"
+    """The one that was hit least often."""
+    SLRU = "slru"
+    """One that was used once, before any that was hit again."""
+    PRIORITY = "priority"
+    """One that only requests of the lowest priority used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +57,9 @@ class Bounds:
     """Writes to storage at a time."""
     persists_waiting: int = 4096
     """Writes that wait, holding their host pages; one more is dropped and counted."""
+    pinned_pages: int | None = None
+    """Pages of full attention that `pin` may keep in host memory in all; None stands for half the
+    pool. What of them is on the device only is at most half of each of its pools."""
     quarantine_pages: int | None = None
     """Host pages that stores which do not fall quiet may hold before the store is detached; None
     stands for a quarter of the host pool."""
@@ -60,6 +78,7 @@ class Bounds:
             "persists_waiting",
             "remembered_misses",
             "prefetch_pages",
+            "pinned_pages",
             "quarantine_pages",
         ):
             value = getattr(self, name)
@@ -101,10 +120,109 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindow:
+    """The KV of layers that attend to the last `window_tokens` tokens only: a pool of its own."""
+
+    kind: ClassVar[str] = "sliding_window"
+    window_tokens: int
+    layout: PageLayout
+    """Of the same number of tokens as full attention's."""
+    device_pages: int
+    host_pages: int
+    pool: str = "window"
+    """The pool's name; part of the name of every object in storage."""
+
+    def __post_init__(self) -> None:
+        _check_pool(self)
+        if self.window_tokens < 1:
+            raise ConfigError(
+                f"pool {self.pool!r}: window_tokens is {self.window_tokens}, must be 1 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent:
+    """A recurrent state (Mamba, linear attention): one page of its own pool for each checkpoint.
+
+    A state stands for everything before it, whatever its length, so its layout is that of a page of
+    one token.
+    """
+
+    kind: ClassVar[str] = "recurrent"
+    checkpoint_tokens: int
+    """A checkpoint is kept at every multiple of this, which is a multiple of the page's tokens."""
+    layout: PageLayout
+    device_pages: int
+    """Slots for checkpoints and for the states that requests work on, one for each."""
+    host_pages: int
+    pool: str = "state"
+    """See `SlidingWindow`."""
+
+    def __post_init__(self) -> None:
+        _check_pool(self)
+        if self.layout.page_tokens != 1:
+            raise ConfigError(
+                f"pool {self.pool!r}: the layout of a state has pages of"
+                f" {self.layout.page_tokens} tokens, must be 1"
+            )
+
+
+ComponentConfig = SlidingWindow | Recurrent
+
+
+def _check_pool(component: ComponentConfig) -> None:
+    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool == KV_POOL:
+        raise ConfigError(
+            f"a pool cannot be called {component.pool!r}; use up to 32 lower-case letters and"
+            f" digits, and not {KV_POOL!r}"
+        )
+    for name in ("device_pages", "host_pages"):
+        value = getattr(component, name)
+        if not 0 <= value <= PAGES_MAX:
+            raise ConfigError(
+                f"pool {component.pool!r}: {name} is {value}, must be 0 to {PAGES_MAX}"
+            )
+
+
+TTL_S_MIN = 0.001
+"""Agreed time is counted in milliseconds."""
+
+ANY_NAMESPACE = "*"
+"""The limit of each namespace that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceLimit:
+    """How much one namespace may keep in the cache, and for how long."""
+
+    namespace: str
+    """`*` stands for each namespace that is not named."""
+    device_pages: int | None = None
+    """Full-attention pages on the device beyond which its least recently used leave."""
+    host_pages: int | None = None
+    """The same in host memory."""
+    ttl_s: float | None = None
+    """How long, in agreed time, what is not used stays in memory. Storage has limits of its own."""
+
+    def __post_init__(self) -> None:
+        for name in ("device_pages", "host_pages"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(
+                    f"limit of namespace {self.namespace!r}: {name} is {value}, must be 0 or more"
+                )
+        if self.ttl_s is not None and not TTL_S_MIN <= self.ttl_s <= TIMEOUT_S_MAX:
+            raise ConfigError(
+                f"limit of namespace {self.namespace!r}: ttl_s is {self.ttl_s}, must be"
+                f" {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """Everything that one rank's cache needs to know.
 
-    All but the two pool sizes must be equal on every rank; of those the smallest is used.
+    All but the pool sizes must be equal on every rank; of those the smallest is used.
     """
 
     model: str
@@ -112,6 +230,14 @@ class CacheConfig:
     weights_version: str = "0"
     """Changes whenever the weights do; part of every key."""
     layout: PageLayout
+    """Of full attention's pages, which every model has."""
+    components: tuple[ComponentConfig, ...] = ()
+    """What the model keeps for a prefix beside full attention, each in a pool of its own."""
+    absent_columns: tuple[str, ...] = ()
+    """The optional columns of the layouts that this engine does not keep. It shares its store all the
+    same with engines of the same layouts that do."""
+    description: ModelDescription | None = None
+    """What the model keeps, as the engine knows it; what has no pool here is refused by name."""
     device_pages: int = 0
     """Pages on the device (L1); 0 where the engine owns them and lends them for copies."""
     host_pages: int
@@ -123,7 +249,13 @@ class CacheConfig:
     """The store's URI (L3), or None. `{rank}` in it stands for the rank, where each has its own."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
-    eviction: Eviction = Eviction.LRU
+    selective_hits: int = 2
+    """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
+    eviction: str = Eviction.LRU
+    """One of `Eviction`, or the name of a policy that was registered
+    (`lockstep.ranks.replica.eviction_policies.register`)."""
+    limits: tuple[NamespaceLimit, ...] = ()
+    """Quotas and times to live of namespaces."""
     pipeline_depth: int = 1
     """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -138,5 +270,76 @@ class CacheConfig:
             raise ConfigError(f"host_pages is {self.host_pages}, must be 0 to {PAGES_MAX}")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
+        find_policy(self.eviction)
         if self.store is not None and not self.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")
+        self._check_components()
+        self._check_columns()
+
+    def pool_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return the pages on the device and on the host of each pool, by its name."""
+        sizes = {KV_POOL: (self.device_pages, self.host_pages)}
+        sizes |= {each.pool: (each.device_pages, each.host_pages) for each in self.components}
+        return sizes
+
+    def _check_components(self) -> None:
+        if self.selective_hits < 1:
+            raise ConfigError(f"selective_hits is {self.selective_hits}, must be 1 or more")
+        limited = [limit.namespace for limit in self.limits]
+        if len(set(limited)) != len(limited):
+            raise ConfigError(f"namespaces have one limit each: {', '.join(limited)}")
+        pools = [component.pool for component in self.components]
+        if len(set(pools)) != len(pools):
+            raise ConfigError(f"pool names must differ: {', '.join(pools)}")
+        page_tokens = self.layout.page_tokens
+        for component in self.components:
+            name = f"pool {component.pool!r}"
+            if bool(component.device_pages) != bool(self.device_pages):
+                raise ConfigError(
+                    f"{name}: device_pages is {component.device_pages} beside {self.device_pages} of"
+                    " full attention; a model with such a pool needs device pages of both"
+                )
+            if bool(component.host_pages) != bool(self.host_pages):
+                raise ConfigError(
+                    f"{name}: host_pages is {component.host_pages} beside {self.host_pages} of full"
+                    " attention; set both or neither"
+                )
+            if isinstance(component, SlidingWindow):
+                if component.layout.page_tokens != page_tokens:
+                    raise ConfigError(
+                        f"{name}: its pages have {component.layout.page_tokens} tokens and those of"
+                        f" full attention {page_tokens}; they must be equal"
+                    )
+                least = -(-component.window_tokens // page_tokens) + 1
+                if self.device_pages and component.device_pages < least:
+                    raise ConfigError(
+                        f"{name}: device_pages is {component.device_pages}, must be {least} or more:"
+                        " a window, and a page to compute in"
+                    )
+            elif component.checkpoint_tokens < 1 or component.checkpoint_tokens % page_tokens:
+                raise ConfigError(
+                    f"{name}: checkpoint_tokens is {component.checkpoint_tokens}, must be a multiple"
+                    f" of the page's {page_tokens} tokens"
+                )
+            elif component.device_pages == 1:
+                raise ConfigError(
+                    f"{name}: device_pages is 1, must be 2 or more: a checkpoint, and the state that"
+                    " a request works on"
+                )
+
+    def _check_columns(self) -> None:
+        layouts = [self.layout, *(each.layout for each in self.components)]
+        optional = {column.name for layout in layouts for column in layout.optional_columns}
+        for name in self.absent_columns:
+            if name not in optional:
+                raise ConfigError(
+                    f"absent_columns names {name!r}, which is no optional column; optional are: "
+                    f"{', '.join(sorted(optional)) or 'none'}"
+                )
+        if self.description is not None:
+            kept = [(each.kind, self._kept(each.layout)) for each in self.components]
+            self.description.require_covered([(FULL_ATTENTION, self._kept(self.layout)), *kept])
+
+    def _kept(self, layout: PageLayout) -> list[str]:
+        """Return the names of the columns that this engine's pages have."""
+        return [column.name for column in layout.kept(self.absent_columns)]

@@ -2,7 +2,7 @@
 
 For engines with a page allocator and a prefix cache of their own, as vLLM has. The engine lends its
 pages for copies: each call names them, on each rank its own, and they stay as they are until the
-copies that touch them have ended on every rank.
+copies that touch them have ended on every rank. Full attention is all that can be cached so.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
     compute:    back_up after each chunk whose pages are whole
@@ -25,7 +25,7 @@ from .orders import Cancel, CopyToDevice, CopyToHost, Fence, Order
 from .rank_cache import RankCache, as_count, require_text
 from .replica.pages import PageRun, page_run
 from .replica.serving import LoadState
-from .replica.state import ReplicaConfig
+from .replica.settings import ReplicaConfig
 from .replica.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import platform
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,18 +16,19 @@ from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
 from ..storage_backends.namespace import Namespace
 from ..storage_backends.registry import make_backend
+from ..storage_backends.uri import parse_uri
+from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
 from .cache import Cache
 from .config import CacheConfig
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
-from .executor.pools import DevicePages, DevicePool
+from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache
-from .page_layout import ShardLayout
-from .replica.state import ReplicaConfig
+from .replica.settings import ReplicaConfig
 
-POOL_SIZES = ("device_pages", "host_pages")
-"""The settings that may differ between ranks; the smallest is used."""
+_RANK = "{rank}"
+"""Stands for the rank in the URI of a store, where each rank has one of its own."""
 
 
 def new_group(config: CacheConfig) -> Collective:
@@ -43,62 +44,48 @@ def open_cache(config: CacheConfig, collective: Collective, device: torch.device
     Raises the same `ConfigError` on every rank if settings differ or one rank cannot start. The
     collective is the cache's from now on, and is closed if there is no cache to give it to.
     """
-    on_host = device.type == "cpu"
-
-    def make(shard: ShardLayout, pages: int) -> DevicePool:
-        return DevicePool(shard, pages, device)
-
-    executor, replica_config = _open(config, collective, make, counts_as_host=on_host)
+    executor, replica_config = _open(config, collective, device)
     return Cache(config, collective, executor, replica_config)
 
 
 def open_host_cache(config: CacheConfig, collective: Collective, pages: EnginePages) -> HostCache:
-    """Make one rank's cache under an engine's device pages; otherwise as `open_cache`."""
-    executor, replica_config = _open(config, collective, lambda _, __: pages, counts_as_host=False)
+    """Make one rank's cache under an engine's device pages; otherwise as `open_cache`.
+
+    Only full attention can be cached so: `ConfigError` for a model that has other components.
+    """
+    executor, replica_config = _open(config, collective, pages)
     return HostCache(config, collective, executor, replica_config)
 
 
 def _open(
-    config: CacheConfig,
-    collective: Collective,
-    make_device: Callable[[ShardLayout, int], DevicePages],
-    *,
-    counts_as_host: bool,
+    config: CacheConfig, collective: Collective, device: torch.device | EnginePages
 ) -> tuple[RankExecutor, ReplicaConfig]:
-    """Open the executor; `counts_as_host` says that device pages are host memory of ours."""
     try:
-        return _agree_and_open(config, collective, make_device, counts_as_host)
+        return _agree_and_open(config, collective, device)
     except BaseException:
         collective.close()
         raise
 
 
 def _agree_and_open(
-    config: CacheConfig,
-    collective: Collective,
-    make_device: Callable[[ShardLayout, int], DevicePages],
-    counts_as_host: bool,
+    config: CacheConfig, collective: Collective, device: torch.device | EnginePages
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
-    fields: dict[str, Scalar] = flatten(config)
-    fields["world_size"] = collective.world_size
-    fields["version"] = __version__
-    fields["owner of device pages"] = "cache" if config.device_pages else "engine"
-    smallest = {name: int(str(fields.pop(name))) for name in POOL_SIZES}
-    agreed = agree_on_settings(collective, fields, smallest, timeout_s)
+    pools = _agree(config, collective, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
-    shard = config.layout.shard(collective.rank, collective.world_size)
-    pages = agreed["host_pages"] + (agreed["device_pages"] if counts_as_host else 0)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
-        check_host_memory(pages * shard.page_bytes, hosts.count(hosts[collective.rank]))
+        check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
     try:
         with _problems_told(collective, timeout_s):
-            device = make_device(shard, agreed["device_pages"])
-            backend = _backend(config, collective.rank)
             executor = RankExecutor.create(
-                config, shard, device, backend, _namespace(config).digest(), agreed["host_pages"]
+                config,
+                pools,
+                device,
+                backend=_backend(config, collective.rank),
+                store_namespace=_namespace(config).digest(),
+                writer=_writer(config, collective.rank, collective.world_size),
             )
     except BaseException:
         if executor is not None:
@@ -107,12 +94,33 @@ def _agree_and_open(
     assert executor is not None
     replica_config = ReplicaConfig.of(
         config,
-        device_pages=agreed["device_pages"],
-        host_pages=agreed["host_pages"],
+        pools={name: (each.device_pages, each.host_pages) for name, each in pools.items()},
         model_digest=bytes.fromhex(_namespace(config).digest()),
         life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
     )
     return executor, replica_config
+
+
+def _agree(config: CacheConfig, collective: Collective, timeout_s: float) -> dict[str, AgreedPool]:
+    """Compare the settings of all ranks; return this rank's pools in the sizes that all can have."""
+    fields: dict[str, Scalar] = flatten(config)
+    fields["world_size"] = collective.world_size
+    fields["version"] = __version__
+    fields["owner of device pages"] = "cache" if config.device_pages else "engine"
+    # The settings that may differ between ranks; the smallest is used.
+    names = [name for pair in size_settings(config).values() for name in pair]
+    smallest = {name: int(str(fields.pop(name))) for name in names}
+    sizes = agree_on_settings(collective, fields, smallest, timeout_s)
+    return agreed_pools(config, sizes, collective.rank, collective.world_size)
+
+
+def _host_bytes(pools: Mapping[str, AgreedPool], device: torch.device | EnginePages) -> int:
+    """Return the host memory of all pools; device pages count where they are host memory of ours."""
+    counted = isinstance(device, torch.device) and device.type == "cpu"
+    return sum(
+        (pool.host_pages + (pool.device_pages if counted else 0)) * pool.layout.page_bytes
+        for pool in pools.values()
+    )
 
 
 @contextmanager
@@ -132,14 +140,27 @@ def _backend(config: CacheConfig, rank: int) -> StorageBackend | None:
     if config.store is None:
         return None
     return ClaimedBackend(
-        make_backend(config.store.replace("{rank}", str(rank))),
+        make_backend(config.store.replace(_RANK, str(rank))),
         model=config.model,
         weights_version=config.weights_version,
-        layout=config.layout,
+        layouts=pool_layouts(config),
     )
+
+
+def _writer(config: CacheConfig, rank: int, world_size: int) -> WriterShare:
+    """Return what this rank writes of pages that are the same on every rank."""
+    if config.store is None or _RANK in config.store:
+        return EVERYTHING
+    uri = parse_uri(config.store)
+    if uri.scheme == "memory" and not uri.host:
+        # Private, so it is a store of its own for each rank, too.
+        return EVERYTHING
+    return WriterShare(rank=rank, world_size=world_size)
 
 
 def _namespace(config: CacheConfig) -> Namespace:
     return Namespace(
-        model=config.model, weights_version=config.weights_version, layout=config.layout
+        model=config.model,
+        weights_version=config.weights_version,
+        layouts=pool_layouts(config),
     )

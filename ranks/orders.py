@@ -31,15 +31,41 @@ class CopyTransfer:
     pool: str
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
+    sealed: bool = False
+    """To the host: remember a checksum of each page. To the device: the copy fails unless each page
+    still has it. For bytes that nothing else checks, those of one request that is retracted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one pool must have so that a prefix can be restored up to some length.
+
+    Positions count pages from the start of the prefix. `keys` are those of the pages `first`,
+    `first + 1` and so on; an object of a pool of states lies under the key of the page that ends
+    where the state does. A key that is empty stands for an object that is not to be asked for: it
+    could not be read before.
+    """
+
+    pool: str
+    first: int
+    keys: tuple[bytes, ...]
+    span: int | None = None
+    """How many positions before its end a length needs; None stands for all from `first` on."""
+    held: frozenset[int] = frozenset()
+    """Positions that are in host memory already."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Say how many leading keys the store has (`Answered`), or that time is up (`Expired`)."""
+    """Say which lengths the store can restore (`Answered`), or that time is up (`Expired`).
+
+    Lengths are counted from the position `floor`, and go up to the end of the first need, which is
+    that of full attention. `restorable` (`ranks.restorable`) says which they are.
+    """
 
     operation: int
-    pool: str
-    keys: tuple[bytes, ...]
+    floor: int
+    needs: tuple[Need, ...]
     timeout_s: float
 
 
@@ -47,9 +73,11 @@ class LookUp:
 class Fetch:
     """Read objects into host pages.
 
-    Reports `Landed` with the number of leading pages that hold verified bytes, as it grows;
-    `Capped` once some page cannot land here (missing, corrupt, failed); `Expired` once `timeout_s`
-    has passed. The operation is over when every page has landed or when a `Cancel` for it arrives.
+    The pages of all transfers, one transfer after the other, are one sequence. Reports `Landed` with
+    the number of its leading pages that hold verified bytes, as it grows; `Capped` once some page
+    cannot land here (missing, corrupt, failed); `Expired` once `timeout_s` has passed. So a count
+    that is complete is complete in every pool. The operation is over when every page has landed or
+    when a `Cancel` for it arrives.
     """
 
     operation: int
@@ -85,6 +113,20 @@ class CopyToDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Copy one device page to another, before whatever the engine does after this command.
+
+    In the order of the engine's own work (on a CUDA device: on its current stream), after which
+    every later order sees it. Belongs to no operation and reports nothing: it cannot fail but with
+    the device itself.
+    """
+
+    pool: str
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Wait until these copies read no device page any more; the engine overwrites pages after it.
 
@@ -107,4 +149,4 @@ class Cancel:
     timeout_s: float
 
 
-Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Fence | Cancel
+Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Fork | Fence | Cancel

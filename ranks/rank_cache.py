@@ -15,13 +15,13 @@ from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
 from ..coordinator.round import Rounds
 from ..errors import GroupError, UsageError
-from .config import CacheConfig
+from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import BytesMoved, Executor
 from .orders import Order
 from .replica.matching import Match
 from .replica.replica import Replica
-from .replica.state import ReplicaConfig
-from .replica.tokens import Tokens, as_token_bytes
+from .replica.settings import ReplicaConfig
+from .replica.tokens import Tokens, as_token_bytes, as_token_view
 from .shortfalls import Shortfalls
 
 FLUSH_POLL_S = 0.005
@@ -98,10 +98,10 @@ class RankCache:
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing."""
-        return self.replica.match(namespace, as_token_bytes(tokens))
+        return self.replica.match(namespace, as_token_view(tokens))
 
     def prefetch(self, request: str, tokens: Tokens, namespace: str = "") -> bool:
-        """Begin to bring from storage what follows the cached part of `tokens`.
+        """Begin to bring from storage what would lengthen the cached part of `tokens`.
 
         Returns False if there is nothing to bring, no store, or no more room to wait. The request is
         known from here on; `release` or `abort` forgets it. Nothing is held on the device.
@@ -111,6 +111,27 @@ class RankCache:
         started = self.replica.prefetch(request, namespace, as_token_bytes(tokens))
         self._dispatch()
         return started
+
+    def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
+        """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
+
+        Returns how many tokens are kept; 0, and there is no pin, where nothing is cached or
+        `bounds.pinned_pages` would be passed. `name` must not be in use.
+        """
+        self._require_group()
+        require_text(namespace)
+        if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
+            raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
+        kept = self.replica.pin(name, namespace, as_token_bytes(tokens), int(ttl_s * 1000))
+        self._dispatch()
+        return kept
+
+    def unpin(self, name: str) -> bool:
+        """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
+        self._require_group()
+        unpinned = self.replica.unpin(name)
+        self._dispatch()
+        return unpinned
 
     def prefetch_done(self, request: str) -> bool:
         """Say whether the stop policy lets the engine schedule the request now.
@@ -283,9 +304,9 @@ def require_text(namespace: str) -> None:
         raise UsageError(f"a namespace must be text that UTF-8 can hold: {error}") from error
 
 
-def as_count(tokens: int) -> int:
-    """Return a number of tokens as an integer, whatever kind of integer it was."""
+def as_count(number: int, what: str = "a number of tokens") -> int:
+    """Return a number as an integer, whatever kind of integer it was."""
     try:
-        return index(tokens)
+        return index(number)
     except TypeError as error:
-        raise UsageError(f"a number of tokens must be an integer: {error}") from error
+        raise UsageError(f"{what} must be an integer: {error}") from error

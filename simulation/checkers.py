@@ -7,13 +7,18 @@ where they compare it with what the memory holds or with another rank.
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..coordinator.operation import Kind, Phase
-from ..ranks.config import CacheConfig
+from ..ranks.config import CacheConfig, Recurrent
 from ..ranks.rank_cache import RankCache
+from ..ranks.replica.components.base import Component
 from ..ranks.replica.matching import Match
 from ..ranks.replica.serving import Admission
 from ..ranks.replica.tree import DEVICE, HOST, Node, Place
 from .conditions import LATE_US_MAX
-from .memory import Contents, Slots, describe
+from .memory import Contents, Memory, Slots, describe
+from .prompts import TOKEN_BYTES
+
+_STEPS_TO_AGREE = 40
+"""Steps in which ranks that can restore different lengths must have found one that all can."""
 
 
 class Violated(Exception):
@@ -27,15 +32,22 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
         raise Violated(f"a match of {tokens} tokens finds {found}")
 
 
-def check_admission(answer: Admission, before: Match, tokens: int, page_tokens: int) -> None:
-    """An admission gives at least what a match just found, and loads what is not on the device."""
+def check_admission(
+    answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
+) -> None:
+    """An admission gives at least what a match just found, and loads what is not on the device.
+
+    Where some state is `sparse`, more of the prefix may be on the device than a match there can end
+    at: the rest of what that length needs is loaded.
+    """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
     if any(part < 0 or part % page_tokens for part in parts) or total > tokens:
         raise Violated(f"an admission for {tokens} tokens says {answer}")
-    if answer.device_tokens != before.device_tokens or total < before.host_tokens:
+    more = answer.device_tokens - before.device_tokens
+    if more < 0 or (more and not sparse) or total < before.host_tokens:
         raise Violated(f"a match found {before}, and the admission right after it says {answer}")
-    if (answer.operation is None) != (total == answer.device_tokens):
+    if (answer.operation is None) != (total == before.device_tokens):
         raise Violated(f"an admission loads without need, or needs without loading: {answer}")
 
 
@@ -48,75 +60,104 @@ def check_covered(who: str, covered: int, found: int, tokens: int, page_tokens: 
         )
 
 
-def check_hit(who: str, device: Slots, table: Sequence[int], wanted: Sequence[int]) -> None:
-    """The pages that a request uses hold the content of its prefix, and nothing writes them."""
-    for index, content in enumerate(wanted):
+def check_hit(who: str, slots: Slots, table: Sequence[int], wanted: Mapping[int, int]) -> None:
+    """The pages that a request uses hold the content of its prefix, and nothing writes them.
+
+    `wanted` has contents by their place in the page table.
+    """
+    for index, content in wanted.items():
         page = table[index]
-        if device.content[page] != content:
+        if slots.content[page] != content:
             raise Violated(
-                f"{who}: device page {page} at {index} holds {describe(device.content[page])} "
-                f"instead of {describe(content)}"
+                f"{who}: {slots.name} page {page} at {index} holds "
+                f"{describe(slots.content[page])} instead of {describe(content)}"
             )
-        if device.written(page):
-            raise Violated(f"{who}: device page {page} at {index} is in use and being written")
+        if slots.written(page):
+            raise Violated(
+                f"{who}: {slots.name} page {page} at {index} is in use and being written"
+            )
 
 
-def check_expected(who: str, device: Slots, expected: Mapping[int, int]) -> None:
+def check_expected(who: str, slots: Slots, expected: Mapping[int, int]) -> None:
     """Pages of requests hold what was computed or restored into them, at every step."""
     for page, content in expected.items():
-        if device.content[page] != content or device.written(page):
+        if slots.content[page] != content or slots.written(page):
             raise Violated(
-                f"{who}: device page {page} of a request holds {describe(device.content[page])} "
-                f"instead of {describe(content)}"
+                f"{who}: {slots.name} page {page} of a request holds "
+                f"{describe(slots.content[page])} instead of {describe(content)}"
             )
 
 
 class TreeChecker:
     """Compares what the tree offers with what the memory of each rank holds."""
 
-    def __init__(self, contents: Contents, page_tokens: int) -> None:
+    def __init__(self, contents: Contents, config: CacheConfig) -> None:
         self._contents = contents
-        self._page_bytes = page_tokens * 4
+        self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
+        self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
 
-    def check(self, cache: RankCache, memories: Sequence[tuple[Slots, Slots]]) -> None:
+    def check(self, cache: RankCache, memories: Sequence[Memory]) -> None:
         """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
 
         The replicas are equal, so the tree of one serves for all.
         """
-        owners: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        for place, root in cache.replica.state.tree.roots.items():
-            self._collect(place, root, b"", owners)
-        for rank, memory in enumerate(memories):
-            for tier in (DEVICE, HOST):
-                slots = memory[tier]
-                for page, content in owners[tier].items():
-                    if slots.content[page] != content:
-                        raise Violated(
-                            f"rank {rank}: the tree offers {slots.name} page {page} as "
-                            f"{describe(content)}, and it holds {describe(slots.content[page])}"
-                        )
-                    if slots.written(page):
-                        raise Violated(
-                            f"rank {rank}: the tree offers {slots.name} page {page}, which a "
-                            "transfer may still write"
-                        )
+        state = cache.replica.state
+        for component in state.components:
+            owners: tuple[dict[int, int], dict[int, int]] = ({}, {})
+            for root in state.tree.roots.values():
+                self._collect(component, root.place, root, b"", owners)
+            for rank, memory in enumerate(memories):
+                for tier in (DEVICE, HOST):
+                    _check_offered(rank, memory.tiers[tier][component.pool], owners[tier])
 
     def _collect(
-        self, place: Place, node: Node, above: bytes, owners: tuple[dict[int, int], ...]
+        self,
+        component: Component,
+        place: Place,
+        node: Node,
+        above: bytes,
+        owners: tuple[dict[int, int], ...],
     ) -> None:
         for child in node.children.values():
             prefix = above + child.tokens
             for tier in (DEVICE, HOST):
-                run = child.pages(tier)
+                run = child.pages(tier, component.index)
                 if run is None:
                     continue
-                for index, page in enumerate(run):
-                    end = len(above) + (index + 1) * self._page_bytes
+                ends = self._ends(component.pool, child, len(above))
+                if len(run) != len(ends):
+                    raise Violated(
+                        f"node {child.id} of {child.width} pages has {len(run)} of {component.pool}"
+                    )
+                for page, end in zip(run, ends, strict=True):
                     if page in owners[tier]:
-                        raise Violated(f"the tree owns page {page} of tier {tier} twice")
-                    content = self._contents.of(place.namespace, prefix[:end], place.generation)
-                    owners[tier][page] = content
-            self._collect(place, child, prefix, owners)
+                        raise Violated(
+                            f"the tree owns {component.pool} page {page} of tier {tier} twice"
+                        )
+                    owners[tier][page] = self._contents.of(
+                        place.namespace, prefix[:end], place.generation, pool=component.pool
+                    )
+            self._collect(component, place, child, prefix, owners)
+
+    def _ends(self, pool: str, node: Node, above: int) -> list[int]:
+        """Return by page where the prefix ends that it stands for; a state's is the node's end."""
+        step = self._page_bytes
+        first = node.width if pool in self._states else 1
+        return [above + count * step for count in range(first, node.width + 1)]
+
+
+def _check_offered(rank: int, slots: Slots, offered: Mapping[int, int]) -> None:
+    for page, content in offered.items():
+        if slots.content[page] != content:
+            raise Violated(
+                f"rank {rank}: the tree offers {slots.name} page {page} as {describe(content)}, "
+                f"and it holds {describe(slots.content[page])}"
+            )
+        if slots.written(page):
+            raise Violated(
+                f"rank {rank}: the tree offers {slots.name} page {page}, which a transfer may "
+                "still write"
+            )
 
 
 class Deadlines:
@@ -127,6 +168,7 @@ class Deadlines:
         self._limits_s = {
             (Kind.PREFETCH, Phase.WAITING): config.stop_policy.cap_s,
             (Kind.PREFETCH, Phase.QUERY): times.lookup_s,
+            (Kind.PREFETCH, Phase.RESTORABLE): _STEPS_TO_AGREE * step_us_max / 1_000_000,
             (Kind.PREFETCH, Phase.TRANSFER): config.stop_policy.cap_s,
             (Kind.BACKUP, Phase.ISSUED): times.copy_s,
             (Kind.LOAD_BACK, Phase.ISSUED): times.copy_s,
@@ -161,9 +203,15 @@ class Deadlines:
         self._since = current
 
 
-def check_replicas(caches: Sequence[RankCache], *, thorough: bool) -> None:
-    """The invariants hold, and the replicas are equal: by rolling digest, and from scratch."""
+def check_replicas(caches: Sequence[RankCache], step: int, *, thorough: bool) -> None:
+    """The invariants hold, and the replicas are equal: by rolling digest, and from scratch.
+
+    Equal replicas need be checked once, each rank's in turn; all of them where they are compared
+    from scratch, too.
+    """
     for rank, cache in enumerate(caches):
+        if not thorough and rank != step % len(caches):
+            continue
         try:
             cache.replica.check()
         except AssertionError as error:
@@ -192,40 +240,51 @@ def check_loads(cache: RankCache) -> None:
 
 
 def check_at_rest(
-    cache: RankCache, memories: Sequence[tuple[Slots, Slots]], restless: Iterable[set[int]]
+    cache: RankCache, memories: Sequence[Memory], restless: Iterable[set[int]]
 ) -> None:
     """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
-    state = cache.replica.state
-    in_flight = state.operations.in_flight
+    in_flight = cache.replica.state.operations.in_flight
     never_quiet = set[int]().union(*restless)
-    quarantined = 0
     for operation in in_flight.values():
         if operation.phase is not Phase.QUARANTINED:
             raise Violated(
                 f"{operation.kind.name} {operation.id} is still in {operation.phase.name} at rest"
             )
-        quarantined += 1
     for number in in_flight:
         if number not in never_quiet:
             raise Violated(f"operation {number} is quarantined, and every rank is quiet")
-    owned = [0, 0]
-    for node in state.tree.nodes():
-        for tier in (DEVICE, HOST):
-            run = node.pages(tier)
-            owned[tier] += len(run) if run is not None else 0
-            if node.holds(tier) and not quarantined:
-                raise Violated(f"node {node.id} is still held {node.holds(tier)} times at rest")
-    for tier, name in ((DEVICE, "device"), (HOST, "host")):
-        pool = state.pools[tier]
-        in_quarantine = sum(len(each.owned_pages(tier)) for each in in_flight.values())
-        if pool.free + owned[tier] + in_quarantine != pool.capacity:
-            raise Violated(
-                f"{pool.free} {name} pages are free, {owned[tier]} in the tree and {in_quarantine} "
-                f"in quarantine, of {pool.capacity}"
-            )
-        for rank, memory in enumerate(memories):
-            for page in pool.free_pages():
-                if memory[tier].touched(page):
-                    raise Violated(
-                        f"rank {rank}: {name} page {page} is free, and a transfer touches it"
-                    )
+    if not in_flight:
+        for node in cache.replica.state.tree.nodes():
+            for tier in (DEVICE, HOST):
+                if node.holds(tier):
+                    raise Violated(f"node {node.id} is still held {node.holds(tier)} times at rest")
+    for tier in (DEVICE, HOST):
+        for component in cache.replica.state.components:
+            slots = [memory.tiers[tier][component.pool] for memory in memories]
+            _check_pool_at_rest(cache, tier, component.index, slots)
+
+
+def _check_pool_at_rest(
+    cache: RankCache, tier: int, component: int, slots: Sequence[Slots]
+) -> None:
+    """Every page of one pool is free, in the tree or in quarantine, and nothing touches a free one.
+
+    `slots` are those of every rank.
+    """
+    state = cache.replica.state
+    pool, name = state.pools[tier][component], slots[0].name
+    runs = [node.pages(tier, component) for node in state.tree.nodes()]
+    in_tree = sum(len(run) for run in runs if run is not None)
+    in_flight = state.operations.in_flight.values()
+    quarantined = sum(len(each.owned_pages(tier, component)) for each in in_flight)
+    if pool.free + in_tree + quarantined != pool.capacity:
+        raise Violated(
+            f"{pool.free} {name} pages are free, {in_tree} in the tree and {quarantined} in "
+            f"quarantine, of {pool.capacity}"
+        )
+    for rank, each in enumerate(slots):
+        for page in pool.free_pages():
+            if each.touched(page):
+                raise Violated(
+                    f"rank {rank}: {name} page {page} is free, and a transfer touches it"
+                )

@@ -21,6 +21,7 @@ class Page:
     """One object of a fetch or persist and the host page that belongs to it."""
 
     index: int
+    """Its place in the sequence of all pages of the order."""
     pool: str
     key: bytes
     page: int
@@ -42,8 +43,8 @@ class Work:
     """Its outcome was reported."""
     queue: deque[Page] = field(default_factory=deque[Page])
     """Pages whose transfer has not begun; the slots are claimed all the same."""
-    pending: list[int] = field(default_factory=list[int])
-    """Of a fetch, by index: how many pools' pages have not landed."""
+    pending: list[bool] = field(default_factory=list[bool])
+    """Of a fetch, by index: whether the page has not landed yet."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True

@@ -1,7 +1,7 @@
 """Copies between device and host in virtual time, and the fences that end their reading.
 
-A copy is one piece: it begins once, and it ends as a whole. It is torn while it runs, it may fail, and
-it may hang.
+A copy is one piece over all of its pools: it begins once, and it ends as a whole. It is torn while it
+runs, it may fail, and it may hang.
 """
 
 from collections import Counter
@@ -10,9 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..ranks.orders import CopyToDevice, CopyToHost
+from ..ranks.replica.tree import DEVICE, HOST
 from .conditions import Conditions, Work
 from .faults import Fault
-from .memory import EMPTY, GARBAGE, TORN, Slots, describe
+from .memory import EMPTY, GARBAGE, TORN, Memory, Slots, describe
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One page to copy, between the tiers of its pool."""
+
+    sources: Slots
+    source: int
+    destinations: Slots
+    destination: int
 
 
 @dataclass(slots=True, eq=False)
@@ -20,52 +31,49 @@ class _Copy:
     """A copy that was ordered, until it touches nothing any more."""
 
     work: Work
-    pages: list[tuple[int, int]]
-    """Source and destination."""
-    sources: Slots
-    destinations: Slots
+    pairs: list[_Pair]
+    to_device: bool
     fenced: bool = False
     """The engine may have written its sources since it began to read them."""
 
-    @property
-    def to_device(self) -> bool:
-        return self.sources.name == "host"
-
     def finish_reading(self) -> None:
-        for source, _ in self.pages:
-            self.sources.finish_reading(source)
+        for pair in self.pairs:
+            pair.sources.finish_reading(pair.source)
 
     def finish_writing(self) -> None:
-        for _, destination in self.pages:
-            self.destinations.finish_writing(destination, self.work.operation)
+        for pair in self.pairs:
+            pair.destinations.finish_writing(pair.destination, self.work.operation)
 
 
 class Copies:
     """The copies of one rank's executor."""
 
-    def __init__(self, conditions: Conditions, device: Slots, host: Slots, page_bytes: int) -> None:
+    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
         self.moved: Counter[str] = Counter()
         self._conditions = conditions
-        self._device = device
-        self._host = host
+        self._memory = memory
         self._page_bytes = page_bytes
         self._running: dict[int, _Copy] = {}
 
     def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
         """Begin a copy, at once or a little later; its pages are claimed at once."""
-        sources, destinations = self._device, self._host
-        if isinstance(order, CopyToDevice):
-            sources, destinations = self._host, self._device
-        pages = [
-            pair
+        to_device = isinstance(order, CopyToDevice)
+        source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
+        pairs = [
+            _Pair(
+                self._memory.named(source, transfer.pool),
+                read,
+                self._memory.named(destination, transfer.pool),
+                written,
+            )
             for transfer in order.transfers
-            for pair in zip(transfer.sources, transfer.destinations, strict=True)
+            for read, written in zip(transfer.sources, transfer.destinations, strict=True)
         ]
-        copy = _Copy(work, pages, sources, destinations)
+        copy = _Copy(work, pairs, to_device)
         self._running[work.operation] = copy
-        for source, destination in pages:
-            sources.claim_to_read(source, work.operation)
-            destinations.claim_to_write(destination, work.operation)
+        for pair in pairs:
+            pair.sources.claim_to_read(pair.source, work.operation)
+            pair.destinations.claim_to_write(pair.destination, work.operation)
         work.touching = 1
         self._conditions.plan(work.timeout_us, partial(self._conditions.expire, work))
         if self._conditions.random.random() < 0.5:
@@ -102,8 +110,8 @@ class Copies:
             self._over(copy)
             self._conditions.maybe_quiet(copy.work)
             return
-        for _, destination in copy.pages:
-            copy.destinations.content[destination] = TORN
+        for pair in copy.pairs:
+            pair.destinations.content[pair.destination] = TORN
         end = partial(self._ended, copy)
         if self._conditions.faults.strikes(Fault.HUNG_COPY):
             self._conditions.plan_hung(copy.work, end)
@@ -112,17 +120,16 @@ class Copies:
 
     def _ended(self, copy: _Copy) -> None:
         failed = self._conditions.faults.strikes(Fault.FAILED_COPY) or copy.fenced
-        for source, destination in copy.pages:
-            content = copy.sources.content[source]
+        for pair in copy.pairs:
+            content = pair.sources.content[pair.source]
             if content <= EMPTY and not copy.fenced:
                 self._conditions.find(
-                    f"operation {copy.work.operation} copies {copy.sources.name} page "
-                    f"{source}, which holds {describe(content)}"
+                    f"operation {copy.work.operation} copies {pair.sources.name} page "
+                    f"{pair.source}, which holds {describe(content)}"
                 )
-            copy.destinations.content[destination] = GARBAGE if failed else content
-        self.moved["l2_to_l1" if copy.to_device else "l1_to_l2"] += (
-            len(copy.pages) * self._page_bytes
-        )
+            pair.destinations.content[pair.destination] = GARBAGE if failed else content
+        direction = "l2_to_l1" if copy.to_device else "l1_to_l2"
+        self.moved[direction] += len(copy.pairs) * self._page_bytes
         self._over(copy)
         self._conditions.end(copy.work, ok=not failed)
         self._conditions.maybe_quiet(copy.work)

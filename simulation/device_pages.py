@@ -94,8 +94,9 @@ class DevicePages:
 
     def require_holding(self, who: str, table: Sequence[int], wanted: Sequence[int]) -> None:
         """Raise unless the first pages of `table` hold what is `wanted` of them on every rank."""
+        by_place = dict(enumerate(wanted))
         for rank, device in enumerate(self._devices):
-            check_hit(f"rank {rank}, {who}", device, self.on(rank, table), wanted)
+            check_hit(f"rank {rank}, {who}", device, self.on(rank, table), by_place)
 
     def compute(self, page: int, before: int, after: int, who: str) -> None:
         """Let the model turn what a page holds from `before` to `after` on every rank."""

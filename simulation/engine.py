@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ..ranks.rank_cache import RankCache
-from .checkers import Violated
 from .cluster import Answer, ask
 from .engine_request import EngineRequest
 from .faults import FaultSource
-from .memory import EMPTY, Contents, Slots
+from .memory import Contents, Memory
+from .model import Model
 from .prompts import TOKEN_BYTES, Prompts
 from .world import World
 
@@ -44,6 +44,7 @@ class Engine(ABC, Generic[CacheT]):
         self._world = world
         self._page = world.page_tokens
         self._contents = contents
+        self._model = Model(world.config, contents)
         self._faults = faults
         self._coverage = coverage
         self._trace = trace
@@ -51,14 +52,13 @@ class Engine(ABC, Generic[CacheT]):
         self._prompts = Prompts(world)
         self._named = 0
         self._old_names: list[str] = []
-        self._devices: list[Slots] = []
         self._caches: list[CacheT] = []
 
-    def begin_epoch(self, caches: Sequence[RankCache], devices: list[Slots]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
         """Go on with a new group: nothing of the requests in flight is left."""
         self.requests.clear()
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
-        self._devices = devices
+        self._model.begin_epoch(memories)
 
     def step(self) -> None:
         """Give the commands that come before a step."""
@@ -97,33 +97,6 @@ class Engine(ABC, Generic[CacheT]):
         request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
         request.answer = self._random.randint(0, 2 * self._page)
         self.requests.append(request)
-
-    def _content_at(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return what page `index` holds once `length` tokens are computed."""
-        end = min(length, (index + 1) * self._page)
-        if end <= index * self._page:
-            return EMPTY
-        return self._contents.of(request.namespace, request.head(end), request.generation)
-
-    def _contents_of(self, request: EngineRequest, pages: int) -> list[int]:
-        """Return what the first `pages` pages hold once they are full."""
-        return [self._content_at(request, index, pages * self._page) for index in range(pages)]
-
-    def _expected(self) -> dict[int, int]:
-        """Return what the pages in the requests' tables must hold, as far as it is known."""
-        expected: dict[int, int] = {}
-        for request in self.requests:
-            for index, page in enumerate(request.table):
-                content = self._content_at(request, index, request.computed)
-                if content == EMPTY:
-                    content = -1 - len(expected)
-                other = expected.setdefault(page, content)
-                if other != content:
-                    raise Violated(
-                        f"device page {page} belongs to request {request.name} at {index} and to "
-                        "another request with another prefix"
-                    )
-        return {page: content for page, content in expected.items() if content > EMPTY}
 
     def _ask(
         self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from ..ranks.orders import KV_POOL
 from .prompts import TOKEN_BYTES
 
 
@@ -23,6 +24,8 @@ class Stage(Enum):
     """It puts out tokens."""
     PUBLISHED = auto()
     """All that it computed is in the tree."""
+    RETRACTED = auto()
+    """It is in host memory, or on its way there or back."""
     GONE = auto()
     """The cache holds nothing for it any more."""
 
@@ -38,7 +41,7 @@ class EngineRequest:
     """The length of the prompt; what follows is its answer."""
     stage: Stage = Stage.ARRIVED
     computed: int = 0
-    """Tokens whose KV is in its pages, on every rank."""
+    """Tokens whose KV is in its pages, and after which its state is, on every rank."""
     room: int = 0
     """Tokens that its pages have room for."""
     shared: int = 0
@@ -51,7 +54,14 @@ class EngineRequest:
     """Whether a prefetch was begun for it."""
     cached_before: int = 0
     """Tokens that a match found right before that prefetch."""
-    table: list[int] = field(default_factory=list[int])
+    came_from: Stage = Stage.COMPUTING
+    """What it did when it was retracted."""
+    resumes: bool = False
+    """It comes back from a retract: its load is that of all it had."""
+    checkpoints: tuple[int, ...] = ()
+    """Lengths at which it should publish, so that a recurrent state is kept there."""
+    tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """By pool: its device pages, as the engine has read them last."""
 
     # Where the engine owns the device pages.
     generation: int = 0
@@ -68,6 +78,15 @@ class EngineRequest:
     """Tokens that it will have computed after this step's forward pass, or 0."""
     fence_due: bool = False
     """It was preempted in this step, and its fence is still to come."""
+
+    @property
+    def table(self) -> list[int]:
+        """Its device pages of full attention."""
+        return self.tables.get(KV_POOL, [])
+
+    @table.setter
+    def table(self, pages: list[int]) -> None:
+        self.tables[KV_POOL] = pages
 
     def head(self, length: int) -> bytes:
         """Return its first `length` tokens."""

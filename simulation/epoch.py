@@ -8,29 +8,25 @@ from ..coordinator.collectives.base import Collective
 from ..ranks.cache import Cache
 from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache
-from ..ranks.replica.state import ReplicaConfig
+from ..ranks.replica.settings import ReplicaConfig
 from .clock import Clock
 from .cluster import Cluster
 from .conditions import Conditions
 from .executor import SimulatedExecutor
 from .faults import FaultSource
-from .memory import Finding, Slots, Store
+from .memory import Finding, Memory, Store
 from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10
 """What a page counts for in the bytes moved; nothing else depends on it."""
 
-MakeExecutor = Callable[[Conditions, Slots, Slots, Store], SimulatedExecutor]
-"""Makes the executor of one rank from its conditions, device pool, host pool and store."""
+MakeExecutor = Callable[[Conditions, Memory, Store], SimulatedExecutor]
+"""Makes the executor of one rank from its conditions, its memory and its store."""
 
 
-def make_executor(
-    conditions: Conditions, device: Slots, host: Slots, store: Store
-) -> SimulatedExecutor:
+def make_executor(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
     """Return an executor that keeps its promises."""
-    return SimulatedExecutor(
-        conditions, device=device, host=host, store=store, page_bytes=_PAGE_BYTES
-    )
+    return SimulatedExecutor(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES)
 
 
 @dataclass(slots=True)
@@ -39,8 +35,8 @@ class Epoch:
 
     cluster: Cluster
     executors: list[SimulatedExecutor]
-    memories: list[tuple[Slots, Slots]]
-    """By rank: the device pool and the host pool."""
+    memories: list[Memory]
+    """By rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -52,11 +48,6 @@ class Epoch:
     def lost_device(self) -> bool:
         """Whether a rank has given up, since a copy to the engine's device pages does not end."""
         return any(executor.lost_device for executor in self.executors)
-
-    @property
-    def devices(self) -> list[Slots]:
-        """The device pools by rank."""
-        return [device for device, _ in self.memories]
 
 
 def begin_epoch(
@@ -71,20 +62,13 @@ def begin_epoch(
 ) -> Epoch:
     """Start a group. The epoch's number keeps its draws apart from those of the others."""
     config = world.config
-    replica_config = ReplicaConfig.of(
-        config,
-        device_pages=config.device_pages,
-        host_pages=config.host_pages,
-        model_digest=b"simulated",
-    )
+    pools = config.pool_sizes()
+    replica_config = ReplicaConfig.of(config, pools=pools, model_digest=b"simulated")
     executors: list[SimulatedExecutor] = []
-    memories: list[tuple[Slots, Slots]] = []
+    memories: list[Memory] = []
 
     def make_cache(rank: int, collective: Collective) -> RankCache:
-        memory = (
-            Slots("device", world.device_pages, finding),
-            Slots("host", config.host_pages, finding),
-        )
+        memory = Memory(world.pools, finding)
         conditions = Conditions(
             rank,
             clock=clock,
@@ -92,7 +76,7 @@ def begin_epoch(
             random=world.stream(f"executor/{number}/{rank}"),
             finding=finding,
         )
-        executor = make(conditions, *memory, stores[rank])
+        executor = make(conditions, memory, stores[rank])
         executor.lends_device = world.l1 == ENGINE
         memories.append(memory)
         executors.append(executor)

@@ -3,7 +3,7 @@
 It keeps the promises of `ranks.executor.base.Executor` and uses every freedom that they leave: pages
 land out of order, transfers run on after a `Cancel` until they end, reports come late and again.
 What it never does is to say more than is true: `Landed` counts verified pages only, and `Quiesced`
-follows the last touch.
+follows the last touch. Forks it makes at once, as a device does in the order of its stream.
 """
 
 from collections import deque
@@ -14,31 +14,33 @@ from typing import Literal
 from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
 from ..ranks.executor.base import BytesMoved
 from ..ranks.orders import (
-    KV_POOL,
     Cancel,
     CopyToDevice,
     CopyToHost,
     Fence,
     Fetch,
+    Fork,
     LookUp,
+    Need,
     ObjectTransfer,
     Order,
     Persist,
 )
+from ..ranks.replica.tree import DEVICE, HOST
+from ..ranks.restorable import restorable
 from .conditions import Conditions, Page, Work
 from .copies import Copies
 from .faults import Fault
-from .memory import GARBAGE, TORN, Slots, Store
+from .memory import GARBAGE, TORN, Memory, Slots, Store
 
 
 class SimulatedExecutor:
     """The executor of one simulated rank; see `ranks.executor.base.Executor`."""
 
     def __init__(
-        self, conditions: Conditions, *, device: Slots, host: Slots, store: Store, page_bytes: int
+        self, conditions: Conditions, *, memory: Memory, store: Store, page_bytes: int
     ) -> None:
-        self.device = device
-        self.host = host
+        self.memory = memory
         self.sick: str | None = None
         """What `trouble` says; the schedule sets it."""
         self.lends_device = False
@@ -50,7 +52,7 @@ class SimulatedExecutor:
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
-        self._copies = Copies(conditions, device, host, page_bytes)
+        self._copies = Copies(conditions, memory, page_bytes)
         self._works: dict[int, Work] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
@@ -68,6 +70,8 @@ class SimulatedExecutor:
                 case CopyToHost() | CopyToDevice():
                     work = self._begin(order.operation, "copy", order.timeout_s)
                     self._copies.begin(order, work)
+                case Fork():
+                    self._fork(order)
                 case Fence():
                     self._copies.fence(order.operations, _us(order.timeout_s))
                 case Cancel():
@@ -140,10 +144,12 @@ class SimulatedExecutor:
             self.lost_device = True
         self.conditions.give_up_quiet(work)
 
+    def _fork(self, order: Fork) -> None:
+        slots = self.memory.named(DEVICE, order.pool)
+        slots.fork(order.source, order.destination, f"rank {self.conditions.rank}: a fork")
+
     def _slots(self, pool: str) -> Slots:
-        if pool != KV_POOL:
-            self.conditions.find(f"an order names the unknown pool {pool!r}")
-        return self.host
+        return self.memory.named(HOST, pool)
 
     # Lookups touch no page. What they answer is a hint, so it may be wrong in both directions.
 
@@ -158,14 +164,33 @@ class SimulatedExecutor:
         self.conditions.plan(delay_us, partial(self._answer, work, order))
 
     def _answer(self, work: Work, order: LookUp) -> None:
-        pages = self._store.leading(order.pool, order.keys)
-        total = len(order.keys)
-        if pages < total and self._faults.strikes(Fault.LOOKUP_TOO_MANY):
-            pages = self._random.randint(pages + 1, total)
-        elif pages and self._faults.strikes(Fault.LOOKUP_TOO_FEW):
-            pages = self._random.randrange(pages)
+        pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
         work.over = True
-        self.conditions.say(Answered(work.operation, pages))
+        self.conditions.say(Answered(work.operation, pages, beyond))
+
+    def _seen(self, need: Need) -> list[bool]:
+        """Say which of a need's objects the store claims to have, by key."""
+        seen = [bool(key) and self._store.has(need.pool, key) for key in need.keys]
+        absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
+        present = [index for index, there in enumerate(seen) if there]
+        if absent and self._faults.strikes(Fault.LOOKUP_TOO_MANY):
+            for index in self._some(absent):
+                seen[index] = True
+        elif present and self._faults.strikes(Fault.LOOKUP_TOO_FEW):
+            for index in self._some(present):
+                seen[index] = False
+        return seen
+
+    def _some(self, indices: list[int]) -> list[int]:
+        """Draw one of `indices` at least: the first of them, the last, or any."""
+        count = self._random.randint(1, len(indices))
+        match self._random.randrange(3):
+            case 0:
+                return indices[:count]
+            case 1:
+                return indices[-count:]
+            case _:
+                return self._random.sample(indices, count)
 
     def _expire_lookup(self, work: Work) -> None:
         if not work.over:
@@ -175,13 +200,12 @@ class SimulatedExecutor:
 
     def _fetch(self, order: Fetch) -> None:
         work = self._begin(order.operation, "fetch", order.timeout_s)
-        work.pending = [0] * max((len(t.keys) for t in order.transfers), default=0)
         self._queue(work, order.transfers)
         if not work.queue:
             work.over = True
             return
+        work.pending = [True] * len(work.queue)
         for page in work.queue:
-            work.pending[page.index] += 1
             self._slots(page.pool).claim_to_write(page.page, work.operation)
         self.conditions.plan(work.timeout_us, partial(self._expire_fetch, work))
         for _ in range(self._random.randint(1, 4)):
@@ -207,7 +231,7 @@ class SimulatedExecutor:
             pages += [
                 Page(index, transfer.pool, key, page)
                 for index, (key, page) in enumerate(
-                    zip(transfer.keys, transfer.pages, strict=False)
+                    zip(transfer.keys, transfer.pages, strict=False), start=len(pages)
                 )
             ]
         if self._random.random() < 0.5:
@@ -259,7 +283,7 @@ class SimulatedExecutor:
         return content
 
     def _land(self, work: Work, index: int) -> None:
-        work.pending[index] -= 1
+        work.pending[index] = False
         before = work.landed
         while work.landed < len(work.pending) and not work.pending[work.landed]:
             work.landed += 1

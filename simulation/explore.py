@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Literal, TypedDict
 
+from .plain_words import in_plain_words
+from .revived import find_bug
 from .schedule import ScheduleResult, Violation, run_schedule
 from .world import BOTH
 
@@ -19,15 +21,22 @@ class ReportedViolation(TypedDict):
     seed: int
     step: int
     what: str
+    """In the words of the checker that has found it."""
+    plain: str
+    """In one sentence for a reader who does not know the code."""
     replay: str
 
 
 class Report(TypedDict):
     """What an exploration did, ready for JSON."""
 
+    revived: str | None
+    """The bug that was put back. The exploration ends with the first violation then."""
     schedules: int
     l1: dict[str, int]
     """Schedules by who owned the device pages."""
+    profiles: dict[str, int]
+    """Schedules by model."""
     steps: int
     rounds: int
     """On each rank."""
@@ -41,8 +50,9 @@ class Report(TypedDict):
     schedules_per_s: float
 
 
-_PRINTED: Mapping[str, Literal["l1", "operations", "faults"]] = {
+_PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",
+    "models": "profiles",
     "operations": "operations",
     "faults": "faults",
 }
@@ -53,26 +63,44 @@ def explore(
     *,
     ranks: int = 2,
     steps: int = 100,
-    profile: str = "mixed",
+    profile: str | None = None,
+    faults: str = "mixed",
     depth: int | None = None,
     l1: str = BOTH,
+    revive: str | None = None,
     processes: int = 2,
 ) -> Report:
     """Run the schedule of every seed and return the report.
 
-    Depth None takes both pipeline depths in turn, by the seed, and the seed also draws who owns the
-    device pages unless `l1` says it. Raises `ValueError` for sizes or a
-    profile that cannot be. A violation does not raise: it is in the report.
+    With a bug to `revive` only up to the first that finds something wrong, in the order of the seeds.
+    Depth None takes both pipeline depths in turn, by the seed. The seed also draws the model and who
+    owns the device pages, unless `profile` and `l1` say it. Raises `ValueError` for sizes or names
+    that cannot be. A violation does not raise: it is in the report.
     """
     began = time.perf_counter()
-    run = partial(_run, ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1)
-    results = list(_results(run, seeds, processes))
+    run = partial(
+        _run,
+        ranks=ranks,
+        steps=steps,
+        profile=profile,
+        faults=faults,
+        depth=depth,
+        l1=l1,
+        revive=revive,
+    )
+    if revive is None:
+        results = list(_results(run, seeds, processes))
+    else:
+        results = list(_until_found(run, seeds, processes))
     elapsed_s = time.perf_counter() - began
-    return _report(results, elapsed_s)
+    return _report(results, elapsed_s, revive)
 
 
 def print_report(report: Report) -> None:
     """Print what a person wants to know of `report`: the counts, then each violation."""
+    if report["revived"] is not None:
+        _print_revived(report, report["revived"])
+        return
     print(
         f"{report['schedules']} schedules, {report['steps']} steps, {report['rounds']} rounds, "
         f"{report['epochs']} epochs, {report['schedules_per_s']:.1f} schedules/s, "
@@ -88,12 +116,47 @@ def print_report(report: Report) -> None:
         print("no violation")
 
 
+def _print_revived(report: Report, name: str) -> None:
+    bug = find_bug(name)
+    print(f"revived bug {bug.name}: {bug.about}")
+    for violation in report["violations"]:
+        print(f"what broke: {violation['plain']}")
+        print(
+            f"found by seed {violation['seed']}, the {_ordinal(report['schedules'])} schedule, in step"
+            f" {violation['step']}: {violation['what']}"
+        )
+        print(f"replay: {violation['replay']}")
+    if not report["violations"]:
+        print(f"not found in {report['schedules']} schedules, {report['steps']} steps")
+
+
+def _ordinal(number: int) -> str:
+    ending = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
+    return f"{number}{ending}"
+
+
 def _run(
-    seed: int, *, ranks: int, steps: int, profile: str, depth: int | None, l1: str
+    seed: int,
+    *,
+    ranks: int,
+    steps: int,
+    profile: str | None,
+    faults: str,
+    depth: int | None,
+    l1: str,
+    revive: str | None,
 ) -> ScheduleResult:
     chosen = seed % 2 if depth is None else depth
-    with _quiet_log():
-        return run_schedule(seed, ranks=ranks, steps=steps, profile=profile, depth=chosen, l1=l1)
+    with _quiet_log(), _revived(revive):
+        return run_schedule(
+            seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=chosen, l1=l1
+        )
+
+
+def _revived(name: str | None) -> AbstractContextManager[None]:
+    return nullcontext() if name is None else find_bug(name).put_back()
 
 
 @contextmanager
@@ -118,9 +181,33 @@ def _results(
         yield from pool.map(run, seeds, chunksize=max(1, min(16, len(seeds) // (4 * processes))))
 
 
-def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
+def _until_found(
+    run: "partial[ScheduleResult]", seeds: range, processes: int
+) -> Iterator[ScheduleResult]:
+    """Yield the results up to the first with a violation, in the order of the seeds."""
+    # Most bugs show in the first few, for which it is not worth starting processes.
+    alone = len(seeds) if processes <= 1 else 8
+    for seed in seeds[:alone]:
+        result = run(seed)
+        yield result
+        if result.violation is not None:
+            return
+    if alone >= len(seeds):
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        for result in pool.map(run, seeds[alone:], chunksize=4):
+            yield result
+            if result.violation is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
+
+
+def _report(
+    results: Iterable[ScheduleResult], elapsed_s: float, revived: str | None = None
+) -> Report:
     counters = {
-        name: Counter[str]() for name in ("l1", "operations", "outcomes", "faults", "coverage")
+        name: Counter[str]()
+        for name in ("l1", "profiles", "operations", "outcomes", "faults", "coverage")
     }
     violations: list[Violation] = []
     schedules = steps = rounds = epochs = collectives_max = 0
@@ -131,15 +218,19 @@ def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
         epochs += result.epochs
         collectives_max = max(collectives_max, result.collectives_per_step_max)
         counters["l1"][result.l1] += 1
+        counters["profiles"][result.profile] += 1
         counters["operations"] += result.operations
         counters["outcomes"] += result.outcomes
         counters["faults"] += result.faults
         counters["coverage"] += result.coverage
         if result.violation is not None:
             violations.append(result.violation)
+    put_back = "" if revived is None else f" --revive {revived}"
     return Report(
+        revived=revived,
         schedules=schedules,
         l1=_sorted(counters["l1"]),
+        profiles=_sorted(counters["profiles"]),
         steps=steps,
         rounds=rounds,
         epochs=epochs,
@@ -149,7 +240,13 @@ def _report(results: Iterable[ScheduleResult], elapsed_s: float) -> Report:
         faults=_sorted(counters["faults"]),
         coverage=_sorted(counters["coverage"]),
         violations=[
-            ReportedViolation(seed=each.seed, step=each.step, what=each.what, replay=each.replay)
+            ReportedViolation(
+                seed=each.seed,
+                step=each.step,
+                what=each.what,
+                plain=in_plain_words(each.what),
+                replay=each.replay + put_back,
+            )
             for each in violations
         ],
         schedules_per_s=schedules / elapsed_s if elapsed_s else 0.0,

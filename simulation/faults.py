@@ -100,8 +100,8 @@ schedule goes on with new processes on the old stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What the schedules of a profile are drawn from."""
+class FaultProfile:
+    """What the faults of a profile's schedules are drawn from."""
 
     about: str
     """One line for the reader of `--help`."""
@@ -130,22 +130,22 @@ _STORAGE = frozenset(
 )
 _PRESSURE = frozenset({Fault.TINY_POOLS, Fault.TINY_BOUNDS, Fault.ABORTED_REQUEST})
 
-PROFILES: Mapping[str, Profile] = {
-    "mixed": Profile(
+FAULT_PROFILES: Mapping[str, FaultProfile] = {
+    "mixed": FaultProfile(
         about="every kind of fault, a selection for each seed", faults=frozenset(Fault)
     ),
-    "calm": Profile(
+    "calm": FaultProfile(
         about="no faults; at most the group starts again on its store",
         faults=frozenset({Fault.RESTART}),
         calm=0.5,
     ),
-    "storage": Profile(about="faults of storage only", faults=_STORAGE, calm=0.0),
-    "pressure": Profile(about="tiny pools and bounds, and aborts", faults=_PRESSURE, calm=0.0),
-    "crash": Profile(
+    "storage": FaultProfile(about="faults of storage only", faults=_STORAGE, calm=0.0),
+    "pressure": FaultProfile(about="tiny pools and bounds, and aborts", faults=_PRESSURE, calm=0.0),
+    "crash": FaultProfile(
         about="storage faults, and ranks that die", faults=_STORAGE | GROUP_FAULTS.keys(), calm=0.0
     ),
 }
-"""The profiles that `lockstep simulate --profile` knows."""
+"""The profiles that `lockstep simulate --faults` knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,8 @@ class FaultSource:
 
 def draw_plan(random: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
     """Draw the faults of one schedule."""
-    allowed = PROFILES[profile].faults
-    if random.random() < PROFILES[profile].calm:
+    allowed = FAULT_PROFILES[profile].faults
+    if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Fault]()
 
     def chosen(fault: Fault, share: float) -> bool:

@@ -9,6 +9,7 @@ preempted request are handed to others before their fence, and overwritten after
 from collections.abc import Sequence
 
 from ..ranks.host_cache import HostCache
+from ..ranks.orders import KV_POOL
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.serving import LoadState
 from ..ranks.replica.tree import HOST
@@ -18,7 +19,7 @@ from .engine import PATIENCE, Engine
 from .engine_request import EngineRequest, Stage
 from .faults import Fault
 from .lending_misuse import misuse
-from .memory import Slots
+from .memory import Memory
 from .prompts import TOKEN_BYTES
 from .world import IDLE_S
 
@@ -30,10 +31,10 @@ class LendingWorkload(Engine[HostCache]):
 
     kind = HostCache
 
-    def begin_epoch(self, caches: Sequence[RankCache], devices: list[Slots]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
         """See `Engine`."""
-        super().begin_epoch(caches, devices)
-        self._pages = DevicePages(devices, self._random)
+        super().begin_epoch(caches, memories)
+        self._pages = DevicePages([each.device[KV_POOL] for each in memories], self._random)
         self._leaving: dict[str, list[int]] = {}
         """Requests that were released, and their pages, which are not free yet."""
         self._generation = 0
@@ -88,7 +89,7 @@ class LendingWorkload(Engine[HostCache]):
 
     def check_pages(self) -> None:
         """See `Engine`."""
-        self._pages.check(self._expected())
+        self._pages.check(self._model.expected(self.requests)[KV_POOL])
         check_loads(self._caches[0])
 
     def probe(self) -> None:
@@ -100,7 +101,7 @@ class LendingWorkload(Engine[HostCache]):
             )
         self._ask_all("reset", lambda c: c.reset())
         state = self._caches[0].replica.state
-        pool = state.pools[HOST]
+        pool = state.pools[HOST][0]
         if pool.free != pool.capacity or state.tree.node_count or state.tree.roots:
             raise Violated(
                 f"{pool.free} of {pool.capacity} host pages are free after a reset at rest, and the "
@@ -128,7 +129,7 @@ class LendingWorkload(Engine[HostCache]):
                 self._answer(request)
             case Stage.PUBLISHED:
                 self._release(request)
-            case Stage.GONE:
+            case Stage.RETRACTED | Stage.GONE:
                 pass
         if request.stage in _COMPUTES and self._random.random() < 0.015:
             self._preempt(request)
@@ -169,7 +170,7 @@ class LendingWorkload(Engine[HostCache]):
         whole = (request.prompt - 1) // self._page
         table: list[int] = []
         if self._random.random() < 0.7:
-            table = self._pages.share(self._contents_of(request, whole))
+            table = self._pages.share(self._model.full_pages(request, whole))
         on_device = len(table)
         hit = 0
         if self._random.random() < 0.95:
@@ -247,8 +248,8 @@ class LendingWorkload(Engine[HostCache]):
     def _compute_planned(self, request: EngineRequest) -> None:
         length = request.planned
         for index in range(request.computed // self._page, -(-length // self._page)):
-            before = self._content_at(request, index, request.computed)
-            after = self._content_at(request, index, length)
+            before = self._model.content(request, index, request.computed)
+            after = self._model.content(request, index, length)
             who = f"request {request.name}"
             self._pages.compute(request.table[index], before, after, who)
         request.computed, request.planned = length, 0
@@ -258,11 +259,11 @@ class LendingWorkload(Engine[HostCache]):
 
     def _publish(self, request: EngineRequest) -> None:
         whole = request.computed // self._page
-        self._pages.publish(request.table[:whole], self._contents_of(request, whole))
+        self._pages.publish(request.table[:whole], self._model.full_pages(request, whole))
 
     def _check_table(self, request: EngineRequest, length: int) -> None:
         """The pages of the first `length` tokens hold their content on every rank."""
-        wanted = self._contents_of(request, length // self._page)
+        wanted = self._model.full_pages(request, length // self._page)
         self._pages.require_holding(f"request {request.name}", request.table, wanted)
 
     def _back_up(self, request: EngineRequest) -> None:

@@ -1,11 +1,15 @@
 """Symbolic memory: what every page slot holds, who touches it, and what lies in a rank's store.
 
-A page's content is a number that stands for the token prefix whose last page it is, so the checkers
-can tell the right page from every wrong one without looking at keys or trees. Two numbers below one
-stand for bytes that belong to nobody.
+A page's content is a number that stands for its pool and the token prefix whose last page it is, so
+the checkers can tell the right page from every wrong one without looking at keys or trees. A recurrent
+state stands for the prefix after which it is the state. Numbers below one stand for bytes that belong
+to nobody.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from ..ranks.orders import KV_POOL
+from ..ranks.replica.tree import DEVICE, HOST
 
 EMPTY = 0
 """Nothing was ever written here."""
@@ -25,18 +29,22 @@ def describe(content: int) -> str:
 
 
 class Contents:
-    """Numbers for token prefixes: equal exactly when namespace and all tokens are equal.
+    """Numbers for token prefixes: equal exactly when pool, namespace and all tokens are equal.
 
     What was computed before a reset and what is computed after it differ, too, as when the model has
     got new weights in between.
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, int, bytes], int] = {}
+        self._numbers: dict[tuple[str, str, int, bytes], int] = {}
 
-    def of(self, namespace: str, prefix: bytes, generation: int = 0) -> int:
-        """Return the content of the last page of `prefix`, which may be partly filled."""
-        return self._numbers.setdefault((namespace, generation, prefix), len(self._numbers) + 1)
+    def of(self, namespace: str, prefix: bytes, generation: int = 0, *, pool: str = KV_POOL) -> int:
+        """Return the content of the last page of `prefix`, which may be partly filled.
+
+        For a pool of states it is the state after all of `prefix`.
+        """
+        name = (pool, namespace, generation, prefix)
+        return self._numbers.setdefault(name, len(self._numbers) + 1)
 
 
 class Slots:
@@ -55,7 +63,7 @@ class Slots:
 
     def claim_to_read(self, page: int, operation: int) -> None:
         """Note that `operation` will read the slot."""
-        if not self._exists(page, operation):
+        if not self._exists(page, f"operation {operation}"):
             return
         if self._writer[page] is not None:
             self._finding(
@@ -66,7 +74,7 @@ class Slots:
 
     def claim_to_write(self, page: int, operation: int) -> None:
         """Note that `operation` will write the slot."""
-        if not self._exists(page, operation):
+        if not self._exists(page, f"operation {operation}"):
             return
         if self._writer[page] is not None:
             self._finding(
@@ -102,6 +110,21 @@ class Slots:
             )
         self.content[page] = after
 
+    def fork(self, source: int, destination: int, who: str) -> None:
+        """Copy one slot to another at once, as in the engine's own order of work."""
+        if not (self._exists(source, who) and self._exists(destination, who)):
+            return
+        content = self.content[source]
+        if content <= EMPTY or self.written(source):
+            self._finding(
+                f"{who} copies {self.name} page {source}, which holds {describe(content)}"
+            )
+        if self.touched(destination):
+            self._finding(
+                f"{who} writes {self.name} page {destination} while a transfer touches it"
+            )
+        self.content[destination] = content
+
     def touched(self, page: int) -> bool:
         """Whether some transfer has a claim on the slot."""
         return self._writer[page] is not None or self._readers[page] > 0
@@ -114,32 +137,59 @@ class Slots:
         """Return the slots on which some transfer has a claim."""
         return [page for page in range(len(self.content)) if self.touched(page)]
 
-    def _exists(self, page: int, operation: int) -> bool:
+    def _exists(self, page: int, who: str) -> bool:
         if 0 <= page < len(self.content):
             return True
         self._finding(
-            f"operation {operation} names {self.name} page {page}, but the pool has "
-            f"{len(self.content)} pages"
+            f"{who} names {self.name} page {page}, but the pool has {len(self.content)} pages"
         )
         return False
+
+
+class Memory:
+    """The page slots of one rank: of each pool, on each tier."""
+
+    def __init__(self, pools: Mapping[str, tuple[int, int]], finding: Finding) -> None:
+        """`pools` has the number of pages on the device and on the host, by name."""
+        self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
+        """By tier (`DEVICE`, `HOST`) and pool."""
+        for pool, sizes in pools.items():
+            for tier, name in ((DEVICE, "device"), (HOST, "host")):
+                self.tiers[tier][pool] = Slots(f"{name} {pool}", sizes[tier], finding)
+        self._finding = finding
+
+    @property
+    def device(self) -> dict[str, Slots]:
+        """The device's slots by pool."""
+        return self.tiers[DEVICE]
+
+    @property
+    def host(self) -> dict[str, Slots]:
+        """The host's slots by pool."""
+        return self.tiers[HOST]
+
+    def named(self, tier: int, pool: str) -> Slots:
+        """Return the slots of the pool that an order names."""
+        if pool not in self.tiers[tier]:
+            self._finding(f"an order names the unknown pool {pool!r}")
+            pool = KV_POOL
+        return self.tiers[tier][pool]
 
 
 class Store:
     """One rank's objects in storage. It outlives the processes of the group.
 
-    `meanings` is shared by all ranks: a key stands for one token prefix, everywhere and for ever.
+    `meanings` is shared by all ranks: a key of a pool stands for one token prefix, everywhere and for
+    ever.
     """
 
     def __init__(self, meanings: dict[tuple[str, bytes], int]) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self._meanings = meanings
 
-    def leading(self, pool: str, keys: tuple[bytes, ...]) -> int:
-        """Return how many of the first keys are there."""
-        for count, key in enumerate(keys):
-            if (pool, key) not in self._objects:
-                return count
-        return len(keys)
+    def has(self, pool: str, key: bytes) -> bool:
+        """Say whether an object is there."""
+        return (pool, key) in self._objects
 
     def read(self, pool: str, key: bytes) -> int | None:
         """Return the content of an object, or None where there is none."""

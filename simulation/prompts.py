@@ -27,15 +27,17 @@ class Prompts:
         self._random = world.stream("prompts")
         self._page_tokens = world.page_tokens
         self._tokens_max = world.prompt_pages_max * world.page_tokens
-        self._roots = [self._grow(0) for _ in range(self._random.randint(1, 3))]
+        self._sparse = bool(world.config.components)
+        self._roots = [self._grow(0, 0) for _ in range(self._random.randint(1, 3))]
         self._earlier: list[tuple[str, bytes]] = []
 
     def draw(self) -> tuple[str, bytes]:
         """Return a namespace and the tokens of a prompt, two at least."""
         draw = self._random.random()
-        if self._earlier and draw < 0.22:
+        again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
+        if self._earlier and draw < again:
             namespace, tokens = self._random.choice(self._earlier)
-        elif self._earlier and draw < 0.4:
+        elif self._earlier and draw < further:
             namespace, tokens = self._random.choice(self._earlier)
             tokens += _words(self._random, self._page_tokens * 2, _SEGMENT_WORDS)
         else:
@@ -45,6 +47,10 @@ class Prompts:
         while len(tokens) < 2 * TOKEN_BYTES:
             tokens += _words(self._random, 1, _SEGMENT_WORDS)
         return namespace, tokens
+
+    def earlier(self, random: Random) -> tuple[str, bytes]:
+        """Return the namespace and tokens of an earlier request, or of a prompt of its own draw."""
+        return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
 
     def remember(self, namespace: str, tokens: bytes) -> None:
         """Let later prompts repeat or continue `tokens`, prompt and answer of a request."""
@@ -56,18 +62,25 @@ class Prompts:
         """Return tokens that the model puts out."""
         return _words(self._random, self._random.randint(1, tokens_max), _OUTPUT_WORDS)
 
-    def _grow(self, depth: int) -> _Branch:
+    def _grow(self, depth: int, start: int) -> _Branch:
+        """Return a piece of text that begins at token `start`, and all that may follow it."""
         length = self._random.randint(1, 3 * self._page_tokens)
+        choices = (1, 1, 2, 2, 3)
+        if self._sparse:
+            # State that exists at some lengths only shows most where prompts part there, and between.
+            choices = (1, 2, 2, 3, 3)
+            if self._random.random() < 0.6:
+                length += -(start + length) % self._page_tokens
         branch = _Branch(_words(self._random, length, _SEGMENT_WORDS))
         if depth < 4:
-            for _ in range(self._random.choice((1, 1, 2, 2, 3)) if depth < 3 else 1):
-                branch.branches.append(self._grow(depth + 1))
+            for _ in range(self._random.choice(choices) if depth < 3 else 1):
+                branch.branches.append(self._grow(depth + 1, start + length))
         return branch
 
     def _walk(self) -> bytes:
         branch = self._random.choice(self._roots)
         tokens = branch.tokens
-        while branch.branches and self._random.random() < 0.85:
+        while branch.branches and self._random.random() < (0.95 if self._sparse else 0.85):
             branch = self._random.choice(branch.branches)
             tokens += branch.tokens
         if self._random.random() < 0.3:

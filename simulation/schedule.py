@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..coordinator.operation import Phase
 from ..errors import (
     CollectiveTimeout,
     DivergenceError,
@@ -66,6 +67,8 @@ class ScheduleResult:
     seed: int
     l1: str
     """Who owned the device pages."""
+    profile: str
+    """The model's."""
     steps: int = 0
     rounds: int = 0
     """On each rank; the steps of draining are rounds too."""
@@ -105,7 +108,7 @@ class Schedule:
         tamper: Tamper | None = None,
     ) -> None:
         self.world = world
-        self.result = ScheduleResult(seed=world.seed, l1=world.l1)
+        self.result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
         self._record = record
         self._make = make
         self._tamper = tamper
@@ -116,7 +119,7 @@ class Schedule:
         self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
         meanings: dict[tuple[str, bytes], int] = {}
         self._stores = [Store(meanings) for _ in range(world.ranks)]
-        self._trees = TreeChecker(self._contents, world.page_tokens)
+        self._trees = TreeChecker(self._contents, world.config)
         self._deadlines = Deadlines(world.config, step_us_max=world.whole_step_us_max)
         self._workload = (LendingWorkload if world.l1 == ENGINE else Workload)(
             world,
@@ -151,7 +154,8 @@ class Schedule:
         except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}"
-            self._violated(step, f"{type(error).__name__} at {where}: {error}")
+            what = f": {error}" if str(error) else ""
+            self._violated(step, f"{type(error).__name__} at {where}{what}")
         self._count()
         return self.result
 
@@ -206,11 +210,14 @@ class Schedule:
 
     def _check(self) -> None:
         epoch, steps = self._epoch, self._epoch.cluster.steps
-        check_replicas(epoch.caches, thorough=steps % _THOROUGH_EVERY == 0)
+        check_replicas(epoch.caches, steps, thorough=steps % _THOROUGH_EVERY == 0)
         self._deadlines.check(epoch.caches[0], self._clock.now_us)
         if steps % _TREE_EVERY == 0:
             self._trees.check(epoch.caches[0], epoch.memories)
         self._workload.check_pages()
+        in_flight = epoch.caches[0].replica.state.operations.in_flight.values()
+        differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
+        self.result.coverage["steps in which ranks look for a common length"] += differing
 
     # The end of an epoch: a fault that strikes the group, or a restart, and a new group after it.
 
@@ -292,7 +299,7 @@ class Schedule:
         )
         if self._tamper is not None:
             self._tamper(epoch)
-        self._workload.begin_epoch(epoch.caches, epoch.devices)
+        self._workload.begin_epoch(epoch.caches, epoch.memories)
         self._deadlines.begin_epoch()
         return epoch
 
@@ -364,10 +371,13 @@ def run_schedule(
     *,
     ranks: int = 2,
     steps: int = 100,
-    profile: str = "mixed",
+    profile: str | None = None,
+    faults: str = "mixed",
     depth: int = 1,
     l1: str = BOTH,
 ) -> ScheduleResult:
     """Run the schedule of one seed; the same arguments give the same run, always."""
-    world = draw_world(seed, ranks=ranks, steps=steps, profile=profile, depth=depth, l1=l1)
+    world = draw_world(
+        seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1
+    )
     return Schedule(world).run()

@@ -2,24 +2,30 @@
 
 Several requests are in flight. Each goes its way, one action at a time, at moments drawn from the
 seed: prefetch, wait, load back, compute in chunks and publish some of them, put out tokens, publish
-the whole, let go. The model's work is to write the content of each token run into the request's
-device pages on every rank; what it finds there as a hit is checked first.
+the whole, let go. What the model finds in the request's device pages as a hit is checked before it
+computes on top of it (`model`).
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from ..ranks.cache import Cache
+from ..ranks.config import WritePolicy
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.matching import Match
 from ..ranks.replica.serving import Admission, LoadState, Wait
-from .checkers import Violated, check_admission, check_expected, check_hit, check_match
+from .checkers import Violated, check_admission, check_match
 from .cluster import ask
 from .engine import PATIENCE, Engine
 from .engine_request import EngineRequest, Stage
-from .faults import Fault
-from .memory import Slots
+from .faults import Fault, FaultSource
+from .keeping import Pins, Retracts
+from .memory import Contents, Memory
 from .misuse import misuse
+from .model import NO_PAGE
 from .prompts import TOKEN_BYTES
+from .published import Published
+from .world import World
 
 
 class Workload(Engine[Cache]):
@@ -27,14 +33,24 @@ class Workload(Engine[Cache]):
 
     kind = Cache
 
-    def begin_epoch(self, caches: Sequence[RankCache], devices: list[Slots]) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        contents: Contents,
+        faults: FaultSource,
+        coverage: Counter[str],
+        trace: Callable[[str], None] | None,
+    ) -> None:
+        super().__init__(world, contents=contents, faults=faults, coverage=coverage, trace=trace)
+        self._pins = Pins(world)
+        self._retracts = Retracts(world)
+
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
         """See `Engine`."""
-        super().begin_epoch(caches, devices)
-        self._published: set[int] = set()
-        """Contents that were published, or restored to the device, in this epoch."""
-        self._loaded = 0
-        """Pages that load backs of this epoch were to fill, whatever became of them."""
-        self._overflowed = False
+        super().begin_epoch(caches, memories)
+        self._published = Published(self._world, self._contents)
+        self._pins.begin_epoch()
 
     def step(self) -> None:
         """Give some commands, as the scheduler does between two forward passes."""
@@ -54,30 +70,47 @@ class Workload(Engine[Cache]):
         if random.random() < 0.1:
             namespace, tokens = self._prompts.draw()
             self._match(namespace, tokens)
+        self._coverage["pins"] += self._pins.step(self._caches, self._prompts)
 
     def probe(self) -> None:
-        """Ask for every device page at once, which must succeed while nobody holds any."""
-        pages = self._world.device_pages
+        """Ask for as many device pages as one request can have, and for every slot of a state."""
+        if self._world.config.write_policy is WritePolicy.WRITE_BACK:
+            # What leaves is backed up first, which takes steps.
+            return
+        pools, states = self._world.pools, self._world.state_pools
+        pages = min(device for pool, (device, _) in pools.items() if pool not in states)
+        count = max((pools[pool][0] for pool in states), default=1)
+        names = [f"probe{number}" for number in range(count)]
+        for name in names:
+            self._reserve(name, pages * self._page if name == names[0] else 0)
+        for pool, (device, _) in pools.items():
+            had = [page for name in names for page in self._page_table(name, pool)]
+            wanted = device if pool in states else pages
+            if len(had) != wanted or len(set(had)) != wanted or NO_PAGE in had:
+                raise Violated(f"{wanted} device {pool} pages can be had, and these are: {had}")
+        for name in names:
+            self._let_go(name)
+
+    def _reserve(self, name: str, tokens: int) -> None:
         answer = self._ask_all(
-            "load_back of everything",
-            lambda c: c.load_back("probe", b"", reserve_tokens=pages * self._page),
+            "load_back of nothing", lambda c: c.load_back(name, b"", reserve_tokens=tokens)
         )
-        table = self._ask_all("page_table", lambda c: c.page_table("probe").tolist())
-        if isinstance(answer, Wait) or sorted(table) != list(range(pages)):
-            raise Violated(f"nobody holds device pages, and not all can be had: {answer}, {table}")
-        self._ask_all("release", lambda c: c.release("probe"))
+        if isinstance(answer, Wait):
+            raise Violated(f"nobody holds device pages, and not all can be had: {answer}")
+
+    def _let_go(self, name: str) -> None:
+        self._ask_all(f"release of request {name}", lambda c: c.release(name))
 
     def drain(self) -> None:
         """Let go of every request."""
         for request in self.requests:
             self._abort(request)
         self.requests.clear()
+        self._pins.drain(self._caches)
 
     def check_pages(self) -> None:
         """See `Engine`."""
-        expected = self._expected()
-        for rank, device in enumerate(self._devices):
-            check_expected(f"rank {rank}", device, expected)
+        self._model.check_expected(self.requests)
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:
@@ -91,10 +124,14 @@ class Workload(Engine[Cache]):
                 self._load_back(request)
             case Stage.LOADING:
                 self._look_at_load(request)
+            case Stage.COMPUTING | Stage.ANSWERING if self._retracts.strikes():
+                self._retract(request)
             case Stage.COMPUTING:
                 self._compute(request)
             case Stage.ANSWERING:
                 self._answer(request)
+            case Stage.RETRACTED:
+                self._look_at_retract(request)
             case Stage.PUBLISHED:
                 self._release(request)
             case Stage.GONE:
@@ -118,27 +155,8 @@ class Workload(Engine[Cache]):
         found = ask("match", self._caches, lambda c: c.match(tokens, namespace))
         whole = len(tokens) // TOKEN_BYTES // self._page
         check_match(found, whole * self._page, self._page)
-        if not self._overflowed:
-            published = 0
-            while published < whole and self._page_content(namespace, tokens, published + 1) in (
-                self._published
-            ):
-                published += 1
-            if found.device_tokens < published * self._page:
-                raise Violated(
-                    f"match finds {found.device_tokens} tokens on the device, of which "
-                    f"{published * self._page} were published and never had to leave"
-                )
+        self._published.check_match(found, namespace, tokens)
         return found
-
-    def _page_content(self, namespace: str, tokens: bytes, pages: int) -> int:
-        return self._contents.of(namespace, tokens[: pages * self._page * TOKEN_BYTES])
-
-    def _note_room(self) -> None:
-        """Note when the device may have been full: from then on published pages may have left."""
-        held = sum(-(-request.room // self._page) for request in self.requests)
-        if len(self._published) + self._loaded + held > self._world.device_pages:
-            self._overflowed = True
 
     def _load_back(self, request: EngineRequest) -> None:
         tokens = request.head(request.prompt - 1)
@@ -169,7 +187,8 @@ class Workload(Engine[Cache]):
     def _admitted(
         self, request: EngineRequest, answer: Admission, before: Match, reserve: int
     ) -> None:
-        check_admission(answer, before, request.prompt - 1, self._page)
+        sparse = bool(self._world.config.components)
+        check_admission(answer, before, request.prompt - 1, self._page, sparse=sparse)
         total = answer.device_tokens + answer.host_tokens + answer.storage_tokens
         brought_max = max(0, total - request.cached_before) if request.prefetched else 0
         if answer.storage_tokens > brought_max:
@@ -183,8 +202,9 @@ class Workload(Engine[Cache]):
         request.computed = answer.device_tokens + answer.host_tokens + answer.storage_tokens
         pages = max(request.computed // self._page, -(-reserve // self._page))
         request.room = pages * self._page
-        self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
-        self._note_room()
+        request.checkpoints = answer.checkpoints
+        self._published.loading(answer)
+        self._published.note_room(self.requests)
         if answer.operation is None:
             self._ready(request)
         else:
@@ -192,44 +212,78 @@ class Workload(Engine[Cache]):
 
     def _look_at_load(self, request: EngineRequest) -> None:
         state = self._ask(request, "load_state", lambda c: c.load_state(request.name))
-        if state is LoadState.READY:
+        if state is LoadState.READY and request.resumes:
+            request.resumes, request.stage = False, request.came_from
+            self._read_tables(request)
+        elif state is LoadState.READY:
             self._ready(request)
         elif state is LoadState.FAILED:
             self._coverage["load back failed"] += 1
-            request.computed = request.room = 0
-            request.stage = Stage.WAITING
+            self._begin_again(request, Stage.WAITING)
+
+    def _retract(self, request: EngineRequest) -> None:
+        done = self._retracts.retract(self._caches, request)
+        self._coverage["retracted" if done else "retract refused"] += 1
+        self._published.add(request, request.shared)
+        if not done:
+            self._read_tables(request)
+
+    def _look_at_retract(self, request: EngineRequest) -> None:
+        became = self._retracts.look(self._caches, request, self._resumed)
+        self._coverage[f"retract {became}"] += became != "waits"
+        if became in ("failed", "lost"):
+            self._begin_again(request, Stage.WAITING)
+        elif request.refused > PATIENCE:
+            self._abort(request)
+
+    def _resumed(self, request: EngineRequest, answer: Admission) -> None:
+        request.stage, request.resumes = Stage.LOADING, True
+        self._published.loading(answer)
+        self._published.note_room(self.requests)
 
     def _ready(self, request: EngineRequest) -> None:
         request.stage = Stage.COMPUTING
-        for pages in range(1, request.computed // self._page + 1):
-            self._published.add(self._page_content(request.namespace, request.tokens, pages))
         request.shared = request.computed
-        self._read_table(request)
+        self._published.add(request, request.shared)
+        self._read_tables(request)
+        self._check_shared(request)
+        if self._world.checkpoint_tokens is not None:
+            self._coverage["hits at a checkpoint"] += request.shared > 0
 
-    def _read_table(self, request: EngineRequest) -> None:
-        """Read the page table, and check that its pages hold on every rank what they must."""
-        table = self._ask(request, "page_table", lambda c: c.page_table(request.name).tolist())
-        if len(table) * self._page < request.room or len(set(table)) != len(table):
-            raise Violated(
-                f"request {request.name} has room for {request.room} tokens, its page table is "
-                f"{table}"
-            )
-        request.table = table
-        wanted = [
-            self._content_at(request, index, request.computed)
-            for index in range(-(-request.computed // self._page))
-        ]
-        for rank, device in enumerate(self._devices):
-            check_hit(f"rank {rank}, request {request.name}", device, table, wanted)
+    def _check_shared(self, request: EngineRequest) -> None:
+        found = self._match(request.namespace, request.head(request.shared))
+        self._published.check_shared(found, request)
+
+    def _read_tables(self, request: EngineRequest) -> None:
+        """Read the page tables, and check that the pages hold on every rank what they must."""
+        for layers in self._model.layers:
+            request.tables[layers.pool] = self._page_table(request.name, layers.pool)
+        self._model.check_tables(request)
+        behind = sum(table.count(NO_PAGE) for table in request.tables.values())
+        self._coverage["pages left behind by a window"] += behind
+
+    def _page_table(self, name: str, pool: str) -> list[int]:
+        return self._ask_all(
+            f"page_table of {pool} of request {name}", lambda c: c.page_table(name, pool).tolist()
+        )
 
     def _compute(self, request: EngineRequest) -> None:
         chunk = self._random.randint(1, 6 * self._page)
-        if not self._advance(request, min(request.prompt, request.computed + chunk)):
+        end = self._chunk_end(request, min(request.prompt, request.computed + chunk))
+        if not self._advance(request, end):
             return
         if request.computed == request.prompt:
             request.stage = Stage.ANSWERING
-        if self._random.random() < 0.5:
+        at_checkpoint = request.computed in request.checkpoints
+        self._coverage["chunks that end at a checkpoint"] += at_checkpoint
+        share = 0.9 if at_checkpoint else 0.5
+        if self._random.random() < share:
             self._insert(request, final=False)
+
+    def _chunk_end(self, request: EngineRequest, end: int) -> int:
+        """Return where a chunk ends that could go on to `end`: mostly at the next checkpoint."""
+        ahead = [each for each in request.checkpoints if request.computed < each < end]
+        return min(ahead) if ahead and self._random.random() < 0.85 else end
 
     def _answer(self, request: EngineRequest) -> None:
         missing = request.prompt + request.answer - len(request.tokens) // TOKEN_BYTES
@@ -243,7 +297,9 @@ class Workload(Engine[Cache]):
             return
         # What found no room was not put out: the engine samples it again.
         request.tokens = request.head(max(request.prompt, request.computed))
-        if self._random.random() < 0.1:
+        every = self._world.checkpoint_tokens
+        share = 0.1 if every is None or request.computed % every else 0.6
+        if self._random.random() < share:
             self._insert(request, final=False)
 
     def _advance(self, request: EngineRequest, length: int) -> bool:
@@ -253,26 +309,20 @@ class Workload(Engine[Cache]):
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):
                 request.room = -(-total // self._page) * self._page
                 request.refused = 0
-                self._note_room()
-                self._read_table(request)
+                self._published.note_room(self.requests)
+                self._read_tables(request)
             else:
                 self._coverage["extend refused"] += 1
-                table = request.table
-                self._read_table(request)
-                if request.table != table:
+                tables = dict(request.tables)
+                self._read_tables(request)
+                if request.tables != tables:
                     raise Violated(f"extend of request {request.name} was refused, and took pages")
                 request.refused += 1
                 length = min(length, request.room)
                 if request.refused > PATIENCE // 3:
                     self._preempt(request)
                     return False
-        for index in range(request.computed // self._page, -(-length // self._page)):
-            before = self._content_at(request, index, request.computed)
-            after = self._content_at(request, index, length)
-            for rank, device in enumerate(self._devices):
-                who = f"rank {rank}, request {request.name}"
-                device.compute(request.table[index], before, after, who)
-        request.computed = max(request.computed, length)
+        self._model.compute(request, length)
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
@@ -280,11 +330,15 @@ class Workload(Engine[Cache]):
         self._coverage["preempted"] += 1
         if self._random.random() < 0.5:
             self._insert(request, final=False)
-        self._ask(request, "release", lambda c: c.release(request.name))
+        self._let_go(request.name)
+        self._begin_again(request, Stage.ARRIVED)
+
+    def _begin_again(self, request: EngineRequest, stage: Stage) -> None:
+        """Let a request that has lost its pages compute its prompt anew."""
         request.tokens = request.head(request.prompt)
-        request.stage = Stage.ARRIVED
+        request.stage, request.resumes = stage, False
         request.computed = request.room = request.shared = request.refused = 0
-        request.table = []
+        request.tables.clear()
 
     def _insert(self, request: EngineRequest, *, final: bool) -> None:
         tokens = request.head(request.computed)
@@ -299,21 +353,15 @@ class Workload(Engine[Cache]):
                 f"{request.computed}, and insert says that {shared} are shared"
             )
         request.shared = shared
-        for pages in range(1, shared // self._page + 1):
-            self._published.add(self._page_content(request.namespace, tokens, pages))
+        self._published.add(request, shared)
         before = request.table
-        self._read_table(request)
+        self._read_tables(request)
         if request.table[: len(before)] != before[: len(request.table)]:
             self._coverage["pages repointed to duplicates"] += 1
-        found = self._match(request.namespace, tokens)
-        if found.device_tokens < shared:
-            raise Violated(
-                f"insert of request {request.name} says that {shared} tokens are shared, and match "
-                f"finds {found.device_tokens} of them on the device"
-            )
+        self._check_shared(request)
 
     def _release(self, request: EngineRequest) -> None:
-        self._ask(request, "release", lambda c: c.release(request.name))
+        self._let_go(request.name)
         self._go(request)
 
     def _abort(self, request: EngineRequest) -> None:
@@ -324,5 +372,5 @@ class Workload(Engine[Cache]):
 
     def _go(self, request: EngineRequest) -> None:
         request.stage = Stage.GONE
-        request.table = []
+        request.tables.clear()
         self._old_names.append(request.name)

@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from random import Random
 
 from ..coordinator.stop_policy import StopPolicy, StopRule
-from ..ranks.config import Bounds, CacheConfig, Timeouts
+from ..ranks.config import Bounds, CacheConfig, Recurrent, Timeouts
+from ..ranks.orders import KV_POOL
 from ..ranks.page_layout import Column, PageLayout
-from .faults import PROFILES, FaultPlan, draw_plan
+from .faults import FAULT_PROFILES, FaultPlan, draw_plan
+from .models import LLAMA, MODEL_PROFILES, draw_components
+from .policies import draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
-"""Who owns the device pages (L1); the seed decides between both."""
+"""Who owns the device pages (L1); the seed decides between both. An engine lends full attention's only,
+so a model that has more is served by a cache with device pages of its own."""
 
 IDLE_S = 0.002
 """How long an engine waits for progress in a step that computes nothing."""
@@ -27,11 +31,14 @@ class World:
     ranks: int
     steps: int
     profile: str
+    """The model's, of `MODEL_PROFILES`."""
+    fault_profile: str
+    """One of `FAULT_PROFILES`."""
     depth: int
     l1: str
     """Who owns the device pages: REPLICA or ENGINE."""
     device_pages: int
-    """Of each rank, whoever owns them."""
+    """Full attention's pages of each rank, whoever owns them."""
     config: CacheConfig
     faults: FaultPlan
     requests_max: int
@@ -49,6 +56,25 @@ class World:
         return self.config.layout.page_tokens
 
     @property
+    def pools(self) -> dict[str, tuple[int, int]]:
+        """By name: the pages that each pool has on the device, whoever owns them, and on the host."""
+        return self.config.pool_sizes() | {KV_POOL: (self.device_pages, self.config.host_pages)}
+
+    @property
+    def state_pools(self) -> frozenset[str]:
+        """The names of the pools of recurrent states."""
+        components = self.config.components
+        return frozenset(each.pool for each in components if isinstance(each, Recurrent))
+
+    @property
+    def checkpoint_tokens(self) -> int | None:
+        """How far apart checkpoints of a recurrent state are; None in a model without one."""
+        for component in self.config.components:
+            if isinstance(component, Recurrent):
+                return component.checkpoint_tokens
+        return None
+
+    @property
     def whole_step_us_max(self) -> int:
         """The longest step, with all that an engine of its own may wait for in it."""
         waits_s = 0.0
@@ -58,82 +84,136 @@ class World:
 
     def stream(self, name: str) -> Random:
         """Return a stream of the seed of its own, so that draws of one part never shift another's."""
-        return Random(f"{self.seed}/{self.profile}/{self.ranks}/{name}")
+        return Random(f"{self.seed}/{self.fault_profile}/{self.ranks}/{name}")
 
     @property
     def replay(self) -> str:
         """The command that runs this schedule again."""
         return (
             f"lockstep simulate --seeds {self.seed}:{self.seed + 1} --ranks {self.ranks} "
-            f"--steps {self.steps} --profile {self.profile} --depth {self.depth} --l1 {self.l1}"
+            f"--steps {self.steps} --profile {self.profile} --faults {self.fault_profile} "
+            f"--depth {self.depth} --l1 {self.l1}"
         )
 
 
 def draw_world(
-    seed: int, *, ranks: int, steps: int, profile: str, depth: int, l1: str = BOTH
+    seed: int,
+    *,
+    ranks: int,
+    steps: int,
+    profile: str | None = None,
+    faults: str = "mixed",
+    depth: int,
+    l1: str = BOTH,
 ) -> World:
-    """Draw the world of one schedule. Raises `ValueError` for a size or name that cannot be."""
-    if profile not in PROFILES:
-        raise ValueError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
-    if ranks < 1:
-        raise ValueError(f"ranks is {ranks}, must be 1 or more")
-    if steps < STEPS_MIN:
-        raise ValueError(f"steps is {steps}, must be {STEPS_MIN} or more")
-    if l1 not in L1_CHOICES:
-        raise ValueError(f"unknown owner of L1 {l1!r}; known: {', '.join(L1_CHOICES)}")
-    # The owner is drawn from a stream of its own, so that all else is the same for either.
-    owner = Random(f"{seed}/{profile}/{ranks}/l1")
-    drawn, fence_s = owner.choice((REPLICA, ENGINE)), owner.choice((0.001, 0.006))
-    l1 = drawn if l1 == BOTH else l1
-    random = Random(f"{seed}/{profile}/{ranks}/world")
-    faults = draw_plan(random, profile=profile, ranks=ranks, steps=steps)
+    """Draw the world of one schedule; raises `ValueError` for a size or name that cannot be."""
+    _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
+    # Owner and model are drawn from streams of their own, so that all else is the same for each.
+    owner = Random(f"{seed}/{faults}/{ranks}/l1")
+    model = Random(f"{seed}/{faults}/{ranks}/model")
+    l1, profile = _choose(owner, model, l1, profile)
+    random = Random(f"{seed}/{faults}/{ranks}/world")
+    plan = draw_plan(random, profile=faults, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
     prompt_pages_max = random.randint(4, 14)
     device_pages, host_pages = _draw_pools(
-        random, requests_max, prompt_pages_max, tiny=faults.tiny_pools
+        random, requests_max, prompt_pages_max, tiny=plan.tiny_pools
+    )
+    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), l1 == ENGINE)
+    layout = PageLayout(
+        page_tokens=random.choice((1, 2, 3, 4, 4, 4)),
+        columns=(Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8"),),
     )
     config = CacheConfig(
         model="simulated",
-        layout=PageLayout(
-            page_tokens=random.choice((1, 2, 3, 4, 4, 4)),
-            columns=(Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8"),),
+        layout=layout,
+        components=draw_components(
+            model,
+            profile,
+            page_tokens=layout.page_tokens,
+            ranks=ranks,
+            requests_max=requests_max,
+            prompt_pages_max=prompt_pages_max,
+            tiny=plan.tiny_pools,
         ),
         device_pages=device_pages if l1 == REPLICA else 0,
         host_pages=host_pages,
         store="memory://" if random.random() < 0.94 else None,
-        stop_policy=StopPolicy(
-            rule=random.choice(tuple(StopRule)),
-            base_s=random.choice((0.02, 0.1)),
-            per_ki_token_s=random.choice((0.0, 2.0)),
-            cap_s=random.choice((0.08, 0.5)),
-        ),
+        stop_policy=_draw_stop_policy(random),
+        write_policy=policies.write_policy,
+        selective_hits=policies.selective_hits,
+        eviction=policies.eviction,
+        limits=policies.limits,
         pipeline_depth=depth,
-        bounds=_draw_bounds(random, tiny=faults.tiny_bounds),
-        timeouts=Timeouts(
-            round_s=0.004,
-            lookup_s=random.choice((0.05, 0.3)),
-            persist_s=random.choice((0.1, 0.4)),
-            copy_s=random.choice((0.04, 0.2)),
-            fence_s=fence_s,
-            quiesce_s=random.choice((0.03, 0.15)),
-            miss_memory_s=random.choice((0.05, 0.5)),
-            flush_s=30.0,
-        ),
+        bounds=_draw_bounds(random, policies.pinned_pages, tiny=plan.tiny_bounds),
+        timeouts=_draw_timeouts(random, fence_s=owner.choice((0.001, 0.006))),
     )
     return World(
         seed=seed,
         ranks=ranks,
         steps=steps,
         profile=profile,
+        fault_profile=faults,
         depth=depth,
         l1=l1,
         device_pages=device_pages,
         config=config,
-        faults=faults,
+        faults=plan,
         requests_max=requests_max,
         arrival_rate=random.uniform(0.3, 1.0),
         step_us_max=random.choice((6_000, 15_000, 30_000)),
         prompt_pages_max=prompt_pages_max,
+    )
+
+
+def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
+    """Return who owns L1 and the model, drawn as far as they are not given."""
+    drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
+    if l1 == BOTH:
+        l1 = drawn_l1 if profile in (None, LLAMA) else REPLICA
+    if profile is None:
+        profile = LLAMA if l1 == ENGINE else drawn_profile
+    return l1, profile
+
+
+def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str) -> None:
+    """Raise `ValueError` for the first of a schedule's settings that cannot be."""
+    if profile not in (None, *MODEL_PROFILES):
+        raise ValueError(f"unknown profile {profile!r}; known: {', '.join(MODEL_PROFILES)}")
+    if faults not in FAULT_PROFILES:
+        raise ValueError(f"unknown faults {faults!r}; known: {', '.join(FAULT_PROFILES)}")
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}, must be 1 or more")
+    if steps < STEPS_MIN:
+        raise ValueError(f"steps is {steps}, must be {STEPS_MIN} or more")
+    if l1 not in L1_CHOICES:
+        raise ValueError(f"unknown owner of L1 {l1!r}; known: {', '.join(L1_CHOICES)}")
+    if l1 == ENGINE and profile not in (None, LLAMA):
+        raise ValueError(
+            f"an engine that owns L1 has full attention only, and profile {profile!r} has more;"
+            f" use l1 {REPLICA!r}"
+        )
+
+
+def _draw_stop_policy(random: Random) -> StopPolicy:
+    return StopPolicy(
+        rule=random.choice(tuple(StopRule)),
+        base_s=random.choice((0.02, 0.1)),
+        per_ki_token_s=random.choice((0.0, 2.0)),
+        cap_s=random.choice((0.08, 0.5)),
+    )
+
+
+def _draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
+    return Timeouts(
+        round_s=0.004,
+        lookup_s=random.choice((0.05, 0.3)),
+        persist_s=random.choice((0.1, 0.4)),
+        copy_s=random.choice((0.04, 0.2)),
+        fence_s=fence_s,
+        quiesce_s=random.choice((0.03, 0.15)),
+        miss_memory_s=random.choice((0.05, 0.5)),
+        flush_s=30.0,
     )
 
 
@@ -162,10 +242,11 @@ def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool)
             return prompt_pages + 4 + in_use // 2, in_use // 2 + prompt_pages
 
 
-def _draw_bounds(random: Random, *, tiny: bool) -> Bounds:
+def _draw_bounds(random: Random, pinned_pages: int | None, *, tiny: bool) -> Bounds:
     if not tiny:
-        return Bounds(prefetches=random.choice((8, 32)))
+        return Bounds(prefetches=random.choice((8, 32)), pinned_pages=pinned_pages)
     return Bounds(
+        pinned_pages=pinned_pages,
         prefetches=random.randint(1, 3),
         prefetches_waiting=random.randint(0, 4),
         prefetch_pages=random.choice((None, 4, 16)),

@@ -15,12 +15,18 @@ S4  A read is OK only if the buffer holds exactly the bytes that were written un
 S5  A write is visible whole or not at all, to readers in any process, also after a crash.
 S6  The first writer of a name wins. A later one learns it (PRESENT), and the object is unchanged.
 S7  `exists` is a hint. It may be wrong in both directions; only a read decides.
+S8  An object says which optional columns it has (`optional_columns`). A read gets the columns that it
+    asks for out of an object that has more, all of which is verified; an object that lacks one of
+    them is LACKING: a miss. A write that brings a column which the object lacks replaces it, whole
+    and at once, by one that has the columns of both; otherwise S6 holds. So presence only grows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
+
+from .optional_columns import NONE_OPTIONAL, OptionalColumns
 
 
 class ReadOutcome(IntEnum):
@@ -36,6 +42,8 @@ class ReadOutcome(IntEnum):
     """The store could not be asked or did not answer properly."""
     TIMED_OUT = 4
     """The deadline passed first."""
+    LACKING = 5
+    """There is an object without an optional column that was asked for; to the reader it is missing."""
 
 
 class WriteOutcome(IntEnum):
@@ -44,7 +52,7 @@ class WriteOutcome(IntEnum):
     OK = 0
     """The object is stored, as durably as the store was configured to."""
     PRESENT = 1
-    """Somebody wrote it before; its bytes are unchanged."""
+    """Somebody wrote it before, with these columns at least; its bytes are unchanged."""
     FAILED = 3
     """It was not stored."""
     TIMED_OUT = 4
@@ -68,10 +76,16 @@ class ObjectName:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the object into `buffer`, whose length is the object's expected length in bytes."""
+    """Read the object into `buffer`, whose length is the object's expected length in bytes.
+
+    That is the length of all columns that are not optional, and of those optional ones that are
+    asked for.
+    """
 
     name: ObjectName
     buffer: memoryview
+    optional: OptionalColumns = NONE_OPTIONAL
+    """The layout's, and which of them the buffer has room for and asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,8 @@ class Write:
 
     name: ObjectName
     buffer: memoryview
+    optional: OptionalColumns = NONE_OPTIONAL
+    """The layout's, and which of them the buffer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +105,8 @@ class Counters:
     reads_ok: int = 0
     reads_missing: int = 0
     reads_corrupt: int = 0
+    reads_lacking: int = 0
+    """Objects without an optional column that was asked for; each was a miss."""
     reads_failed: int = 0
     writes_ok: int = 0
     writes_present: int = 0

@@ -1,34 +1,39 @@
-"""A store as one model uses it: opened only if it has the model's pages in this layout, or none."""
+"""A store as one model uses it: opened only if it has the model's pages in these layouts, or none."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..ranks.page_layout import PageLayout
 from .base import Counters, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from .manifest import claim_model
 
 CLAIM_TIMEOUT_S = 30.0
-"""How long the store may take to say which layout it has."""
+"""How long the store may take to say which layouts it has."""
 
 
 class ClaimedBackend:
     """Another backend, which `open` also claims for a model; see `StorageBackend`."""
 
     def __init__(
-        self, backend: StorageBackend, *, model: str, weights_version: str, layout: PageLayout
+        self,
+        backend: StorageBackend,
+        *,
+        model: str,
+        weights_version: str,
+        layouts: Mapping[str, PageLayout],
     ) -> None:
         self._backend = backend
         self._model = model
         self._weights_version = weights_version
-        self._layout = layout
+        self._layouts = layouts
 
     async def open(self) -> None:
-        """Open the store; refuse it by name if it has this model in another layout."""
+        """Open the store; refuse it by name if it has this model in other layouts."""
         await self._backend.open()
         try:
             deadline = time.monotonic() + CLAIM_TIMEOUT_S
             await claim_model(
-                self._backend, self._model, self._weights_version, self._layout, deadline
+                self._backend, self._model, self._weights_version, self._layouts, deadline
             )
         except BaseException:
             await self._backend.close()

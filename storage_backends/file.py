@@ -204,10 +204,10 @@ class FileBackend:
         return [not stop.due() and self._files.exists(name) for name in names]
 
     def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        return [self._files.read(read.name, read.buffer, stop) for read in reads]
+        return [self._files.read(each.name, each.buffer, stop, each.optional) for each in reads]
 
     def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
-        return [self._files.write(write.name, write.buffer, stop) for write in writes]
+        return [self._files.write(each.name, each.buffer, stop, each.optional) for each in writes]
 
     def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         return [not stop.due() and self._files.remove(name) for name in names]

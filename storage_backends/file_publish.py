@@ -5,7 +5,8 @@ is complete, and the kernel takes it back if its writer dies before. Elsewhere i
 temporary name that its writer keeps locked; a lock that nobody holds marks the file of a dead
 writer, which the next one that opens the store sweeps away. Where there are no locks either, only
 the age of a temporary file tells that its writer is dead. Both give the final name with `link`,
-which refuses a name that is taken: the first writer wins.
+which refuses a name that is taken: the first writer wins. A file that is to take another's place
+gets a temporary name first, if it has none, and then the final one with `rename`, at once.
 """
 
 import errno
@@ -42,6 +43,10 @@ class Draft(Protocol):
         """Give the file its name below the root; False if the name is taken."""
         ...
 
+    def replace(self, path: str) -> None:
+        """Give the file its name below the root, in the place of the file that has it."""
+        ...
+
     def close(self) -> None:
         """Close the file. If it was not published, nothing of it is left."""
         ...
@@ -65,22 +70,38 @@ class UnnamedDraft:
     def publish(self, path: str) -> bool:
         """Give the file its name below the root; False if the name is taken."""
         try:
-            # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link
-            # would try to link the entry of /proc itself.
-            os.link(
-                f"/proc/self/fd/{self.fd}",
-                path,
-                src_dir_fd=self._root_fd,
-                dst_dir_fd=self._root_fd,
-                follow_symlinks=True,
-            )
+            self._link(path)
         except FileExistsError:
             return False
         return True
 
+    def replace(self, path: str) -> None:
+        """Give the file its name below the root, in the place of the file that has it."""
+        # Locked like a `NamedDraft`, for the moment that it is one, so that no sweep takes the name.
+        _lock(self.fd)
+        temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
+        self._link(temporary)
+        try:
+            os.replace(temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=self._root_fd)
+            raise
+
     def close(self) -> None:
         """Close the file; the kernel takes an unpublished one back."""
         os.close(self.fd)
+
+    def _link(self, path: str) -> None:
+        # Naming both directories makes Python call linkat with AT_SYMLINK_FOLLOW; plain link would
+        # try to link the entry of /proc itself.
+        os.link(
+            f"/proc/self/fd/{self.fd}",
+            path,
+            src_dir_fd=self._root_fd,
+            dst_dir_fd=self._root_fd,
+            follow_symlinks=True,
+        )
 
 
 class UnnamedFiles:
@@ -116,6 +137,10 @@ class NamedDraft:
         except FileExistsError:
             return False
         return True
+
+    def replace(self, path: str) -> None:
+        """Give the file its name below the root, in the place of the file that has it."""
+        os.replace(self._temporary, path, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
 
     def close(self) -> None:
         """Take the temporary name away, unless somebody has, and close the file."""

@@ -1,11 +1,13 @@
-"""The agreement of everyone who uses a store on the page layout of each model in it.
+"""The agreement of everyone who uses a store on the page layouts of each model in it.
 
 A store holds many models. For each model with its weights it has one small object, the manifest,
-which says in what layout its pages are; whoever comes first writes it, and whoever comes with
-another layout is refused. Without it two groups with different layouts would fill one store with
-pages that the other cannot see, and wonder about the misses. TP size is no part of it.
+which says what pools it has and in what layout their pages are; whoever comes first writes it, and
+whoever comes with other pools or another layout is refused. Without it two groups with different
+layouts would fill one store with pages that the other cannot see, and wonder about the misses. TP
+size is no part of it, and neither is which optional columns somebody keeps.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,15 +16,17 @@ import msgpack
 from ..errors import ConfigError, StorageError
 from ..ranks.page_layout import Column, PageLayout
 from .base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from .namespace import layout_record, model_digest
+from .namespace import layouts_record, model_digest
 
 MANIFEST_BYTES: Final = 16 << 10
 """Every manifest has this length, so that a reader knows it before it reads."""
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
 """Each attempt loses only to another claim that made progress, or to a bad object taken away."""
-_COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated")
+_COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated", "optional")
+_COLUMN_FIELDS_LEAST: Final = 6
+"""The last field is there only where it is True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,8 @@ class Manifest:
 
     model: str
     weights_version: str
-    layout: PageLayout
+    layouts: Mapping[str, PageLayout]
+    """By pool name, in any order."""
     name: ObjectName = field(init=False)
     """Where the manifest of this model with these weights lies."""
 
@@ -42,11 +47,11 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the manifest as `MANIFEST_BYTES` bytes."""
-        record = [_FORMAT, self.model, self.weights_version, layout_record(self.layout)]
+        record = [_FORMAT, self.model, self.weights_version, layouts_record(self.layouts)]
         packed: bytes = msgpack.packb(record, use_bin_type=True)
         if len(packed) > MANIFEST_BYTES - _LENGTH_BYTES:
             raise ConfigError(
-                f"the names and columns of model {self.model[:80]!r} make a manifest of "
+                f"the names, pools and columns of model {self.model[:80]!r} make a manifest of "
                 f"{len(packed)} bytes; {MANIFEST_BYTES - _LENGTH_BYTES} is the most"
             )
         content = len(packed).to_bytes(_LENGTH_BYTES, "little") + packed
@@ -57,16 +62,17 @@ async def claim_model(
     backend: StorageBackend,
     model: str,
     weights_version: str,
-    layout: PageLayout,
+    layouts: Mapping[str, PageLayout],
     deadline: float,
 ) -> None:
-    """Make sure that everybody who uses `backend` for this model and weights uses `layout`.
+    """Make sure that everybody who uses `backend` for this model and weights uses `layouts`.
 
-    Any number of ranks and groups may call it at the same time; those that return have agreed.
-    Raises `ConfigError` naming the field and both values if the store has another layout, and
-    `StorageError` if the store does not answer by `deadline` (on `time.monotonic`'s scale).
+    Those are the layouts of all pools by their names. Any number of ranks and groups may call it at
+    the same time; those that return have agreed. Raises `ConfigError` naming the pool, the field and
+    both values if the store has other ones, and `StorageError` if the store does not answer by
+    `deadline` (on `time.monotonic`'s scale).
     """
-    ours = Manifest(model=model, weights_version=weights_version, layout=layout)
+    ours = Manifest(model=model, weights_version=weights_version, layouts=layouts)
     encoded = ours.encode()
     for _ in range(_ATTEMPTS):
         buffer = bytearray(MANIFEST_BYTES)
@@ -94,16 +100,21 @@ def _decode(content: bytes) -> Manifest | None:
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
         record: list[Any] = msgpack.unpackb(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        version, model, weights_version, (page_tokens, columns) = record
+        version, model, weights_version, pools = record
         if version != _FORMAT:
             return None
-        named = [dict(zip(_COLUMN_FIELDS, column, strict=True)) for column in columns]
-        layout = PageLayout(
-            page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named)
-        )
-        return Manifest(model=str(model), weights_version=str(weights_version), layout=layout)
+        layouts = {str(pool): _layout(*layout) for pool, layout in pools}
+        return Manifest(model=str(model), weights_version=str(weights_version), layouts=layouts)
     except (ValueError, TypeError, msgpack.UnpackException):
         return None
+
+
+def _layout(page_tokens: int, columns: list[list[Any]]) -> PageLayout:
+    named = [
+        dict(zip(_COLUMN_FIELDS[: max(len(column), _COLUMN_FIELDS_LEAST)], column, strict=True))
+        for column in columns
+    ]
+    return PageLayout(page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named))
 
 
 def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
@@ -113,7 +124,24 @@ def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
             f"{subject}: the store's manifest was written by another version of Lockstep; use "
             "another store"
         )
-    mine, stored = ours.layout, theirs.layout
+    for pool in [*ours.layouts, *theirs.layouts]:
+        if pool not in theirs.layouts:
+            raise ConfigError(
+                f"{subject}: the store does not keep the pool {pool!r}, which is configured here;"
+                " use another store"
+            )
+        if pool not in ours.layouts:
+            raise ConfigError(
+                f"{subject}: the store keeps the pool {pool!r}, which is not configured here; use"
+                " another store"
+            )
+    for pool, layout in ours.layouts.items():
+        _refuse_layout(f"{subject}, pool {pool!r}", layout, theirs.layouts[pool])
+    raise ConfigError(f"{subject}: the store's manifest is not in its canonical form")
+
+
+def _refuse_layout(subject: str, mine: PageLayout, stored: PageLayout) -> None:
+    """Raise for the first thing in which the layouts of one pool differ, if there is one."""
     if stored.page_tokens != mine.page_tokens:
         raise ConfigError(
             f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "
@@ -135,4 +163,3 @@ def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
                     f"{subject}: {each} of column {new.name!r} is {was} in the store and {now} "
                     "here; use another store"
                 )
-    raise ConfigError(f"{subject}: the store's manifest is not in its canonical form")

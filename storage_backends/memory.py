@@ -6,6 +6,7 @@ backends with that name in this process, as long as one of them exists; `memory:
 """
 
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from ..errors import ConfigError
 from .base import Counters, ObjectName, Read, ReadOutcome, Write, WriteOutcome
+from .optional_columns import OptionalColumns
 from .page_object import (
     Finding,
     check_header,
@@ -20,6 +22,7 @@ from .page_object import (
     encode_header,
     name_digest,
     payload_checksum,
+    presence_bits,
 )
 from .tally import Tally
 from .uri import StoreUri
@@ -27,16 +30,20 @@ from .uri import StoreUri
 _NAME = re.compile(r"[a-z0-9.-]{1,128}")
 
 
+Stored = tuple[bytes, bytes]
+"""Header and payload."""
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Shelf:
-    """The objects of one store, by the digest of their names: header and payload.
+    """The objects of one store, by the digest of their names.
 
-    Safe to use from several threads, because each step is one operation on the dictionary.
+    Safe to use from several threads: to look something up or to add it is one operation on the
+    dictionary, and whoever changes or takes away what is there holds the lock.
     """
 
-    objects: dict[bytes, tuple[bytes, bytes]] = field(
-        default_factory=dict[bytes, tuple[bytes, bytes]]
-    )
+    objects: dict[bytes, Stored] = field(default_factory=dict[bytes, Stored])
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 _shelves: WeakValueDictionary[str, Shelf] = WeakValueDictionary()
@@ -103,20 +110,20 @@ class MemoryBackend:
         if found is None:
             return ReadOutcome.MISSING
         header, payload = found
-        if self._check(header, payload, digest, read.buffer.nbytes) is not Finding.SOUND:
-            if self.shelf.objects.get(digest) is found:
-                self.shelf.objects.pop(digest, None)
+        finding = _check(found, digest, read.buffer.nbytes, read.optional)
+        if finding is Finding.LACKING:
+            return ReadOutcome.LACKING
+        if finding not in (Finding.SOUND, Finding.FULLER):
+            with self.shelf.lock:
+                if self.shelf.objects.get(digest) is found:
+                    del self.shelf.objects[digest]
             return ReadOutcome.CORRUPT
-        read.buffer.cast("B")[:] = payload
+        buffer = read.buffer.cast("B")
+        if finding is Finding.SOUND:
+            buffer[:] = payload
+        else:
+            read.optional.pick(memoryview(payload), presence_bits(header), buffer)
         return ReadOutcome.OK
-
-    def _check(self, header: bytes, payload: bytes, digest: bytes, expected: int) -> Finding:
-        finding = check_header(header, digest, expected)
-        if finding is not Finding.SOUND:
-            return finding
-        if len(payload) != expected:
-            return Finding.SHORT if len(payload) < expected else Finding.LONG
-        return check_payload(header, payload_checksum(payload))
 
     def _write(self, write: Write, deadline: float) -> WriteOutcome:
         digest = name_digest(write.name)
@@ -124,11 +131,50 @@ class MemoryBackend:
             return WriteOutcome.FAILED
         if self._clock() >= deadline:
             return WriteOutcome.TIMED_OUT
-        payload = bytes(write.buffer)
-        header = encode_header(digest, len(payload), payload_checksum(payload))
-        kept = (header, payload)
-        first = self.shelf.objects.setdefault(digest, kept)
-        return WriteOutcome.OK if first is kept else WriteOutcome.PRESENT
+        optional, objects = write.optional, self.shelf.objects
+        kept = _object(digest, bytes(write.buffer), optional.present)
+        if objects.setdefault(digest, kept) is kept:
+            return WriteOutcome.OK
+        if not optional.present:
+            return WriteOutcome.PRESENT
+        with self.shelf.lock:
+            standing = objects.setdefault(digest, kept)
+            if standing is not kept:
+                fuller = _fuller(standing, kept, digest, optional)
+                if fuller is None:
+                    return WriteOutcome.PRESENT
+                objects[digest] = fuller
+        return WriteOutcome.OK
+
+
+def _object(digest: bytes, payload: bytes, present: int) -> Stored:
+    return encode_header(digest, len(payload), payload_checksum(payload), present), payload
+
+
+def _check(stored: Stored, digest: bytes, buffer_bytes: int, optional: OptionalColumns) -> Finding:
+    header, payload = stored
+    finding = check_header(header, digest, buffer_bytes, optional)
+    if finding not in (Finding.SOUND, Finding.FULLER, Finding.LACKING):
+        return finding
+    expected = optional.payload_bytes(buffer_bytes, presence_bits(header))
+    if len(payload) != expected:
+        return Finding.SHORT if len(payload) < expected else Finding.LONG
+    sound = check_payload(header, payload_checksum(payload))
+    return finding if sound is Finding.SOUND else sound
+
+
+def _fuller(
+    standing: Stored, ours: Stored, digest: bytes, optional: OptionalColumns
+) -> Stored | None:
+    """Return what is to take the place of `standing`; None if it has all columns that we have."""
+    (header, payload), (_, buffer) = standing, ours
+    if check_header(header, digest, len(buffer), optional) in (Finding.SOUND, Finding.FULLER):
+        return None
+    if _check(standing, digest, len(buffer), optional) is not Finding.LACKING:
+        return ours
+    present = presence_bits(header)
+    united = optional.unite(memoryview(buffer), memoryview(payload), present)
+    return _object(digest, bytes(united), optional.present | present)
 
 
 def from_uri(uri: StoreUri) -> MemoryBackend:

@@ -5,6 +5,7 @@ anything that it covers cannot see each other's objects at all. TP size and rank
 they say which shard of a page an object is, and stand in the last part of its name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -13,18 +14,22 @@ import msgpack
 from ..ranks.page_layout import Column, PageLayout
 
 ColumnRecord = list[str | int | bool]
-"""Name, layers, heads, elements, dtype, replicated; in units of the whole model."""
+"""Name, layers, heads, elements, dtype, replicated, in units of the whole model; and True, if it is
+optional."""
 LayoutRecord = list[int | list[ColumnRecord]]
 """Tokens of a page, and its columns in order."""
+PoolRecord = list[str | LayoutRecord]
+"""The name of a pool, and the layout of its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """One model with one set of weights, in one page layout, for one tenant or adapter."""
+    """One model with one set of weights, in one layout of each pool, for one tenant or adapter."""
 
     model: str
     weights_version: str
-    layout: PageLayout
+    layouts: Mapping[str, PageLayout]
+    """The layout of each pool by the pool's name, in any order."""
     name: str = ""
     """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
 
@@ -34,7 +39,7 @@ class Namespace:
             "lockstep-namespace-1",
             self.model,
             self.weights_version,
-            layout_record(self.layout),
+            layouts_record(self.layouts),
             self.name,
         )
 
@@ -44,13 +49,17 @@ def model_digest(model: str, weights_version: str) -> str:
     return _digest("lockstep-model-1", model, weights_version)
 
 
-def layout_record(layout: PageLayout) -> LayoutRecord:
-    """Return the layout as plain lists, numbers and strings."""
+def layouts_record(layouts: Mapping[str, PageLayout]) -> list[PoolRecord]:
+    """Return the layouts of pools as plain lists, numbers and strings, in one order."""
+    return [[pool, _layout_record(layout)] for pool, layout in sorted(layouts.items())]
+
+
+def _layout_record(layout: PageLayout) -> LayoutRecord:
     return [layout.page_tokens, [_column_record(column) for column in layout.columns]]
 
 
 def _column_record(column: Column) -> ColumnRecord:
-    return [
+    record: ColumnRecord = [
         column.name,
         column.layers,
         column.heads,
@@ -58,9 +67,11 @@ def _column_record(column: Column) -> ColumnRecord:
         column.dtype,
         column.replicated,
     ]
+    # Not said where it is not so, because that would be another digest for every layout there was.
+    return [*record, True] if column.optional else record
 
 
-def _digest(*parts: str | LayoutRecord) -> str:
+def _digest(*parts: str | list[PoolRecord]) -> str:
     # Lists, strings, integers and booleans have exactly one encoding each, so equal values give
     # equal bytes; and the encoding states every length, so different values give different ones.
     packed: bytes = msgpack.packb(list(parts), use_bin_type=True)

@@ -6,7 +6,7 @@
         10     2  reserved, zero
         12     4  length of the header in bytes
         16     8  length of the payload in bytes
-        24     8  presence bits of optional columns; reserved, zero
+        24     8  presence bits: which optional columns the payload has (see `optional_columns`)
         32    32  digest of the object's full name
         64    16  checksum of the payload (XXH3, 128 bits; see `payload_checksum`)
         80     8  reserved, zero
@@ -14,7 +14,8 @@
 
 All integers are little-endian. The name is inside, so that an object that was copied or moved under
 another name is found out. Lengths are compared with what the caller expects and never allocated,
-so a header that claims terabytes costs nothing.
+so a header that claims terabytes costs nothing; an object with other optional columns has a length
+that follows from its bits and the layout.
 
 Everything here is pure: bytes in, bytes or a finding out.
 """
@@ -28,6 +29,7 @@ from typing import Final
 import xxhash
 
 from .base import ObjectName
+from .optional_columns import NONE_OPTIONAL, OptionalColumns
 
 MAGIC: Final = b"LOCKSTEP"
 FORMAT_VERSION: Final = 1
@@ -54,17 +56,22 @@ class Finding(IntEnum):
     MAGIC = 3
     """It is not an object of Lockstep."""
     HEADER = 4
-    """The header does not match its own checksum, or a reserved field is not zero."""
+    """The header does not match its own checksum, a reserved field is not zero, or there are presence
+    bits for columns that the layout does not have."""
     VERSION = 5
     """It was written in a format that this version does not read."""
     NAME = 6
     """It is the object of another name."""
     LENGTH = 7
-    """Its payload has another length than was expected."""
+    """Its payload has another length than follows from its columns."""
     PAYLOAD = 8
     """The payload does not match its checksum."""
     KIND = 9
     """What lies there is no object at all: a directory, a link, a device."""
+    FULLER = 10
+    """So far sound; it has the optional columns that were asked for, and others."""
+    LACKING = 11
+    """So far sound; it lacks an optional column that was asked for."""
 
 
 def name_digest(name: ObjectName) -> bytes | None:
@@ -93,25 +100,32 @@ def join_checksums(pieces: list[bytes]) -> bytes:
     return pieces[0] if len(pieces) == 1 else xxhash.xxh3_128_digest(b"".join(pieces))
 
 
-def encode_header(digest: bytes, payload_bytes: int, checksum: bytes) -> bytes:
+def encode_header(digest: bytes, payload_bytes: int, checksum: bytes, present: int = 0) -> bytes:
     """Return the header (`HEADER_BYTES` bytes) of a payload.
 
-    `digest` is the `name_digest`, `checksum` the `payload_checksum`.
+    `digest` is the `name_digest`, `checksum` the `payload_checksum`, `present` the presence bits.
     """
     fields = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, 0, HEADER_BYTES, payload_bytes, 0, digest, checksum, 0
+        MAGIC, FORMAT_VERSION, 0, HEADER_BYTES, payload_bytes, present, digest, checksum, 0
     )
     return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields))
 
 
-def check_header(header: memoryview | bytes, digest: bytes, payload_bytes: int) -> Finding:
-    """Say whether `header` is that of the object with this name and this length.
+def check_header(
+    header: memoryview | bytes,
+    digest: bytes,
+    payload_bytes: int,
+    optional: OptionalColumns = NONE_OPTIONAL,
+) -> Finding:
+    """Say whether `header` is that of the object with this name, and how its columns compare.
 
-    Does not look at the payload; call `check_payload` once it has been read.
+    `payload_bytes` is the length of the caller's buffer, `optional` says which columns that has:
+    SOUND if the object has the same ones, FULLER or LACKING if it has others. Does not look at the
+    payload; call `check_payload` once it has been read.
     """
     if len(header) < HEADER_BYTES:
         return Finding.SHORT
-    magic, version, zero, header_bytes, length, presence, named, _, zero_too = _FIELDS.unpack_from(
+    magic, version, zero, header_bytes, length, present, named, _, zero_too = _FIELDS.unpack_from(
         header
     )
     if magic != MAGIC:
@@ -121,11 +135,21 @@ def check_header(header: memoryview | bytes, digest: bytes, payload_bytes: int) 
         return Finding.HEADER
     if version != FORMAT_VERSION:
         return Finding.VERSION
-    if zero or zero_too or presence or header_bytes != HEADER_BYTES:
+    if zero or zero_too or header_bytes != HEADER_BYTES or not optional.knows(present):
         return Finding.HEADER
     if named != digest:
         return Finding.NAME
-    return Finding.SOUND if length == payload_bytes else Finding.LENGTH
+    if present == optional.present:
+        return Finding.SOUND if length == payload_bytes else Finding.LENGTH
+    if length != optional.payload_bytes(payload_bytes, present):
+        return Finding.LENGTH
+    return Finding.LACKING if optional.lacks(present) else Finding.FULLER
+
+
+def presence_bits(header: memoryview | bytes) -> int:
+    """Return the presence bits of a (checked) header."""
+    present: int = _FIELDS.unpack_from(header)[5]
+    return present
 
 
 def check_payload(header: memoryview | bytes, checksum: bytes) -> Finding:

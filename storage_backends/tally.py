@@ -41,6 +41,7 @@ class Tally:
             reads_ok=reads[ReadOutcome.OK],
             reads_missing=reads[ReadOutcome.MISSING],
             reads_corrupt=reads[ReadOutcome.CORRUPT],
+            reads_lacking=reads[ReadOutcome.LACKING],
             reads_failed=reads[ReadOutcome.FAILED] + reads[ReadOutcome.TIMED_OUT],
             writes_ok=writes[WriteOutcome.OK],
             writes_present=writes[WriteOutcome.PRESENT],

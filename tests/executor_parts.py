@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from queue import SimpleQueue
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from lockstep.coordinator.ballot import Progress
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
+from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Order
 from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
 from lockstep.storage_backends.base import (
@@ -48,13 +50,13 @@ def mixed_layout() -> ShardLayout:
     return PageLayout(page_tokens=3, columns=columns).shard(0, 2)
 
 
-def latent_layout() -> ShardLayout:
+def latent_layout(rank: int = 3) -> ShardLayout:
     """Replicated content alone, as of a model with latent attention."""
     columns = (
         Column(name="latent", layers=4, heads=1, elements=72, replicated=True),
         Column(name="index", layers=4, heads=1, elements=132, dtype="uint8", replicated=True),
     )
-    return PageLayout(page_tokens=16, columns=columns).shard(3, 4)
+    return PageLayout(page_tokens=16, columns=columns).shard(rank, 4)
 
 
 def plain_layout(page_bytes: int) -> ShardLayout:
@@ -63,28 +65,51 @@ def plain_layout(page_bytes: int) -> ShardLayout:
     return PageLayout(page_tokens=1, columns=(column,)).shard(0, 1)
 
 
+def window_layout() -> ShardLayout:
+    """Layers with a sliding window, beside the full attention of `grouped_layout`."""
+    columns = tuple(Column(name=name, layers=5, heads=4, elements=16) for name in ("k", "v"))
+    return PageLayout(page_tokens=8, columns=columns).shard(1, 2)
+
+
+def state_layout() -> ShardLayout:
+    """A recurrent state of two parts of different types."""
+    columns = (
+        Column(name="ssm", layers=6, heads=4, elements=40, dtype="float32"),
+        Column(name="conv", layers=6, heads=4, elements=9),
+    )
+    return PageLayout(page_tokens=1, columns=columns).shard(1, 2)
+
+
 LAYOUTS = {"grouped": grouped_layout(), "mixed": mixed_layout(), "latent": latent_layout()}
+COMPONENTS = {"window": window_layout(), "state": state_layout()}
+"""The pools of a hybrid model beside full attention's."""
 
 
 def make_executor(
     layout: ShardLayout,
     *,
+    components: Mapping[str, ShardLayout] | None = None,
     backend: StorageBackend | None = None,
+    writer: WriterShare = EVERYTHING,
     device: str = "cpu",
     device_pages: int = 8,
     host_pages: int = 8,
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
-    """Make an executor with one pool; the caller closes it."""
-    pair = TierPools(
-        DevicePool(layout, device_pages, torch.device(device)),
-        HostPool(layout, host_pages, pinned=device != "cpu"),
-    )
+    """Make an executor with one pool, and those of `components`; the caller closes it."""
+    pools = {
+        name: TierPools(
+            DevicePool(shard, device_pages, torch.device(device)),
+            HostPool(shard, host_pages, pinned=device != "cpu"),
+        )
+        for name, shard in ({KV_POOL: layout} | dict(components or {})).items()
+    }
     return RankExecutor(
-        {KV_POOL: pair},
+        pools,
         backend=backend,
         store_namespace=NAMESPACE,
+        writer=writer,
         inflight_bytes=inflight_bytes,
         close_timeout_s=close_timeout_s,
     )
@@ -119,6 +144,11 @@ def keys(count: int, first: int = 0) -> tuple[bytes, ...]:
     return tuple(index.to_bytes(32, "big") for index in range(first, first + count))
 
 
+def hashed_keys(count: int) -> tuple[bytes, ...]:
+    """Return page keys that are hashes, as real ones are."""
+    return tuple(sha256(key).digest() for key in keys(count))
+
+
 def random_bytes(shape: Sequence[int], seed: int) -> torch.Tensor:
     """Return random bytes, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -130,6 +160,12 @@ def fill_device(pool: DevicePool, seed: int) -> None:
     for number, shard in enumerate(pool.layout.columns):
         content = pool.column_bytes(shard)
         content.copy_(random_bytes(content.shape, seed * 1000 + number))
+
+
+def fill_host(pool: HostPool, seed: int) -> list[bytes]:
+    """Give every page of a host pool random content, and return it page by page."""
+    pool.bytes_tensor.copy_(random_bytes(pool.bytes_tensor.shape, seed))
+    return [bytes(pool.page(slot)) for slot in range(pool.pages)]
 
 
 def device_page(pool: DevicePool, page: int) -> bytes:
@@ -150,6 +186,8 @@ class HeldStore:
         self.stubborn = stubborn
         self.entered: SimpleQueue[tuple[str, ...]] = SimpleQueue()
         self.exists_calls = 0
+        self.asked: list[ObjectName] = []
+        """What was asked for, in order."""
         self.bytes_running = 0
         self.bytes_running_max = 0
         self.closed = threading.Event()
@@ -177,6 +215,7 @@ class HeldStore:
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         self.exists_calls += 1
+        self.asked += names
         await self._pass(names)
         return await self.inner.exists(names, deadline=deadline)
 

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockstep.simulation.conditions import Conditions
 from lockstep.simulation.epoch import MakeExecutor, make_executor
+from lockstep.simulation.executor import SimulatedExecutor
+from lockstep.simulation.memory import Memory, Store
+from lockstep.simulation.models import LLAMA
 from lockstep.simulation.schedule import Schedule, Tamper
 from lockstep.simulation.world import REPLICA, draw_world
 
@@ -15,16 +19,30 @@ def violations(
     *,
     make: MakeExecutor = make_executor,
     tamper: Tamper | None = None,
-    profile: str = "mixed",
+    profile: str = LLAMA,
+    faults: str = "mixed",
     l1: str = REPLICA,
     seeds: range = range(SEEDS_MAX),
 ) -> Iterator[str]:
-    """Yield what the schedules of `seeds` find, whoever owns the device pages as `l1` says."""
+    """Yield what the schedules of `seeds` find, with the model and the owner of L1 that are named."""
     for seed in seeds:
-        world = draw_world(seed, ranks=2, steps=100, profile=profile, depth=seed % 2, l1=l1)
+        world = draw_world(
+            seed, ranks=2, steps=100, profile=profile, faults=faults, depth=seed % 2, l1=l1
+        )
         violation = Schedule(world, make=make, tamper=tamper).run().violation
         if violation is not None:
             yield violation.what
+
+
+def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> MakeExecutor:
+    """Make executors of a broken kind, and a sound one for rank 0 unless `every_rank` is broken."""
+
+    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+        if conditions.rank == 0 and not every_rank:
+            return make_executor(conditions, memory, store)
+        return kind(conditions, memory=memory, store=store, page_bytes=1)
+
+    return make
 
 
 def assert_found(found: Iterator[str], *words: str) -> None:

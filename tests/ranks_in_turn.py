@@ -5,7 +5,7 @@ what a test of the protocol wants to decide.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lockstep.coordinator.ballot import (
     Answered,
@@ -26,13 +26,15 @@ from lockstep.ranks.orders import (
     CopyToHost,
     Fence,
     Fetch,
+    Fork,
     LookUp,
     Order,
     Persist,
 )
 from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.state import ReplicaConfig
+from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.restorable import restorable
 
 T = TypeVar("T")
 OrderT = TypeVar("OrderT", bound=Order)
@@ -72,9 +74,13 @@ class ToldExecutor:
     def close(self) -> None:
         self.closed = True
 
+    def given(self, kind: type[OrderT]) -> list[OrderT]:
+        """Return the orders of one kind, which stay to be obeyed."""
+        return [order for order in self.orders if isinstance(order, kind)]
+
     def take(self, kind: type[OrderT]) -> list[OrderT]:
         """Remove and return the orders of one kind."""
-        taken: list[OrderT] = [order for order in self.orders if isinstance(order, kind)]
+        taken = self.given(kind)
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
         return taken
 
@@ -83,17 +89,20 @@ class ToldExecutor:
         orders, self.orders = self.orders, []
         for order in orders:
             match order:
-                case LookUp(operation=operation, keys=keys):
-                    missing = [index for index, key in enumerate(keys) if not stored(key)]
-                    self.said.append(Answered(operation, missing[0] if missing else len(keys)))
+                case LookUp(operation=operation, needs=needs):
+                    present = [[stored(key) for key in need.keys] for need in needs]
+                    self.said.append(Answered(operation, *restorable(order, present)))
                 case Fetch(operation=operation, transfers=transfers):
-                    self.said.append(Landed(operation, len(transfers[0].keys)))
+                    landed = sum(len(each.keys) for each in transfers)
+                    self.said.append(Landed(operation, landed))
                 case Persist() | CopyToHost() | CopyToDevice():
                     self.said.append(Ended(order.operation, ok=True))
                 case Fence(operations=operations):
                     self.said += [Ended(operation, ok=True) for operation in operations]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
+                case Fork():
+                    pass
 
 
 class InTurn(Generic[CacheT]):
@@ -113,7 +122,9 @@ class InTurn(Generic[CacheT]):
         stop_policy: StopPolicy | None = None,
         bounds: Bounds | None = None,
         timeouts: Timeouts | None = None,
+        **settings: Any,
     ) -> None:
+        """`settings` are others of `CacheConfig`."""
         config = CacheConfig(
             model="test",
             layout=PageLayout(
@@ -126,6 +137,7 @@ class InTurn(Generic[CacheT]):
             bounds=bounds or Bounds(),
             timeouts=timeouts or Timeouts(),
             pipeline_depth=depth,
+            **settings,
         )
         self.depth = depth
         self.now_ms = [1000] * ranks
@@ -136,8 +148,7 @@ class InTurn(Generic[CacheT]):
     def _cache(self, rank: int, config: CacheConfig) -> CacheT:
         replica_config = ReplicaConfig.of(
             config,
-            device_pages=config.device_pages,
-            host_pages=config.host_pages,
+            pools=config.pool_sizes(),
             model_digest=b"model",
         )
         return self.kind(
@@ -169,12 +180,16 @@ class InTurn(Generic[CacheT]):
         assert len({cache.replica.digest for cache in self.caches}) == 1
         assert len({cache.replica.state_digest() for cache in self.caches}) == 1
 
+    def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
+        """Let all I/O that was ordered so far end well, and take the step that hears of it."""
+        for executor in self.executors:
+            executor.obey(stored)
+        self.step()
+
     def settle(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Let all I/O end well, and step until nothing is in flight."""
         for _ in range(100):
-            for executor in self.executors:
-                executor.obey(stored)
-            self.step()
+            self.obey(stored)
             if self.caches[0].replica.idle:
                 return
         raise AssertionError("operations are still in flight after 100 steps")
@@ -203,6 +218,12 @@ class RanksInTurn(InTurn[Cache]):
         self.every(lambda cache: cache.insert(request, tokens))
         self.every(lambda cache: cache.release(request))
         self.settle()
+
+    def publish(self, request: str, tokens: list[int]) -> None:
+        """Let a request that finds nothing cached be computed and released; no I/O ends by it."""
+        self.every(lambda cache: cache.load_back(request, [], reserve_tokens=len(tokens)))
+        self.every(lambda cache: cache.insert(request, tokens))
+        self.every(lambda cache: cache.release(request))
 
 
 class HostRanksInTurn(InTurn[HostCache]):

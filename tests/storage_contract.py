@@ -20,10 +20,15 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
+from lockstep.storage_backends.optional_columns import NONE_OPTIONAL, OptionalColumns
 
 T = TypeVar("T")
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
+OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
+"""Optional columns, two of them of one length, so that lengths do not tell which is there."""
+EVERY = (1 << len(OPTIONAL_BYTES)) - 1
+"""The presence bits of a page with all of them."""
 
 
 class StoreUnderTest(Protocol):
@@ -33,8 +38,8 @@ class StoreUnderTest(Protocol):
         """Return a new backend on this same store, not open yet."""
         ...
 
-    def spoil(self, name: ObjectName) -> None:
-        """Flip one bit of the object's payload where it is stored."""
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        """Flip one bit of byte `at` of the object's payload where it is stored."""
         ...
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
@@ -69,21 +74,59 @@ async def opened(store: StoreUnderTest) -> AsyncGenerator[StorageBackend]:
         await backend.close()
 
 
-async def put(backend: StorageBackend, name: ObjectName, content: bytearray) -> WriteOutcome:
-    (outcome,) = await backend.write([Write(name, memoryview(content))], deadline=soon())
+async def put(
+    backend: StorageBackend,
+    name: ObjectName,
+    content: bytearray,
+    optional: OptionalColumns = NONE_OPTIONAL,
+) -> WriteOutcome:
+    (outcome,) = await backend.write([Write(name, memoryview(content), optional)], deadline=soon())
     return outcome
 
 
 async def get(
-    backend: StorageBackend, name: ObjectName, nbytes: int = 16 * KIB
+    backend: StorageBackend,
+    name: ObjectName,
+    nbytes: int = 16 * KIB,
+    optional: OptionalColumns = NONE_OPTIONAL,
 ) -> tuple[ReadOutcome, bytearray]:
     buffer = bytearray(nbytes)
-    (outcome,) = await backend.read([Read(name, memoryview(buffer))], deadline=soon())
+    (outcome,) = await backend.read([Read(name, memoryview(buffer), optional)], deadline=soon())
     return outcome, buffer
 
 
+def columns(present: int) -> OptionalColumns:
+    """The columns of `OPTIONAL_BYTES`, and a buffer that has those of `present`."""
+    return OptionalColumns(nbytes=OPTIONAL_BYTES, present=present)
+
+
+def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
+    """What an author writes: `nbytes` that every engine keeps, and the columns of `present`."""
+    content = page(author, nbytes)
+    for number, length in enumerate(OPTIONAL_BYTES):
+        content += page(10 * author + number, length) if present >> number & 1 else b""
+    return content
+
+
+async def put_columns(
+    backend: StorageBackend,
+    name: ObjectName,
+    present: int,
+    author: int = 1,
+    nbytes: int = 16 * KIB,
+) -> WriteOutcome:
+    return await put(backend, name, full_page(present, author, nbytes), columns(present))
+
+
+async def get_columns(
+    backend: StorageBackend, name: ObjectName, present: int, nbytes: int = 16 * KIB
+) -> tuple[ReadOutcome, bytearray]:
+    length = len(full_page(present, nbytes=nbytes))
+    return await get(backend, name, length, columns(present))
+
+
 class StorageContract:
-    """The promises S1 to S7, each test named after what it holds the backend to."""
+    """The promises S1 to S8, each test named after what it holds the backend to."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_s4_a_page_comes_back_as_it_was_written(
@@ -322,6 +365,183 @@ class StorageContract:
                 assert await other.remove([object_name(1)], deadline=soon()) == [True]
                 assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
                 assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+
+        run(scenario())
+
+    @pytest.mark.parametrize("present", range(EVERY + 1))
+    def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
+        self, store: StoreUnderTest, present: int
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                assert await put_columns(backend, object_name(1), present) is WriteOutcome.OK
+                assert await get_columns(backend, object_name(1), present) == (
+                    ReadOutcome.OK,
+                    full_page(present),
+                )
+
+        run(scenario())
+
+    @pytest.mark.parametrize("nbytes", SIZES)
+    def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(
+        self, store: StoreUnderTest, nbytes: int
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
+                for asked in range(EVERY + 1):
+                    assert await get_columns(backend, object_name(1), asked, nbytes) == (
+                        ReadOutcome.OK,
+                        full_page(asked, nbytes=nbytes),
+                    )
+
+        run(scenario())
+
+    @pytest.mark.parametrize("present", range(EVERY + 1))
+    def test_s8_an_object_that_lacks_a_column_is_a_miss_which_is_counted_apart(
+        self, store: StoreUnderTest, present: int
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, object_name(1), present)
+                too_much = [asked for asked in range(EVERY + 1) if asked & ~present]
+                for asked in too_much:
+                    outcome, _ = await get_columns(backend, object_name(1), asked)
+                    assert outcome is ReadOutcome.LACKING
+                seen = backend.counters()
+                assert (seen.reads_lacking, seen.reads_missing) == (len(too_much), 0)
+                assert await get_columns(backend, object_name(1), present) == (
+                    ReadOutcome.OK,
+                    full_page(present),
+                )
+
+        run(scenario())
+
+    @pytest.mark.parametrize("asked", [0, 0b001, 0b110])
+    def test_s8_a_bit_that_is_wrong_in_a_column_nobody_asked_for_is_found(
+        self, store: StoreUnderTest, asked: int
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, object_name(1), EVERY)
+                at = 16 * KIB + (5000 if asked == 0b001 else 10)
+                store.spoil(object_name(1), at)
+                assert (await get_columns(backend, object_name(1), asked))[0] is ReadOutcome.CORRUPT
+                assert (await get_columns(backend, object_name(1), asked))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+    def test_s8_a_fuller_object_takes_the_place_of_one_that_lacks_columns(
+        self, store: StoreUnderTest
+    ) -> None:
+        name = object_name(1)
+
+        async def scenario() -> None:
+            async with opened(store) as lean, opened(store) as full:
+                assert await put_columns(lean, name, 0, author=1) is WriteOutcome.OK
+                assert await put_columns(full, name, EVERY, author=2) is WriteOutcome.OK
+                assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
+                assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
+                assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
+                for asked in (0, 0b101, EVERY):
+                    assert await get_columns(lean, name, asked) == (
+                        ReadOutcome.OK,
+                        full_page(asked, author=2),
+                    )
+
+        run(scenario())
+
+    def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
+        self, store: StoreUnderTest
+    ) -> None:
+        name = object_name(1)
+
+        async def scenario() -> None:
+            async with opened(store) as first, opened(store) as second:
+                await put_columns(first, name, 0b001, author=1)
+                assert await put_columns(second, name, 0b110, author=2) is WriteOutcome.OK
+                outcome, both = await get_columns(first, name, EVERY)
+                assert outcome is ReadOutcome.OK
+                assert both[: 16 * KIB] == page(2)
+                assert both[16 * KIB : 20 * KIB] == page(10, OPTIONAL_BYTES[0])
+                assert both[20 * KIB :] == full_page(0b110, author=2)[16 * KIB :]
+
+        run(scenario())
+
+    def test_s8_what_is_not_sound_is_not_carried_over_into_a_fuller_object(
+        self, store: StoreUnderTest
+    ) -> None:
+        name = object_name(1)
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, name, 0b001)
+                store.spoil(name, 17 * KIB)
+                assert await put_columns(backend, name, 0b010) is WriteOutcome.OK
+                assert (await get_columns(backend, name, 0b011))[0] is ReadOutcome.LACKING
+                assert await get_columns(backend, name, 0b010) == (
+                    ReadOutcome.OK,
+                    full_page(0b010),
+                )
+
+        run(scenario())
+
+    def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
+        self, store: StoreUnderTest
+    ) -> None:
+        size = 1 << 20
+
+        async def scenario() -> None:
+            async with opened(store) as writer, opened(store) as reader:
+                contents = [full_page(0, author, size) for author in range(4)]
+                for number in range(5):
+                    name = object_name(number)
+                    await put_columns(writer, name, 0, 0, size)
+                    for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
+                        write = asyncio.create_task(
+                            put_columns(writer, name, present, author, size)
+                        )
+                        while not write.done():
+                            outcome, buffer = await get_columns(reader, name, 0, size)
+                            assert outcome is ReadOutcome.OK
+                            assert buffer in contents[author - 1 : author + 1]
+                            await asyncio.sleep(0)
+                        assert await write is WriteOutcome.OK
+
+        run(scenario())
+
+    def test_s8_of_many_writers_at_once_no_column_is_lost(self, store: StoreUnderTest) -> None:
+        async def scenario() -> None:
+            async with opened(store) as first, opened(store) as second:
+                for number in range(10):
+                    name = object_name(number)
+                    outcomes = await asyncio.gather(
+                        *(
+                            put_columns((first, second)[each % 2], name, present)
+                            for each, present in enumerate((0, 0b001, 0b010, 0b100, 0b001, 0))
+                        )
+                    )
+                    assert set(outcomes) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
+                    for asked in range(EVERY + 1):
+                        assert await get_columns(first, name, asked) == (
+                            ReadOutcome.OK,
+                            full_page(asked),
+                        )
+
+        run(scenario())
+
+    @pytest.mark.parametrize(
+        "other", [(), (4 * KIB,), (4 * KIB, 4 * KIB, 9000), (9001, 4 * KIB)], ids=str
+    )
+    def test_s8_an_object_in_other_optional_columns_than_the_layout_s_is_never_served(
+        self, store: StoreUnderTest, other: tuple[int, ...]
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, object_name(1), EVERY)
+                optional = OptionalColumns(nbytes=other)
+                outcome, _ = await get(backend, object_name(1), optional=optional)
+                assert outcome is ReadOutcome.CORRUPT
 
         run(scenario())
 

@@ -10,7 +10,8 @@ import pytest
 
 from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_objects import BLOCK_BYTES, Durability, object_path
+from lockstep.storage_backends.file_contents import BLOCK_BYTES
+from lockstep.storage_backends.file_objects import Durability, object_path
 from lockstep.storage_backends.page_object import name_digest
 
 _open = os.open
@@ -36,8 +37,8 @@ class FileStore:
         assert digest is not None
         return self.root / object_path(name.namespace, digest)
 
-    def spoil(self, name: ObjectName) -> None:
-        flip(self.path(name), 8 * BLOCK_BYTES + 3)
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        flip(self.path(name), 8 * (BLOCK_BYTES + at) + 3)
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
         self.path(other).parent.mkdir(parents=True, exist_ok=True)

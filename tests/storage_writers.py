@@ -2,6 +2,7 @@
 
 python storage_writers.py killed <directory> <named> <seed> <kills>
 python storage_writers.py racing <directory> <named> <writer> <names>
+python storage_writers.py columns <directory> <named> <column> <names>
 python storage_writers.py full <directory> <named>
 """
 
@@ -14,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from storage_contract import object_name, page, soon
+from storage_contract import columns, full_page, object_name, page, soon
 from storage_files import open_without_unnamed_files
 
 from lockstep.storage_backends.base import Write, WriteOutcome
@@ -68,6 +69,24 @@ async def race(root: Path, writer: int, names: int) -> None:
     sys.stdout.write(f"{won}\n")
 
 
+async def bring(root: Path, column: int, names: int) -> None:
+    """Write every name with one optional column, and print how often nothing was stored."""
+    backend = FileBackend(root, threads=2)
+    await backend.open()
+    present = 1 << column
+    content = memoryview(full_page(present))
+    failed = 0
+    for start in range(0, names, 4):
+        writes = [
+            Write(object_name(number), content, columns(present))
+            for number in range(start, start + 4)
+        ]
+        outcomes = await backend.write(writes, deadline=soon())
+        failed += sum(outcome is not WriteOutcome.OK for outcome in outcomes)
+    await backend.close()
+    sys.stdout.write(f"{failed}\n")
+
+
 async def fill(root: Path) -> None:
     """Write a page that there is room for, and one that there is none for, and print outcomes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
@@ -89,6 +108,8 @@ def main() -> None:
             write_and_be_killed(Path(root), int(numbers[0]), int(numbers[1]))
         case "racing":
             asyncio.run(race(Path(root), int(numbers[0]), int(numbers[1])))
+        case "columns":
+            asyncio.run(bring(Path(root), int(numbers[0]), int(numbers[1])))
         case _:
             asyncio.run(fill(Path(root)))
 

@@ -2,12 +2,13 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import pytest
 import torch
 from executor_parts import (
+    COMPONENTS,
     LAYOUTS,
     PATIENCE_S,
     device_page,
@@ -22,12 +23,13 @@ from executor_parts import (
 )
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.errors import InternalError
 from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.staging import gather, scatter
-from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer
+from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
 from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 
 LONG_S = 600.0
@@ -60,8 +62,15 @@ def start() -> Iterator[Start]:
     """Make executors that are closed at the end."""
     started: list[RankExecutor] = []
 
-    def make(layout: ShardLayout, device: str, pages: int = PAGES) -> RankExecutor:
-        executor = make_executor(layout, device=device, device_pages=pages, host_pages=pages)
+    def make(
+        layout: ShardLayout,
+        device: str,
+        pages: int = PAGES,
+        components: Mapping[str, ShardLayout] | None = None,
+    ) -> RankExecutor:
+        executor = make_executor(
+            layout, components=components, device=device, device_pages=pages, host_pages=pages
+        )
         started.append(executor)
         return executor
 
@@ -174,6 +183,87 @@ def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: s
     happened(executor, [to_device(2, list(range(40)), pages)], includes(Ended(2, ok=True)))
 
     assert [device_page(executor.device_pool, page) for page in pages] == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_copy_moves_pages_of_several_pools_each_in_its_own_layout(
+    start: Start, device: str
+) -> None:
+    executor = start(grouped_layout(), device, components=COMPONENTS)
+    pools = executor.device_pools
+    for seed, pool in enumerate(pools.values()):
+        fill_device(pool, seed)
+    transfers = tuple(CopyTransfer(name, (7, 3, 0), (1, 2, 9)) for name in pools)
+    before = {name: device_page(pool, 3) for name, pool in pools.items()}
+
+    happened(executor, [CopyToHost(1, transfers, LONG_S)], includes(Ended(1, ok=True)))
+    back = tuple(CopyTransfer(name, (2,), (40,)) for name in pools)
+    happened(executor, [CopyToDevice(2, back, LONG_S)], includes(Ended(2, ok=True)))
+
+    hosts = executor.host_pools
+    assert {name: bytes(host.page(2)) for name, host in hosts.items()} == before
+    assert {name: device_page(pool, 40) for name, pool in pools.items()} == before
+    rows = sum(host.layout.page_bytes for host in hosts.values())
+    assert executor.bytes_moved().l1_to_l2 == 3 * rows
+    assert executor.bytes_moved().l2_to_l1 == rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS | COMPONENTS)
+def test_a_fork_copies_every_byte_of_one_page_and_touches_no_other(
+    start: Start, layout: str, device: str
+) -> None:
+    executor = start((LAYOUTS | COMPONENTS)[layout], device)
+    fill_device(executor.device_pool, seed=12)
+    before = [device_page(executor.device_pool, page) for page in range(PAGES)]
+
+    executor.carry_out([Fork(KV_POOL, source=5, destination=2)])
+
+    after = [device_page(executor.device_pool, page) for page in range(PAGES)]
+    assert after == [*before[:2], before[5], *before[3:]]
+    assert executor.progress() == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fork_in_one_pool_leaves_the_others_alone(start: Start, device: str) -> None:
+    executor = start(grouped_layout(), device, components=COMPONENTS)
+    pools = executor.device_pools
+    for seed, pool in enumerate(pools.values()):
+        fill_device(pool, seed)
+    before = {name: device_page(pool, 2) for name, pool in pools.items()}
+
+    executor.carry_out([Fork("state", source=5, destination=2)])
+
+    forked = {"state": device_page(pools["state"], 5)}
+    assert {name: device_page(pool, 2) for name, pool in pools.items()} == before | forked
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copy_ordered_after_a_fork_sees_the_page_that_was_forked(
+    start: Start, device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+    fill_device(executor.device_pool, seed=13)
+    source = device_page(executor.device_pool, 0)
+
+    happened(executor, [Fork(KV_POOL, 0, 1), Fork(KV_POOL, 1, 2), to_host(1, [2], [6])], bool)
+
+    assert bytes(executor.host_pool.page(6)) == source
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "fork",
+    [Fork(KV_POOL, PAGES, 0), Fork(KV_POOL, 0, PAGES), Fork(KV_POOL, -1, 0), Fork("none", 0, 0)],
+    ids=["source", "destination", "negative", "unknown pool"],
+)
+def test_a_fork_of_a_page_that_there_is_not_is_a_bug_and_says_so(
+    start: Start, fork: Fork, device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+
+    with pytest.raises(InternalError, match="a fork"):
+        executor.carry_out([fork])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -336,6 +426,25 @@ def test_a_load_back_waits_for_kernels_that_still_read_its_pages(start: Start) -
     torch.cuda.synchronize()
     assert bool((loaded == 9).all())
     assert bool((seen == 3).all())
+
+
+@pytest.mark.gpu
+def test_a_fork_keeps_its_place_among_the_engine_s_kernels(start: Start) -> None:
+    executor = start(grouped_layout(), "cuda")
+    pool = executor.device_pool
+    column = pool.column_bytes(pool.layout.columns[0])
+    torch.cuda.synchronize()
+    engine = new_stream()
+    with torch.cuda.stream(engine):
+        sleep_on_the_device(KERNEL_CYCLES)
+        column[:, 0].fill_(7)
+        executor.carry_out([Fork(KV_POOL, 0, 1)])
+        column[:, 0].fill_(8)
+        seen = column[:, :2].clone()
+    engine.synchronize()
+
+    assert bool((seen[:, 0] == 8).all())
+    assert bool((seen[:, 1] == 7).all())
 
 
 @pytest.mark.gpu

@@ -224,10 +224,10 @@ def test_population_changes_no_byte_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     pool = HostPool(shard(), (4 << 20) // shard().page_bytes, pinned=False)
     pool.bytes_tensor[3].fill_(7)
 
-    stopped = Population(pool.bytes_tensor)
+    stopped = Population([pool.bytes_tensor])
     stopped.stop()
     assert stopped.join(PATIENCE_S)
-    Population(pool.bytes_tensor)
+    Population([pool.bytes_tensor])
     for thread in threading.enumerate():
         if thread.name == "lockstep-populate":
             thread.join(PATIENCE_S)

@@ -4,15 +4,97 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_parts import LAYOUTS, mixed_layout
+from executor_parts import LAYOUTS, NAMESPACE, mixed_layout
 
 from lockstep.errors import ConfigError, InternalError
+from lockstep.ranks.agreed_pools import agreed_pools
+from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.executor.deadlines import Deadlines
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
-from lockstep.ranks.executor.pools import DevicePool, HostPool
+from lockstep.ranks.executor.pools import DevicePages, DevicePool, HostPool
+from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.page_layout import Column, PageLayout
 
 GIB = 1 << 30
+CPU = torch.device("cpu")
+COLUMNS = (Column(name="k", layers=2, heads=4, elements=3, dtype="float32"),)
+WINDOW = SlidingWindow(
+    window_tokens=8,
+    layout=PageLayout(
+        page_tokens=4, columns=(*COLUMNS, Column(name="v", layers=1, heads=2, elements=2))
+    ),
+    device_pages=6,
+    host_pages=7,
+)
+STATE = Recurrent(
+    checkpoint_tokens=8,
+    layout=PageLayout(page_tokens=1, columns=COLUMNS),
+    device_pages=3,
+    host_pages=9,
+)
+HYBRID = CacheConfig(
+    model="hybrid",
+    layout=PageLayout(page_tokens=4, columns=COLUMNS),
+    components=(WINDOW, STATE),
+    device_pages=5,
+    host_pages=8,
+    populate_host=True,
+)
+SIZES = {
+    "device_pages": 5,
+    "host_pages": 8,
+    "components[0].device_pages": 4,
+    "components[0].host_pages": 6,
+    "components[1].device_pages": 3,
+    "components[1].host_pages": 2,
+}
+
+
+def create(device: torch.device | DevicePages) -> RankExecutor:
+    """Make the executor of rank 1 of 2 of a hybrid model, with what the ranks agreed on."""
+    return RankExecutor.create(
+        HYBRID,
+        agreed_pools(HYBRID, SIZES, rank=1, world_size=2),
+        device,
+        backend=None,
+        store_namespace=NAMESPACE,
+        writer=EVERYTHING,
+    )
+
+
+def test_an_executor_has_the_pools_of_its_configuration_in_their_agreed_sizes() -> None:
+    executor = create(CPU)
+    executor.close()
+
+    devices, hosts = executor.device_pools, executor.host_pools
+    assert {name: pool.pages for name, pool in devices.items()} == {
+        "kv": 5,
+        "window": 4,
+        "state": 3,
+    }
+    assert {name: pool.pages for name, pool in hosts.items()} == {"kv": 8, "window": 6, "state": 2}
+    assert devices["kv"].column("k").shape == (2, 5, 2, 4, 3)
+    assert devices["window"].column("v").shape == (1, 4, 1, 4, 2)
+    assert devices["state"].column("k").shape == (2, 3, 2, 1, 3)
+    assert executor.device_pool is devices["kv"]
+    assert executor.host_pool is hosts["kv"]
+
+
+def test_memory_that_is_taken_ahead_is_zero_in_every_pool() -> None:
+    executor = create(CPU)
+    executor.close()
+
+    assert not any(bool(pool.bytes_tensor.any()) for pool in executor.host_pools.values())
+
+
+def test_an_engine_that_owns_its_device_pages_can_use_full_attention_only() -> None:
+    layers = [torch.zeros(5, 2, 4, 3) for _ in range(2)]
+    pages = EnginePages(HYBRID.layout.shard(1, 2), {"k": layers})
+
+    with pytest.raises(ConfigError, match=r"other pools: window, state; .* full attention only"):
+        create(pages)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

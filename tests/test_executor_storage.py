@@ -34,9 +34,9 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.errors import ConfigError, UsageError
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.storage_loop import LOOKUP_KEYS
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
 from lockstep.ranks.page_layout import ShardLayout
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
@@ -51,6 +51,11 @@ ONE_CALL_BYTES = 4 << 20
 """A page of this size goes to the store in a call of its own."""
 
 Start = Callable[..., RankExecutor]
+
+
+def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp:
+    """Return a lookup of full-attention pages from the start of a prefix."""
+    return LookUp(operation, 0, (Need(KV_POOL, 0, keys),), timeout_s)
 
 
 @pytest.fixture
@@ -147,7 +152,7 @@ def test_a_lookup_answers_with_the_number_of_leading_keys(
 
     progress = happened(
         executor,
-        [LookUp(3, KV_POOL, keys(6), LONG_S), LookUp(4, KV_POOL, keys(1, first=9), LONG_S)],
+        [look_up(3, keys(6), LONG_S), look_up(4, keys(1, first=9), LONG_S)],
         lambda progress: len(progress) == 2,
     )
 
@@ -159,7 +164,7 @@ def test_a_long_lookup_asks_no_further_than_the_first_missing_key(start: Start) 
     executor = start(mixed_layout(), store)
     persisted(executor, 2)
 
-    progress = happened(executor, [LookUp(2, KV_POOL, keys(5 * LOOKUP_KEYS), LONG_S)], bool)
+    progress = happened(executor, [look_up(2, keys(5 * LOOKUP_KEYS), LONG_S)], bool)
 
     assert progress == [Answered(2, 2)]
     assert store.exists_calls == 1
@@ -308,10 +313,10 @@ def test_a_lookup_whose_store_hangs_expires(start: Start) -> None:
     store.hold(*keys(1))
     executor = start(mixed_layout(), store)
 
-    assert happened(executor, [LookUp(1, KV_POOL, keys(1), SOON_S)], bool) == [Expired(1)]
+    assert happened(executor, [look_up(1, keys(1), SOON_S)], bool) == [Expired(1)]
 
     store.let_go()
-    assert happened(executor, [LookUp(2, KV_POOL, keys(1), LONG_S)], bool) == [Answered(2, 0)]
+    assert happened(executor, [look_up(2, keys(1), LONG_S)], bool) == [Answered(2, 0)]
 
 
 def test_a_fetch_that_has_landed_whole_does_not_expire_any_more(start: Start) -> None:
@@ -320,7 +325,7 @@ def test_a_fetch_that_has_landed_whole_does_not_expire_any_more(start: Start) ->
 
     happened(executor, [Fetch(2, objects(1), LONG_S)], includes(Landed(2, 1)))
 
-    assert executor._deadlines.next() is None  # pyright: ignore[reportPrivateUsage]
+    assert executor._flights.next_deadline() is None  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_fetch_that_stopped_short_still_expires(start: Start) -> None:
@@ -351,7 +356,7 @@ def test_a_store_that_raises_fails_the_operation_and_not_the_rank(start: Start) 
     assert happened(executor, [Fetch(2, objects(2), LONG_S)], bool) == [Capped(2, 0)]
 
     assert executor.trouble() is None
-    answer = happened(executor, [LookUp(3, KV_POOL, keys(3), LONG_S)], bool)
+    answer = happened(executor, [look_up(3, keys(3), LONG_S)], bool)
     assert answer == [Answered(3, 2)]
 
 
@@ -365,7 +370,7 @@ def test_a_storage_loop_that_has_died_is_trouble_and_its_orders_fail(start: Star
     progress = happened(
         executor,
         [
-            LookUp(3, KV_POOL, keys(1), LONG_S),
+            look_up(3, keys(1), LONG_S),
             Fetch(4, objects(1), LONG_S),
             Persist(5, objects(1), LONG_S),
         ],
@@ -393,7 +398,7 @@ def test_without_a_store_nothing_is_there_and_nothing_is_written(start: Start) -
 
     executor.carry_out(
         [
-            LookUp(1, KV_POOL, keys(1), LONG_S),
+            look_up(1, keys(1), LONG_S),
             Fetch(2, objects(1), LONG_S),
             Persist(3, objects(1), LONG_S),
         ]
@@ -455,7 +460,7 @@ def test_close_cancels_what_runs_and_closes_the_store() -> None:
     store = HeldStore()
     store.hold(*keys(2))
     executor = make_executor(mixed_layout(), backend=store)
-    executor.carry_out([Fetch(1, objects(2), LONG_S), LookUp(2, KV_POOL, keys(2), LONG_S)])
+    executor.carry_out([Fetch(1, objects(2), LONG_S), look_up(2, keys(2), LONG_S)])
     store.next_entered()
 
     executor.close()

@@ -157,13 +157,13 @@ def test_after_a_reset_nothing_from_before_is_a_hit_and_keys_are_others() -> Non
     ranks = HostRanksInTurn()
     published(ranks)
     ranks.every(lambda cache: cache.prefetch("a", [*PROMPT, *PROMPT]))
-    before = {key for executor in ranks.executors for key in executor.take(LookUp)[0].keys}
+    before = {key for executor in ranks.executors for key in executor.take(LookUp)[0].needs[0].keys}
 
     ranks.every(lambda cache: cache.reset())
 
     assert ranks.every(lambda cache: cache.hit("b", PROMPT)) == 0
     ranks.every(lambda cache: cache.prefetch("c", [*PROMPT, *PROMPT]))
-    after = {key for executor in ranks.executors for key in executor.take(LookUp)[0].keys}
+    after = {key for executor in ranks.executors for key in executor.take(LookUp)[0].needs[0].keys}
     assert before
     assert not before & after
 

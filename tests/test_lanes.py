@@ -57,7 +57,9 @@ def test_more_prefetches_than_the_shape_has_room_for_are_a_bug_that_is_named() -
         encode(SHAPE, layout(*slots), Ballot(), VOTER)
 
 
-@pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.QUERY, Phase.TRANSFER}))
+@pytest.mark.parametrize(
+    "phase", sorted(set(Phase) - {Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER})
+)
 def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> None:
     with pytest.raises(InternalError, match=f"phase {phase.name} has no place"):
         encode(SHAPE, layout(Slot(1, phase)), Ballot(), VOTER)

@@ -54,7 +54,16 @@ def trace(folder: Path, *lines: object) -> Path:
         (["--output-tokens-max", "-1"], "--output-tokens-max is -1"),
         (["--round-timeout-s", "0"], "--round-timeout-s is 0"),
         (["--depth", "2"], "--depth is 2, must be 0 or 1"),
-        (["--profile", "gpt"], "unknown profile 'gpt'; known: llama"),
+        (["--profile", "gpt"], "unknown profile 'gpt'; known: deepseek, gemma, "),
+        (["--profile", "qwen-next", "--ranks", "4"], "'k' has 2 KV heads, which 4 ranks cannot"),
+        (["--window-host-pages", "9"], "is 9, and profile 'llama' has no window pool"),
+        (["--state-host-pages", "9"], "is 9, and profile 'llama' has no state pool"),
+        (["--profile", "gemma", "--state-device-pages", "9"], "'gemma' has no state pool"),
+        (["--profile", "gemma", "--window-device-pages", "17"], "is 17, must be 18 or more"),
+        (["--profile", "gemma", "--window-host-pages", "15"], "is 15, must be 16 or more"),
+        (["--profile", "qwen-next", "--state-device-pages", "1"], "is 1, must be 2 or more"),
+        (["--profile", "qwen-next", "--state-host-pages", "0"], "is 0, must be 1 or more"),
+        (["--profile", "gemma", "--window-host-pages", str(1 << 30)], "lower host_pages"),
         (["--stop-policy", "soon"], "--stop-policy is 'soon'"),
         (["--write-policy", "never"], "--write-policy is 'never'"),
         (["--device", "tpu"], "--device is 'tpu'"),
@@ -138,7 +147,9 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 
 
 def test_settings_travel_as_json_unchanged() -> None:
-    settings = ReplaySettings(trace="/t", requests=3, store="memory://", verify=False)
+    settings = ReplaySettings(
+        trace="/t", requests=3, store="memory://", verify=False, profile="glm", page_tokens=32
+    )
 
     assert ReplaySettings.from_json(settings.to_json()) == settings
 
@@ -150,9 +161,18 @@ def test_settings_of_another_shape_are_refused(text: str) -> None:
 
 
 def test_what_may_differ_between_ranks_is_not_compared() -> None:
-    settings = ReplaySettings(device_pages=10, host_pages=10, report="/r", table=False)
+    hybrid = ReplaySettings(profile="hybrid-all")
+    settings = ReplaySettings(
+        profile="hybrid-all",
+        device_pages=10,
+        host_pages=10,
+        window_device_pages=50,
+        state_host_pages=50,
+        report="/r",
+        table=False,
+    )
 
-    assert settings.fingerprint() == ReplaySettings().fingerprint()
+    assert settings.fingerprint() == hybrid.fingerprint()
     assert ReplaySettings(seed=1).fingerprint() != ReplaySettings().fingerprint()
 
 

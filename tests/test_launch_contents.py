@@ -7,8 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lockstep.launch.contents import PageContents, chain_keys
-from lockstep.launch.profiles import PROFILES, find_profile
+from lockstep.launch.contents import CONTENTS_SEED, KeyedTokens, PageContents, chain_keys
 from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.page_layout import Column, PageLayout
 
@@ -131,9 +130,56 @@ def test_a_key_depends_on_the_seed_and_on_all_tokens_before_it() -> None:
     assert chain_keys(b"seed", tokens[:31].tobytes(), 8) == keys[:3]
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_is_small_enough_to_replay_and_says_its_scale(name: str) -> None:
-    profile = find_profile(name)
+def test_pools_with_columns_of_the_same_name_hold_different_bytes_for_the_same_page() -> None:
+    shard = LAYOUT.shard(0, 1)
+    rank = filled(LAYOUT, 0, 1)
+    pages = np.arange(len(KEYS), dtype=np.int32)
 
-    assert profile.layout(64).shard(0, 1).page_bytes <= 16 << 10
-    assert profile.model in profile.scale
+    window = PageContents(shard, "window")
+
+    assert window.verify(rank.pool, pages, KEYS) == len(KEYS)
+    window.fill(rank.pool, pages, KEYS)
+    assert window.verify(rank.pool, pages, KEYS) == 0
+    assert rank.contents.verify(rank.pool, pages, KEYS) == len(KEYS)
+
+
+def test_a_state_at_the_end_of_a_page_has_that_pages_key() -> None:
+    ids = np.arange(32, dtype=np.int32)
+
+    tokens = KeyedTokens(ids, 8)
+
+    assert tokens.page_keys == chain_keys(CONTENTS_SEED, ids.tobytes(), 8)
+    assert [tokens.state_key(end) for end in (8, 16, 24, 32)] == tokens.page_keys
+    assert tokens.state_key(0) == CONTENTS_SEED
+
+
+def test_a_state_inside_of_a_page_depends_on_every_token_before_it_and_on_none_after() -> None:
+    ids = np.arange(32, dtype=np.int32)
+    first, fifteenth, sixteenth = ids.copy(), ids.copy(), ids.copy()
+    first[0] += 1
+    fifteenth[14] += 1
+    sixteenth[15] += 1
+
+    key = KeyedTokens(ids, 8).state_key(15)
+
+    assert KeyedTokens(first, 8).state_key(15) != key
+    assert KeyedTokens(fifteenth, 8).state_key(15) != key
+    assert KeyedTokens(sixteenth, 8).state_key(15) == key
+    assert len({KeyedTokens(ids, 8).state_key(at) for at in range(33)}) == 33
+
+
+def test_a_state_is_filled_and_compared_as_a_page_of_one_token() -> None:
+    layout = PageLayout(
+        page_tokens=1, columns=(Column(name="state", layers=2, heads=4, elements=3),)
+    )
+    shard = layout.shard(1, 2)
+    pool = DevicePool(shard, 3, torch.device("cpu"))
+    contents = PageContents(shard, "state")
+    slot = np.array([2], dtype=np.int32)
+    tokens = KeyedTokens(np.arange(32, dtype=np.int32), 8)
+
+    contents.fill(pool, slot, [tokens.state_key(9)])
+
+    assert contents.verify(pool, slot, [tokens.state_key(9)]) == 0
+    assert contents.verify(pool, slot, [tokens.state_key(10)]) == 1
+    assert contents.verify(pool, slot, [tokens.state_key(8)]) == 1

@@ -9,8 +9,8 @@ import torch
 
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.launch.contents import PageContents
-from lockstep.launch.counts import Counts
+from lockstep.launch.counts import Counts, PoolCounts
+from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import (
     RankResult,
     faults_of,
@@ -42,7 +42,6 @@ def scheduler(
 ) -> Scheduler:
     return Scheduler(
         cache,
-        PageContents(settings.cache_config().layout.shard(0, 1)),
         synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
         Limits(
             concurrency=settings.concurrency,
@@ -86,9 +85,13 @@ def hit_tokens(counts: Counts) -> int:
     return counts.hit_device_tokens + counts.hit_host_tokens + counts.hit_storage_tokens
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_one_request_at_a_time_with_room_hits_exactly_what_an_ideal_cache_hits(depth: int) -> None:
-    settings = replace(ROOMY, depth=depth)
+@pytest.mark.parametrize(
+    ("profile", "depth"), [("llama", 0), *((profile, 1) for profile in PROFILES)]
+)
+def test_one_request_at_a_time_with_room_hits_exactly_what_an_ideal_cache_hits(
+    profile: str, depth: int
+) -> None:
+    settings = replace(ROOMY, profile=profile, depth=depth)
 
     counts = replayed(settings)
 
@@ -96,8 +99,11 @@ def test_one_request_at_a_time_with_room_hits_exactly_what_an_ideal_cache_hits(d
     assert counts.prompt_tokens == sum(request.prompt_length for request in requests)
     assert hit_tokens(counts) == ideal_hits(iter(requests))
     assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
-    assert counts.pages_verified == hit_tokens(counts) // PAGE
+    assert counts.pools["kv"].pages_verified == hit_tokens(counts) // PAGE
+    assert counts.pools.keys() == settings.pool_pages().keys()
+    assert all(pool.pages_verified and pool.pages_rechecked for pool in counts.pools.values())
     assert counts.pages_corrupt == 0
+    assert counts.preempted == 0
 
 
 @pytest.mark.parametrize("stop_policy", ["best_effort", "wait_complete", "timeout"])
@@ -125,8 +131,100 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
     assert counts.pages_rechecked > 0
 
 
-def test_a_second_run_on_the_same_store_hits_what_the_first_persisted(tmp_path: Path) -> None:
-    settings = replace(ROOMY, store=tmp_path.as_uri())
+@pytest.mark.parametrize(
+    ("profile", "sizes"),
+    [
+        ("gemma", {"window_device_pages": 40, "window_host_pages": 30}),
+        ("qwen-next", {"state_device_pages": 4, "state_host_pages": 3}),
+        ("gpt-oss", {"window_device_pages": 4, "window_host_pages": 2}),
+        (
+            "hybrid-all",
+            {
+                "window_device_pages": 30,
+                "window_host_pages": 20,
+                "state_device_pages": 4,
+                "state_host_pages": 3,
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_hybrid_models_with_small_pools_are_slower_and_never_wrong_or_stuck(
+    tmp_path: Path, profile: str, sizes: dict[str, int], depth: int
+) -> None:
+    settings = ReplaySettings(
+        ranks=1,
+        profile=profile,
+        requests=40,
+        concurrency=6,
+        device_pages=140,
+        host_pages=150,
+        store=tmp_path.as_uri(),
+        depth=depth,
+        output_tokens_max=4,
+    ).with_pools(sizes)
+
+    counts = replayed(settings)
+
+    assert counts.requests + counts.refused == 40
+    assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
+    assert counts.pages_corrupt == 0
+    assert all(pool.pages_rechecked for pool in counts.pools.values())
+
+
+def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> None:
+    """Found in review: windows left behind by its own prefix were taken to be on their way."""
+    settings = ReplaySettings(
+        ranks=1,
+        profile="gemma",
+        requests=60,
+        device_pages=128,
+        host_pages=128,
+        write_policy="write_back",
+    ).with_pools({"window_device_pages": 128, "window_host_pages": 18})
+
+    counts = replayed(settings)
+
+    assert counts.requests == 60
+    assert counts.pages_corrupt == 0
+
+
+@pytest.mark.parametrize("profile", ["gpt-oss", "hybrid-all"])
+def test_when_chunks_leave_no_room_to_decode_the_youngest_request_begins_again(
+    profile: str,
+) -> None:
+    settings = replace(
+        ROOMY,
+        profile=profile,
+        concurrency=3,
+        device_pages=40,
+        window_device_pages=100,
+        output_tokens_max=0,
+    )
+    # Sixteen pages each when they begin to decode, and twenty-two in the end.
+    requests = [
+        Request(index=index, prompt_length=1000, output_length=400, hash_ids=(2 * index, 99))
+        for index in range(3)
+    ]
+    cache = opened(settings)
+
+    run = scheduler(settings, cache, iter(requests))
+    run.run()
+    cache.close()
+
+    assert run.counts.requests == 3
+    assert run.counts.preempted > 0
+    assert run.counts.preempted_tokens > 0
+    assert run.counts.computed_tokens + hit_tokens(run.counts) == run.counts.prompt_tokens == 3000
+    assert run.counts.output_tokens == 1200
+    assert run.counts.pages_corrupt == 0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_second_run_on_the_same_store_hits_what_the_first_persisted(
+    tmp_path: Path, profile: str
+) -> None:
+    settings = replace(ROOMY, profile=profile, store=tmp_path.as_uri())
 
     cold, warm = replayed(settings), replayed(settings)
 
@@ -174,6 +272,34 @@ def test_a_byte_that_changes_behind_the_caches_back_is_counted_as_a_corrupt_page
     assert run.counts.pages_corrupt == 18
 
 
+@pytest.mark.parametrize(
+    ("profile", "pool", "column", "corrupt"),
+    [
+        # The two pages of the window that the hit ends with; one of them is in the last window too.
+        ("gpt-oss", "window", "v", 3),
+        # The state when it is hit; it is another one when the request has finished.
+        ("qwen-next", "state", "conv", 1),
+        ("hybrid-all", "kv", "scale", 18),
+        ("glm", "kv", "index_scale", 18),
+    ],
+)
+def test_bytes_that_vanish_from_any_column_of_any_pool_are_counted_as_corrupt_pages_of_it(
+    profile: str, pool: str, column: str, corrupt: int
+) -> None:
+    cache = opened(replace(ROOMY, profile=profile))
+
+    def requests() -> Iterator[Request]:
+        yield Request(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
+        cache.device_pools[pool].column(column).zero_()
+        yield Request(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
+
+    run = scheduler(replace(ROOMY, profile=profile), cache, requests())
+    run.run()
+    cache.close()
+
+    assert run.counts.pools[pool].pages_corrupt == run.counts.pages_corrupt == corrupt
+
+
 def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
     cache = opened(ROOMY)
     answers = iter([False, False, True])
@@ -187,13 +313,22 @@ def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
 
 def result(**changes: object) -> RankResult:
     fields: dict[str, object] = {
-        "counts": Counts(requests=2, prompt_tokens=100, computed_tokens=40, hit_host_tokens=60),
+        "counts": Counts(
+            requests=2,
+            preempted=1,
+            prompt_tokens=100,
+            computed_tokens=40,
+            hit_host_tokens=60,
+            pools={"kv": PoolCounts(pages_verified=5, pages_rechecked=7)},
+        ),
         "refusals": [],
         "steps": 9,
         "rounds": 9,
         "collectives": 9,
         "round_us": [1.0, 3.0],
         "operations": {"backup": {"complete": 2}},
+        "operations_left": 0,
+        "violation": "",
         "bytes_moved": {"l1_to_l2": 1, "l2_to_l1": 2, "l2_to_l3": 3, "l3_to_l2": 4},
         "storage_corrupt": 0,
         "digest": 0x1234,
@@ -215,16 +350,41 @@ def test_the_report_takes_equal_counts_once_and_adds_bytes_and_pages(tmp_path: P
     assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
     assert report["prompt_tokens"] == 100
     assert report["bytes"] == {"l1_to_l2": 2, "l2_to_l1": 4, "l2_to_l3": 6, "l3_to_l2": 8}
+    assert report["preempted"] == 1
+    assert report["pools"] == {
+        "kv": {
+            "device_pages": 4000,
+            "host_pages": 4000,
+            "page_bytes": 64 * 256,
+            "pages_verified": 10,
+            "pages_rechecked": 14,
+            "pages_corrupt": 0,
+        }
+    }
+    assert report["pages_verified"] == 10
     assert report["round_us"]["p50"] == 3.0
     assert faults_of(report) == []
 
 
 def test_corrupt_pages_and_unequal_replicas_are_faults() -> None:
-    corrupt = Counts(pages_corrupt=3)
+    settings = replace(ROOMY, profile="hybrid-all")
+    corrupt = Counts(
+        pools={"window": PoolCounts(pages_corrupt=2), "state": PoolCounts(pages_corrupt=1)}
+    )
 
-    report = make_report(ROOMY, [result(counts=corrupt), result(digest=0x5678)])
+    report = make_report(settings, [result(counts=corrupt), result(digest=0x5678)])
 
     assert faults_of(report) == [
-        "3 pages held wrong bytes",
+        "3 pages held wrong bytes: 2 in pool window, 1 in pool state",
         "the replicas differ: digests 0000000000001234, 0000000000005678",
     ]
+
+
+def test_operations_that_did_not_end_and_pages_that_leaked_are_faults() -> None:
+    leaked = "invariant 7: page 3 of kv is in no place"
+
+    report = make_report(
+        ROOMY, [result(operations_left=2, violation=leaked), result(violation=leaked)]
+    )
+
+    assert faults_of(report) == ["2 operations had not ended at the end", leaked]

@@ -5,13 +5,34 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from executor_parts import hashed_keys, waited
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, Timeouts
+from lockstep.coordinator.ballot import Ended
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Persist
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
 CONFIG = CacheConfig(
     model="m", layout=LAYOUT, device_pages=8, host_pages=8, timeouts=Timeouts(open_s=20.0)
+)
+
+WINDOW = SlidingWindow(window_tokens=8, layout=LAYOUT, device_pages=6, host_pages=6)
+STATE = Recurrent(
+    checkpoint_tokens=8, layout=replace(LAYOUT, page_tokens=1), device_pages=4, host_pages=4
+)
+HYBRID = replace(CONFIG, components=(WINDOW, STATE))
+LATENT = replace(
+    CONFIG,
+    layout=PageLayout(
+        page_tokens=4,
+        columns=(Column(name="latent", layers=1, heads=1, elements=8, replicated=True),),
+    ),
 )
 
 
@@ -24,6 +45,17 @@ def open_on(configs: list[CacheConfig], devices: list[str] | None = None) -> lis
             threads.submit(Cache.open, config, group.member(rank), device=device)
             for rank, (config, device) in enumerate(zip(configs, devices, strict=True))
         ]
+
+
+def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
+    """Close the caches at once, which their pools and counters outlive; return their executors."""
+    found: list[RankExecutor] = []
+    for future in futures:
+        executor = future.result().executor
+        assert isinstance(executor, RankExecutor)
+        executor.close()
+        found.append(executor)
+    return found
 
 
 def problems(futures: list[Future[Cache]]) -> set[str]:
@@ -46,8 +78,8 @@ def test_of_the_pool_sizes_the_smallest_is_used() -> None:
     futures = open_on([CONFIG, replace(CONFIG, device_pages=5, host_pages=3)])
 
     caches = [future.result() for future in futures]
-    assert [cache.replica.state.pools[0].capacity for cache in caches] == [5, 5]
-    assert [cache.replica.state.pools[1].capacity for cache in caches] == [3, 3]
+    assert [cache.replica.state.pools[0][0].capacity for cache in caches] == [5, 5]
+    assert [cache.replica.state.pools[1][0].capacity for cache in caches] == [3, 3]
     for cache in caches:
         cache.close(flush=False)
 
@@ -78,3 +110,105 @@ def test_heads_that_the_ranks_cannot_divide_are_refused() -> None:
     (said,) = problems(open_on([CONFIG] * 3))
 
     assert "4 KV heads, which 3 ranks cannot divide evenly" in said
+
+
+def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:
+    smaller_window = replace(WINDOW, device_pages=5, host_pages=9)
+    smaller_state = replace(STATE, device_pages=9, host_pages=3)
+    other = replace(CONFIG, components=(smaller_window, smaller_state), host_pages=7)
+
+    opened = executors(open_on([HYBRID, other]))
+
+    for executor in opened:
+        devices, hosts = executor.device_pools, executor.host_pools
+        assert {name: pool.pages for name, pool in devices.items()} == {
+            "kv": 8,
+            "window": 5,
+            "state": 4,
+        }
+        assert {name: pool.pages for name, pool in hosts.items()} == {
+            "kv": 7,
+            "window": 6,
+            "state": 3,
+        }
+
+
+def test_components_that_differ_are_named_with_their_ranks() -> None:
+    other = replace(CONFIG, components=(replace(WINDOW, window_tokens=16), STATE))
+
+    (said,) = problems(open_on([HYBRID, other]))
+    (lacking,) = problems(open_on([HYBRID, replace(CONFIG, components=(WINDOW,))]))
+
+    assert "components[0].window_tokens is 8 on rank 0, 16 on rank 1" in said
+    assert "components.length is 2 on rank 0, 1 on rank 1" in lacking
+
+
+@pytest.mark.parametrize(
+    ("device_pages", "host_pages"),
+    [((1 << 31) - 1, 1), (2, (1 << 31) - 1)],
+    ids=["device pages", "host pages"],
+)
+def test_the_memory_of_components_counts_as_well(device_pages: int, host_pages: int) -> None:
+    column = Column(name="conv", layers=1, heads=2, elements=1 << 16)
+    layout = PageLayout(page_tokens=1, columns=(column,))
+    large = replace(STATE, layout=layout, device_pages=device_pages, host_pages=host_pages)
+
+    (said,) = problems(open_on([replace(CONFIG, components=(WINDOW, large))] * 2))
+
+    assert "GiB is available" in said
+
+
+def test_a_component_whose_heads_the_ranks_cannot_divide_is_refused() -> None:
+    column = Column(name="conv", layers=1, heads=3, elements=1)
+    uneven = replace(STATE, layout=PageLayout(page_tokens=1, columns=(column,)))
+
+    (said,) = problems(open_on([replace(CONFIG, components=(WINDOW, uneven))] * 2))
+
+    assert "column 'conv' has 3 KV heads, which 2 ranks cannot divide evenly" in said
+
+
+def test_a_store_that_has_the_model_with_other_components_is_refused_by_the_pool_s_name(
+    tmp_path: Path,
+) -> None:
+    store = f"file://{tmp_path}?durability=none"
+    executors(open_on([replace(HYBRID, store=store)] * 2))
+
+    (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
+
+    assert "the store keeps the pool 'state', which is not configured here" in said
+
+
+def test_an_engine_that_owns_its_device_pages_is_told_that_it_can_use_full_attention_only() -> None:
+    components = tuple(replace(each, device_pages=0) for each in (WINDOW, STATE))
+    config = replace(CONFIG, device_pages=0, components=components)
+    pages = EnginePages(LAYOUT.shard(0, 1), {"k": [torch.zeros(3, 4, 4, 1, dtype=torch.bfloat16)]})
+
+    with pytest.raises(ConfigError, match="can use full attention only"):
+        HostCache.open(config, pages, InProcessGroup(1).member(0))
+
+
+@pytest.mark.parametrize(
+    ("store", "writes"),
+    [("file://{path}?durability=none", 64), ("file://{path}/{rank}?durability=none", 128)],
+    ids=["one store", "a store for each rank"],
+)
+def test_a_replicated_page_is_written_once_to_each_store(
+    tmp_path: Path, store: str, writes: int
+) -> None:
+    uri = store.replace("{path}", str(tmp_path))
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    caches = [each.result() for each in open_on([replace(LATENT, store=uri)] * 2)]
+    opened = [each.executor for each in caches if isinstance(each.executor, RankExecutor)]
+    claims = [executor.storage_counters().writes_ok for executor in opened]
+    order = Persist(1, (ObjectTransfer(KV_POOL, hashed_keys(64), (0,) * 64),), 600.0)
+
+    for executor in opened:
+        executor.carry_out([order])
+    ended = [waited(executor, bool) for executor in opened]
+
+    written = [executor.storage_counters().writes_ok for executor in opened]
+    for cache in caches:
+        cache.close(flush=False)
+    assert ended == [[Ended(1, ok=True)]] * 2
+    assert sum(written) - sum(claims) == writes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
-from lockstep.coordinator.ballot import Answered, Ballot, Landed
+from lockstep.coordinator.ballot import UNBOUNDED, Answered, Ballot, Landed
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
 from lockstep.coordinator.divergence import Recorder
 from lockstep.coordinator.lanes import Slot
@@ -141,7 +141,9 @@ def test_a_verdict_names_the_slots_that_were_launched() -> None:
     assert [each.close().slots for each in rounds] == [
         (
             Arrived(operation=9, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),
-            Found(operation=4, pages=3, shortest_rank=1, longest=5, expired_rank=None),
+            Found(
+                operation=4, bound=UNBOUNDED, pages=3, shortest_rank=1, longest=5, expired_rank=None
+            ),
         )
     ] * 2
 
@@ -294,7 +296,7 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
     """P5, R3: free lists are replicated state, so one page of difference shows at once."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.compute("warm", prompt(1))
-    ranks.caches[0].replica.state.pools[1].take(1)
+    ranks.caches[0].replica.state.pools[1][0].take(1)
     rounds = ranks.caches[0].rounds.count
 
     def run(rank: int) -> tuple[int, str]:

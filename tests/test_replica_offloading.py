@@ -8,7 +8,7 @@ from lockstep.coordinator.ballot import Ballot
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.state import ReplicaConfig
+from lockstep.ranks.replica.settings import ReplicaConfig
 
 PAGE_TOKENS = 4
 TOKENS = array("i", range(4 * PAGE_TOKENS)).tobytes()

@@ -14,7 +14,7 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.config import Bounds, Timeouts
-from lockstep.ranks.orders import Cancel, Fetch, LookUp
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp
 from lockstep.ranks.replica.serving import Admission
 from lockstep.ranks.replica.tree import HOST
 
@@ -27,12 +27,12 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks = RanksInTurn(2)
     tokens = prompt(16)
     ranks.compute("warm", tokens[: 4 * PAGE_TOKENS])
-    free = ranks.caches[0].replica.state.pools[1].free
+    free = ranks.caches[0].replica.state.pools[1][0].free
 
     assert ranks.every(lambda cache: cache.prefetch("7", tokens))
     lookups = [executor.take(LookUp)[0] for executor in ranks.executors]
     operation = lookups[0].operation
-    assert len(lookups[0].keys) == 12
+    assert len(lookups[0].needs[0].keys) == 12
     assert ranks.phase(operation) == "QUERY"
 
     ranks.executors[0].said.append(Answered(operation, 12))
@@ -42,7 +42,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Answered(operation, 10))
     ranks.step()
     assert ranks.phase(operation) == "TRANSFER"
-    assert ranks.caches[0].replica.state.pools[1].free == free - 10
+    assert ranks.caches[0].replica.state.pools[1][0].free == free - 10
     assert [len(executor.take(Fetch)[0].transfers[0].pages) for executor in ranks.executors] == [
         10,
         10,
@@ -57,8 +57,8 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.step()
     assert ranks.phase(operation) == "QUIESCE"
     assert ranks.every(lambda cache: cache.match(tokens).host_tokens) == 12 * PAGE_TOKENS
-    assert lookups[0].keys[8] in ranks.caches[0].replica.state.misses
-    assert ranks.caches[0].replica.state.pools[1].free == free - 10
+    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].replica.state.misses
+    assert ranks.caches[0].replica.state.pools[1][0].free == free - 10
 
     assert [len(executor.take(Cancel)) for executor in ranks.executors] == [1, 1]
     ranks.executors[0].said.append(Quiesced(operation))
@@ -68,7 +68,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Quiesced(operation))
     ranks.step()
     assert ranks.phase(operation) == "DONE"
-    assert ranks.caches[0].replica.state.pools[1].free == free - 8
+    assert ranks.caches[0].replica.state.pools[1][0].free == free - 8
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -114,7 +114,7 @@ class Started:
 
     @property
     def free(self) -> int:
-        return self.ranks.every(lambda cache: cache.replica.state.pools[HOST].free)
+        return self.ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free)
 
 
 def test_a_deadline_seen_by_one_rank_stops_all_with_what_all_have() -> None:
@@ -214,7 +214,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
     ranks.settle()
 
     assert ranks.phase(operation) == "DONE"
-    assert ranks.every(lambda cache: cache.replica.state.pools[HOST].free) == 64
+    assert ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free) == 64
 
 
 def test_prefetches_beyond_the_ballots_room_wait_their_turn_in_order() -> None:

@@ -26,7 +26,7 @@ def admitted(answer: Admission | Wait) -> Admission:
 
 
 def free(ranks: RanksInTurn, tier: int) -> int:
-    return ranks.every(lambda cache: cache.replica.state.pools[tier].free)
+    return ranks.every(lambda cache: cache.replica.state.pools[tier][0].free)
 
 
 def test_a_match_counts_whole_pages_and_changes_nothing() -> None:
@@ -36,7 +36,7 @@ def test_a_match_counts_whole_pages_and_changes_nothing() -> None:
     before = ranks.every(lambda cache: cache.replica.state_digest())
 
     assert ranks.every(lambda cache: cache.match(tokens[:-1])) == Match(
-        device_tokens=12, host_tokens=12
+        device_tokens=12, host_tokens=12, last_host_tokens=12
     )
     assert ranks.every(lambda cache: cache.match([*tokens[:6], 999, 998])).device_tokens == 4
     assert ranks.every(lambda cache: cache.match(tokens, "other tenant")).host_tokens == 0
@@ -103,7 +103,9 @@ def test_chunks_of_a_prompt_are_published_as_they_are_computed() -> None:
     ranks.settle()
 
     ranks.every(lambda cache: cache.release("a"))
-    assert ranks.every(lambda cache: cache.match(tokens)) == Match(device_tokens=16, host_tokens=16)
+    assert ranks.every(lambda cache: cache.match(tokens)) == Match(
+        device_tokens=16, host_tokens=16, last_host_tokens=16
+    )
     assert free(ranks, DEVICE) == 64 - 4
     ranks.check()
 
@@ -191,12 +193,12 @@ def test_a_page_backed_up_on_one_rank_only_is_not_on_the_host_yet(depth: int) ->
     ranks.executors[0].said.append(Ended(operation, ok=True))
     for _ in range(3):
         ranks.step()
-    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 0
+    assert ranks.every(lambda cache: cache.replica.state.residence.tree_pages[HOST][0]) == 0
 
     ranks.executors[1].said.append(Ended(operation, ok=True))
     for _ in range(depth + 1):
         ranks.step()
-    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 2
+    assert ranks.every(lambda cache: cache.replica.state.residence.tree_pages[HOST][0]) == 2
 
 
 def test_a_backup_that_fails_on_one_rank_fails_on_all_and_gives_its_pages_back() -> None:
@@ -229,7 +231,9 @@ def test_children_are_backed_up_only_after_their_parents() -> None:
     assert ranks.every(lambda cache: cache.match(tokens)).device_tokens == 16
     ranks.every(lambda cache: cache.release("a"))
     ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=64 * PAGE_TOKENS))
-    assert ranks.every(lambda cache: cache.match(tokens)) == Match(device_tokens=0, host_tokens=12)
+    assert ranks.every(lambda cache: cache.match(tokens)) == Match(
+        device_tokens=0, host_tokens=12, last_host_tokens=12
+    )
 
 
 def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_count() -> None:
@@ -265,7 +269,7 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
     ranks.every(lambda cache: cache.abort("unknown"))
     assert ranks.every(lambda cache: cache.replica.state_digest()) == before
     ranks.every(lambda cache: cache.load_back("a", prompt(2), reserve_tokens=8))
-    with pytest.raises(UsageError, match="inserts 3 pages and has 2"):
+    with pytest.raises(UsageError, match="has filled 3 pages and has 2"):
         ranks.caches[0].insert("a", prompt(3))
     with pytest.raises(UsageError, match="admitted already"):
         ranks.caches[0].load_back("a", prompt(2))
@@ -288,12 +292,12 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
     ranks.every(lambda cache: cache.insert("c", prompt(1, start=9000)))
     ranks.check()
 
-    pinned = ranks.every(lambda cache: cache.replica.state.holds.kept_pages[HOST])
+    pinned = ranks.every(lambda cache: cache.replica.state.residence.holds.kept_pages[HOST][0])
     assert pinned >= 4
     for executor in ranks.executors:
         executor.said.append(Quiesced(operation))
     ranks.settle()
-    assert ranks.every(lambda cache: cache.replica.state.holds.kept_pages[HOST]) == 0
+    assert ranks.every(lambda cache: cache.replica.state.residence.holds.kept_pages[HOST][0]) == 0
 
 
 def test_token_ids_that_int32_cannot_hold_never_match_another_prompt() -> None:
@@ -345,7 +349,7 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
     ranks.compute("a", prompt(10))
 
     assert free(ranks, HOST) == 0
-    assert ranks.every(lambda cache: cache.replica.state.tree_pages[HOST]) == 8
+    assert ranks.every(lambda cache: cache.replica.state.residence.tree_pages[HOST][0]) == 8
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {
         "complete": 1,
         "no_room": 1,

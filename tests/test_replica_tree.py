@@ -8,7 +8,8 @@ from lockstep.coordinator.ballot import Ballot
 from lockstep.ranks.replica.holds import Receipt
 from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.pages import page_run
-from lockstep.ranks.replica.state import ReplicaConfig, ReplicaState
+from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.replica.state import ReplicaState
 from lockstep.ranks.replica.tokens import as_token_bytes
 from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Place, Tree
 
@@ -39,7 +40,7 @@ def put(state: ReplicaState, tokens: bytes) -> Node:
     node = nodes[-1] if nodes else root
     if node.end * PAGE_BYTES < len(whole(tokens)):
         node = state.tree.add(node, whole(tokens)[node.end * PAGE_BYTES :])
-        state.attach(node, DEVICE, state.pools[DEVICE].take(node.width))
+        state.residence.attach(node, DEVICE, 0, state.pools[DEVICE][0].take(node.width))
     return node
 
 
@@ -83,24 +84,24 @@ def test_a_receipt_restores_every_count_also_after_splits(
     receipts: list[Receipt] = []
     for tokens in first:
         node = put(state, tokens)
-        receipts.append(state.holds.acquire(DEVICE, 0, node))
-        receipts.append(state.holds.acquire(HOST, 0, node))
+        receipts.append(state.residence.holds.acquire(DEVICE, 0, node))
+        receipts.append(state.residence.holds.acquire(HOST, 0, node))
     for tokens in later:
         put(state, tokens)
 
     for receipt in receipts:
-        state.holds.release(receipt)
+        state.residence.holds.release(receipt)
 
     assert all(not node.holds(tier) for node in state.tree.nodes() for tier in (DEVICE, HOST))
-    assert state.holds.kept_pages == [0, 0]
-    assert state.available(DEVICE) == 64
+    assert state.residence.holds.kept_pages == ([0], [0])
+    assert state.residence.available(DEVICE, 0) == 64
 
 
 def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     state = new_state()
     node = put(state, as_token_bytes(range(8)))
     keys = list(state.tree.keys(node))
-    lock = state.holds.acquire(DEVICE, 0, node)
+    lock = state.residence.holds.acquire(DEVICE, 0, node)
 
     state.split(node, 1)
 
@@ -111,12 +112,12 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     assert node.pages(DEVICE) == page_run([1, 2, 3])
     assert [*state.tree.keys(upper), *state.tree.keys(node)] == keys
     assert upper.holds(DEVICE) == node.holds(DEVICE) == 1
-    state.holds.release(lock)
+    state.residence.holds.release(lock)
     assert upper.holds(DEVICE) == node.holds(DEVICE) == 0
 
 
 def test_namespaces_never_share_a_page_or_a_key() -> None:
-    tree = Tree(PAGE_TOKENS, (new_state().component,))
+    tree = Tree(PAGE_TOKENS, (new_state().components[0],))
     tokens = as_token_bytes(range(4))
     nodes = [
         tree.add(tree.plant(Place(name), namespace_seed(b"model", name)), tokens)
@@ -124,7 +125,7 @@ def test_namespaces_never_share_a_page_or_a_key() -> None:
     ]
 
     assert not set(tree.keys(nodes[0])) & set(tree.keys(nodes[1]))
-    assert tree.walk(tree.plant(Place("c"), b"seed"), tokens).nodes == ()
+    assert tree.walk(tree.plant(Place("c"), b"seed"), tokens).nodes == []
 
 
 def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone() -> None:
@@ -136,5 +137,7 @@ def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone(
         ranks.every(lambda c: c.release(salt))
         ranks.check()
 
-    assert [place.namespace for place in ranks.caches[0].replica.state.tree.roots] == ["three"]
+    assert [root.place.namespace for root in ranks.caches[0].replica.state.tree.roots.values()] == [
+        "three"
+    ]
     assert not ranks.caches[0].replica.state.requests_in

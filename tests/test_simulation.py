@@ -11,25 +11,36 @@ from dataclasses import replace
 import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
+from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.simulation.explore import Report, explore, print_report
-from lockstep.simulation.faults import PROFILES, Fault
+from lockstep.simulation.faults import FAULT_PROFILES, Fault
+from lockstep.simulation.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
 
 SEEDS = range(60)
 LENT_SEEDS = range(60, 100)
+HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
+HYBRID_SEEDS = range(100, 124)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
 def report(request: pytest.FixtureRequest) -> Report:
     depth: int = request.param
-    return explore(SEEDS, ranks=2, steps=100, depth=depth, l1=REPLICA, processes=1)
+    return explore(SEEDS, ranks=2, steps=100, profile=LLAMA, depth=depth, l1=REPLICA, processes=1)
 
 
 @pytest.fixture(scope="module")
 def lent() -> Report:
     """Schedules of an engine that owns the device pages, of both depths in turn."""
     return explore(LENT_SEEDS, ranks=2, steps=100, l1=ENGINE, processes=1)
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest) -> Report:
+    """Schedules of a model that has more than full attention, of both depths in turn."""
+    profile: str = request.param
+    return explore(HYBRID_SEEDS, ranks=2, steps=100, profile=profile, processes=1)
 
 
 def assert_no_violation(report: Report) -> None:
@@ -85,6 +96,40 @@ def test_the_schedules_use_what_every_tier_holds(report: Report) -> None:
         assert coverage.get(name), f"{name} never happened"
 
 
+def test_no_schedule_of_a_hybrid_model_has_a_violation(hybrid: Report) -> None:
+    assert_no_violation(hybrid)
+    assert hybrid["collectives_per_step_max"] == 1
+    assert hybrid["l1"] == {REPLICA: len(HYBRID_SEEDS)}
+
+
+def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: Report) -> None:
+    coverage = hybrid["coverage"]
+    for name in (
+        "tokens from device",
+        "tokens from host",
+        "tokens from storage",
+        "pages repointed to duplicates",
+        "admission no_room",
+        "aborted when computing",
+    ):
+        assert coverage.get(name), f"{name} never happened"
+
+
+def test_a_model_meets_what_only_its_components_have(hybrid: Report) -> None:
+    (profile,) = hybrid["profiles"]
+    kinds = MODEL_PROFILES[profile]
+    coverage = hybrid["coverage"]
+    assert bool(coverage.get("pages left behind by a window")) == (SlidingWindow.kind in kinds)
+    assert bool(coverage.get("chunks that end at a checkpoint")) == (Recurrent.kind in kinds)
+    assert bool(coverage.get("hits at a checkpoint")) == (Recurrent.kind in kinds)
+
+
+def test_ranks_that_can_restore_different_lengths_find_a_common_one() -> None:
+    report = explore(range(102, 108), ranks=4, profile="qwen-next", faults="storage", processes=1)
+    assert_no_violation(report)
+    assert report["coverage"].get("steps in which ranks look for a common length")
+
+
 def test_no_schedule_of_an_engine_with_pages_of_its_own_has_a_violation(lent: Report) -> None:
     assert_no_violation(lent)
     assert lent["l1"] == {ENGINE: len(LENT_SEEDS)}
@@ -115,7 +160,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent:
 
 
 def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:
-    world = draw_world(5, ranks=2, steps=100, profile="calm", depth=1, l1=ENGINE)
+    world = draw_world(5, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
     faults = replace(world.faults, rates={Fault.HUNG_COPY: 0.3}, group_faults={})
 
     result = Schedule(replace(world, faults=faults)).run()
@@ -128,7 +173,7 @@ def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None
 def test_the_seed_draws_who_owns_the_device_pages_and_nothing_else_changes() -> None:
     def worlds(l1: str) -> list[World]:
         return [
-            draw_world(seed, ranks=2, steps=100, profile="mixed", depth=0, l1=l1)
+            draw_world(seed, ranks=2, steps=100, faults="mixed", depth=0, l1=l1)
             for seed in range(40)
         ]
 
@@ -140,16 +185,46 @@ def test_the_seed_draws_who_owns_the_device_pages_and_nothing_else_changes() -> 
     assert all(f"--l1 {world.l1}" in world.replay for world in drawn)
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_the_seed_draws_the_model_and_all_else_but_its_components_is_the_same() -> None:
+    def worlds(profile: str | None) -> list[World]:
+        return [
+            draw_world(seed, ranks=2, steps=100, profile=profile, depth=0, l1=REPLICA)
+            for seed in range(40)
+        ]
+
+    drawn, named = worlds(None), {profile: worlds(profile) for profile in MODEL_PROFILES}
+
+    assert {world.profile for world in drawn} == set(MODEL_PROFILES)
+    assert all(world == named[world.profile][world.seed] for world in drawn)
+    assert [world.faults for world in named[LLAMA]] == [world.faults for world in drawn]
+    assert all(f"--profile {world.profile} --faults mixed" in world.replay for world in drawn)
+
+
+def test_only_full_attention_is_lent_by_an_engine() -> None:
+    def drawn(profile: str | None, l1: str) -> set[tuple[str, str]]:
+        worlds = [
+            draw_world(seed, ranks=2, steps=100, profile=profile, depth=0, l1=l1)
+            for seed in range(20)
+        ]
+        return {(world.profile, world.l1) for world in worlds}
+
+    assert drawn(None, ENGINE) == {(LLAMA, ENGINE)}
+    assert drawn("gemma", BOTH) == {("gemma", REPLICA)}
+    assert drawn(LLAMA, BOTH) == {(LLAMA, ENGINE), (LLAMA, REPLICA)}
+
+
+@pytest.mark.parametrize("faults", sorted(FAULT_PROFILES))
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_other_profiles_and_group_sizes_pass_too(profile: str, ranks: int) -> None:
-    assert_no_violation(explore(range(6), ranks=ranks, profile=profile, processes=1))
+def test_other_faults_and_group_sizes_pass_too(faults: str, ranks: int) -> None:
+    assert_no_violation(explore(range(6), ranks=ranks, faults=faults, processes=1))
 
 
-@pytest.mark.parametrize("l1", [REPLICA, ENGINE])
-def test_a_schedule_replays_exactly(l1: str) -> None:
+@pytest.mark.parametrize(
+    ("profile", "l1"), [(LLAMA, REPLICA), (LLAMA, ENGINE), ("hybrid-all", REPLICA)]
+)
+def test_a_schedule_replays_exactly(profile: str, l1: str) -> None:
     def transcript() -> list[str]:
-        world = draw_world(7, ranks=2, steps=100, profile="mixed", depth=1, l1=l1)
+        world = draw_world(7, ranks=2, steps=100, profile=profile, depth=1, l1=l1)
         return Schedule(world, record=True).run().transcript
 
     first = transcript()
@@ -181,7 +256,7 @@ def test_another_seed_is_another_schedule() -> None:
 
 
 def test_a_calm_schedule_never_fails_what_it_moves() -> None:
-    report = explore(range(20), profile="calm", l1=REPLICA, processes=1)
+    report = explore(range(24), faults="calm", l1=REPLICA, processes=1)
     assert_no_violation(report)
     assert set(report["faults"]) <= {Fault.RESTART.value}
     assert report["coverage"]["tokens from storage"] > 0
@@ -190,7 +265,7 @@ def test_a_calm_schedule_never_fails_what_it_moves() -> None:
 
 
 def test_a_calm_schedule_fails_no_load_into_the_pages_of_an_engine() -> None:
-    report = explore(range(8), profile="calm", l1=ENGINE, processes=1)
+    report = explore(range(8), faults="calm", l1=ENGINE, processes=1)
     assert_no_violation(report)
     assert report["coverage"]["tokens from host"] > 0
     assert report["outcomes"]["prefetch complete"] > 0
@@ -213,7 +288,9 @@ def test_a_report_prints_what_a_person_wants_to_know(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"profile": "wild"}, "unknown profile 'wild'; known: "),
+        ({"faults": "wild"}, "unknown faults 'wild'; known: mixed"),
+        ({"profile": "gpt"}, "unknown profile 'gpt'; known: llama"),
+        ({"profile": "gemma", "l1": ENGINE}, "full attention only, and profile 'gemma' has more"),
         ({"ranks": 0}, "ranks is 0, must be 1 or more"),
         ({"steps": 99}, "steps is 99, must be 100 or more"),
         ({"l1": "driver"}, "unknown owner of L1 'driver'; known: replica, engine, both"),
@@ -225,7 +302,8 @@ def test_what_cannot_be_simulated_is_refused_by_name(
     arguments: dict[str, int | str] = {
         "ranks": 2,
         "steps": 100,
-        "profile": "mixed",
+        "profile": LLAMA,
+        "faults": "mixed",
         "l1": BOTH,
         **wrong,
     }
@@ -235,13 +313,14 @@ def test_what_cannot_be_simulated_is_refused_by_name(
             ranks=int(arguments["ranks"]),
             steps=int(arguments["steps"]),
             profile=str(arguments["profile"]),
+            faults=str(arguments["faults"]),
             depth=0,
             l1=str(arguments["l1"]),
         )
 
 
 def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
-    report = explore(range(99, 105), l1=REPLICA, processes=1)
+    report = explore(range(99, 105), profile=LLAMA, l1=REPLICA, processes=1)
     assert_no_violation(report)
     assert report["outcomes"].get("prefetch expired")
 
@@ -251,4 +330,12 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("l1", [REPLICA, ENGINE])
 def test_two_thousand_schedules_have_no_violation(ranks: int, l1: str) -> None:
-    assert_no_violation(explore(range(10_000, 12_000), ranks=ranks, steps=150, l1=l1))
+    seeds = range(10_000, 12_000)
+    assert_no_violation(explore(seeds, ranks=ranks, steps=150, profile=LLAMA, l1=l1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("profile", HYBRIDS)
+def test_a_thousand_schedules_of_a_hybrid_model_have_no_violation(profile: str) -> None:
+    assert_no_violation(explore(range(20_000, 21_000), ranks=4, steps=150, profile=profile))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import pytest
-from planted_bugs import SEEDS_MAX, assert_found, violations
+from planted_bugs import SEEDS_MAX, assert_found, making, violations
 
 from lockstep.coordinator.ballot import Ended, Landed, Progress, Quiesced
 from lockstep.coordinator.operation import Kind, Outcome
@@ -19,26 +19,24 @@ from lockstep.ranks.replica import page_keys as keys_module
 from lockstep.ranks.replica import state as state_module
 from lockstep.ranks.replica import tree as tree_module
 from lockstep.ranks.replica.backing_up import BackingUp
-from lockstep.ranks.replica.eviction import LeastRecentlyUsed
 from lockstep.ranks.replica.operations import Copy, Operation, Prefetch
 from lockstep.ranks.replica.pages import PageRun
 from lockstep.ranks.replica.prefetching import Prefetching
 from lockstep.ranks.replica.request import Request
+from lockstep.ranks.replica.residence import Residence
 from lockstep.ranks.replica.serving import Serving
 from lockstep.ranks.replica.state import ReplicaState
 from lockstep.ranks.replica.tokens import TOKEN_BYTES
-from lockstep.ranks.replica.tree import DEVICE, Node
-from lockstep.simulation.conditions import Conditions
-from lockstep.simulation.epoch import Epoch, MakeExecutor, make_executor
+from lockstep.ranks.replica.tree import DEVICE, HOST, Node
+from lockstep.simulation.epoch import Epoch
 from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.memory import Slots, Store
 
 # Bugs of one rank: the replicas part ways.
 
 
 def test_a_free_list_in_another_order_on_one_rank_is_found() -> None:
     def reverse_free_list(epoch: Epoch) -> None:
-        epoch.caches[1].replica.state.pools[DEVICE]._free.reverse()  # pyright: ignore[reportPrivateUsage]
+        epoch.caches[1].replica.state.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
 
     assert_found(violations(tamper=reverse_free_list), "rank 0 answers", "digests differ")
 
@@ -55,8 +53,8 @@ def test_pages_given_back_on_local_evidence_are_found() -> None:
             for each in reports:
                 operation = cache.replica.state.operations.in_flight.get(each.operation)
                 if isinstance(each, Ended) and isinstance(operation, Copy) and each.ok:
-                    cache.replica.state.pools[operation.fills].give_back(
-                        operation.owned_pages(operation.fills)[:0]
+                    cache.replica.state.pools[operation.fills][0].give_back(
+                        operation.owned_pages(operation.fills, 0)[:0]
                         or operation.segments[0].pages[:1]
                     )
             return reports
@@ -117,11 +115,11 @@ def test_pages_that_have_not_landed_and_are_offered_are_found(
     settle = Prefetching.settle
 
     def settle_all(self: Prefetching, operation: Prefetch) -> None:
-        operation.landed = len(operation.owned[1])
+        operation.landed = len(operation.wanted)
         settle(self, operation)
 
     monkeypatch.setattr(Prefetching, "settle", settle_all)
-    assert_found(violations(profile="storage"), "the tree offers host page", "still writes")
+    assert_found(violations(faults="storage"), "the tree offers host kv page", "still writes")
 
 
 def test_a_count_of_this_rank_taken_for_the_group_is_found(
@@ -137,38 +135,35 @@ def test_a_count_of_this_rank_taken_for_the_group_is_found(
         arrived(self, verdict)
 
     monkeypatch.setattr(Prefetching, "arrived", arrived_up_to_ceiling)
-    found = violations(profile="storage", seeds=range(3 * SEEDS_MAX))
-    assert_found(found, "the tree offers host page", "still writes", "holds")
+    found = violations(faults="storage", seeds=range(3 * SEEDS_MAX))
+    assert_found(found, "the tree offers host kv page", "still writes", "holds")
 
 
 def test_pages_freed_without_waiting_for_quiet_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop_at_once(self: ReplicaState, operation: Operation, outcome: Outcome) -> None:
         self.orders.append(Cancel(operation.id, self.config.timeouts.quiesce_s))
         for receipt in operation.receipts:
-            self.holds.release(receipt)
+            self.residence.holds.release(receipt)
         operation.receipts.clear()
-        self.pools[1].give_back(operation.owned[1])
-        del operation.owned[1][:]
+        self.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
+        operation.owned.clear()
         stop(self, operation, outcome)
 
     stop = ReplicaState.stop
     monkeypatch.setattr(ReplicaState, "stop", stop_at_once)
-    assert_found(violations(profile="storage"), "still writes it", "still read it")
+    assert_found(violations(faults="storage"), "still writes it", "still read it")
 
 
 def test_an_unlocked_prefix_that_is_evicted_under_a_request_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def evictable(self: ReplicaState, node: Node, tier: int) -> bool:
-        return (
-            node.parent is not None
-            and node.values[tier][0] is not None
-            and not node.occupied_children[tier]
-        )
+    def evictable(self: Residence, tier: int, component: int, node: Node) -> bool:
+        del self
+        return node.values[tier][component] is not None and not node.occupied_children[tier]
 
-    monkeypatch.setattr(ReplicaState, "evictable", evictable)
+    monkeypatch.setattr(Residence, "evictable", evictable)
     assert_found(
-        violations(profile="pressure"), "of a request", "page table", "locked", "AssertionError"
+        violations(faults="pressure"), "of a request", "page table", "locked", "AssertionError"
     )
 
 
@@ -203,7 +198,7 @@ def test_a_leaked_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         duplicate = node.values[DEVICE][0] is not None
         publish(self, request, node)
         if duplicate:
-            self._state.pools[DEVICE].take(1)  # pyright: ignore[reportPrivateUsage]
+            self._state.pools[DEVICE][0].take(1)  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(Serving, "_publish", publish_and_lose)
     assert_found(violations(), "belong to nobody")
@@ -211,18 +206,13 @@ def test_a_leaked_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_that_never_hits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Safe, and useless: nothing wrong is served, because nothing is."""
+    take = Residence.take
 
-    def next_victim(self: LeastRecentlyUsed) -> Node | None:
-        return None
+    def take_all(self: Residence, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
+        self.evict_everything(tier)
+        return take(self, tier, counts)
 
-    def take(self: ReplicaState, tier: int, count: int) -> PageRun | None:
-        for node in [each for each in self.tree.nodes() if self.evictable(each, tier)]:
-            self.pools[tier].give_back(self.detach(node, tier))
-            self.remove_if_dead(node)
-        return self.pools[tier].take(count) if count <= self.pools[tier].free else None
-
-    monkeypatch.setattr(LeastRecentlyUsed, "next_victim", next_victim)
-    monkeypatch.setattr(ReplicaState, "take", take)
+    monkeypatch.setattr(Residence, "take", take_all)
     assert_found(violations(), "never had to leave", "could be evicted")
 
 
@@ -236,7 +226,7 @@ def test_a_failed_backup_taken_for_a_good_one_is_found(monkeypatch: pytest.Monke
             stop(self, operation, outcome)
 
     monkeypatch.setattr(ReplicaState, "stop", believe)
-    assert_found(violations(), "the tree offers host page", "copies host page", "stores")
+    assert_found(violations(), "the tree offers host kv page", "copies host kv page", "stores")
 
 
 def test_a_vote_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +235,11 @@ def test_a_vote_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def arrived_complete_only(self: Prefetching, verdict: Arrived) -> None:
         operation = self.active.get(verdict.operation)
-        if operation is not None and verdict.pages == len(operation.owned[1]):
+        if operation is not None and verdict.pages == len(operation.wanted):
             arrived(self, verdict)
 
     monkeypatch.setattr(Prefetching, "arrived", arrived_complete_only)
-    assert_found(violations(profile="storage"), "stands in TRANSFER")
+    assert_found(violations(faults="storage"), "stands in TRANSFER")
 
 
 # Bugs of an executor: the replica believes what it is told, so the memory must tell.
@@ -290,32 +280,23 @@ class _Careless(SimulatedExecutor):
         return 1_000_000 if content is None else content
 
 
-def _making(kind: type[SimulatedExecutor]) -> MakeExecutor:
-    def make(conditions: Conditions, device: Slots, host: Slots, store: Store) -> SimulatedExecutor:
-        if conditions.rank == 0:
-            return make_executor(conditions, device, host, store)
-        return kind(conditions, device=device, host=host, store=store, page_bytes=1)
-
-    return make
-
-
 def test_an_executor_that_does_not_wait_for_its_transfers_is_found() -> None:
-    found = violations(make=_making(_Impatient), seeds=range(3 * SEEDS_MAX))
+    found = violations(make=making(_Impatient), seeds=range(3 * SEEDS_MAX))
     assert_found(found, "still writes it", "still read it")
 
 
 def test_an_executor_that_reports_a_page_too_early_is_found() -> None:
-    found = violations(make=_making(_Hasty))
-    assert_found(found, "the tree offers host page", "still writes it", "holds")
+    found = violations(make=making(_Hasty))
+    assert_found(found, "the tree offers host kv page", "still writes it", "holds")
 
 
 def test_an_executor_that_never_answers_is_found() -> None:
-    assert_found(violations(make=_making(_Mute)), "stands in ISSUED")
+    assert_found(violations(make=making(_Mute)), "stands in ISSUED")
 
 
 def test_a_read_without_a_checksum_is_found() -> None:
-    found = violations(make=_making(_Careless), profile="storage")
-    assert_found(found, "the tree offers host page", "holds content 1000000")
+    found = violations(make=making(_Careless), faults="storage")
+    assert_found(found, "the tree offers host kv page", "holds content 1000000")
 
 
 def test_without_a_planted_bug_the_same_seeds_are_clean() -> None:

@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 
 import pytest
-from planted_bugs import assert_found, violations
+from planted_bugs import assert_found, making, violations
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import CopyToDevice, Fence, Order
 from lockstep.ranks.replica import state as state_module
-from lockstep.ranks.replica.loading_back import LoadingBack
+from lockstep.ranks.replica.loading_back import LoadingBack, Missing
 from lockstep.ranks.replica.offloading import Offloading
 from lockstep.ranks.replica.operations import Copy
 from lockstep.ranks.replica.page_keys import namespace_seed
 from lockstep.ranks.replica.pages import PageRun
 from lockstep.ranks.replica.request import Request
+from lockstep.ranks.replica.residence import Residence
 from lockstep.ranks.replica.state import ReplicaState
 from lockstep.ranks.replica.tree import Node
-from lockstep.simulation.conditions import Conditions
 from lockstep.simulation.epoch import Epoch
 from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.memory import Slots, Store
 from lockstep.simulation.world import ENGINE
 
 TOUCHED = "transfer touches"
@@ -101,19 +100,25 @@ def test_a_fence_that_leaves_copies_waiting_for_the_engine_is_found(
 def test_device_pages_in_the_digest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = LoadingBack.begin
 
-    def record(self: LoadingBack, request: Request, nodes: list[Node], pages: PageRun) -> int:
-        self._state.journal.record("lent", *pages)  # pyright: ignore[reportPrivateUsage]
-        return begin(self, request, nodes, pages)
+    def record(
+        self: LoadingBack,
+        request: Request,
+        last: Node,
+        missing: Sequence[Missing],
+        pages: Sequence[PageRun],
+    ) -> int:
+        self._state.journal.record("lent", *pages[0])  # pyright: ignore[reportPrivateUsage]
+        return begin(self, request, last, missing, pages)
 
     monkeypatch.setattr(LoadingBack, "begin", record)
     assert_found(violations(l1=ENGINE), "digests differ")
 
 
 def test_a_dead_tombstone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prune_nothing(self: ReplicaState, node: Node) -> None:
+    def prune_nothing(self: Residence, node: Node) -> None:
         del self, node
 
-    monkeypatch.setattr(ReplicaState, "prune", prune_nothing)
+    monkeypatch.setattr(Residence, "prune", prune_nothing)
     assert_found(violations(l1=ENGINE), "is dead")
 
 
@@ -132,7 +137,7 @@ def test_keys_that_outlive_a_reset_are_found(monkeypatch: pytest.MonkeyPatch) ->
         return namespace_seed(model_digest, namespace, 0)
 
     monkeypatch.setattr(state_module, "namespace_seed", seed_without_generation)
-    assert_found(violations(l1=ENGINE), "the tree offers host page", "under the key of content")
+    assert_found(violations(l1=ENGINE), "the tree offers host kv page", "under the key of content")
 
 
 def test_a_request_that_loads_again_after_a_failure_is_found(
@@ -171,21 +176,17 @@ class _Unfenced(SimulatedExecutor):
         super().carry_out(orders)
 
 
-def hasty(conditions: Conditions, device: Slots, host: Slots, store: Store) -> SimulatedExecutor:
-    return _HastyLoads(conditions, device=device, host=host, store=store, page_bytes=1)
-
-
-def unfenced(conditions: Conditions, device: Slots, host: Slots, store: Store) -> SimulatedExecutor:
-    return _Unfenced(conditions, device=device, host=host, store=store, page_bytes=1)
-
-
 def test_a_load_that_is_ready_too_early_is_found() -> None:
-    assert_found(violations(make=hasty, l1=ENGINE), TOUCHED, "is in use and being written")
+    assert_found(
+        violations(make=making(_HastyLoads, every_rank=True), l1=ENGINE),
+        TOUCHED,
+        "is in use and being written",
+    )
 
 
 def test_a_fenced_backup_that_counts_is_found() -> None:
-    found = violations(make=unfenced, l1=ENGINE)
-    assert_found(found, "the tree offers host page", "still writes it", "copies host page")
+    found = violations(make=making(_Unfenced, every_rank=True), l1=ENGINE)
+    assert_found(found, "the tree offers host kv page", "still writes it", "copies host kv page")
 
 
 def test_an_executor_that_gives_up_no_device_is_found() -> None:

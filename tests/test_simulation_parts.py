@@ -1,6 +1,8 @@
 """The simulator's own parts: time, memory, stores, and the freedoms that the executor takes."""
 
+from array import array
 from collections.abc import Mapping
+from itertools import pairwise, takewhile
 
 import pytest
 
@@ -21,7 +23,9 @@ from lockstep.ranks.orders import (
     CopyToHost,
     CopyTransfer,
     Fetch,
+    Fork,
     LookUp,
+    Need,
     ObjectTransfer,
     Persist,
 )
@@ -30,11 +34,12 @@ from lockstep.simulation.conditions import Conditions
 from lockstep.simulation.epoch import make_executor
 from lockstep.simulation.executor import SimulatedExecutor
 from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
-from lockstep.simulation.memory import EMPTY, GARBAGE, TORN, Contents, Slots, Store
+from lockstep.simulation.memory import EMPTY, GARBAGE, TORN, Contents, Memory, Slots, Store
 from lockstep.simulation.prompts import Prompts
 from lockstep.simulation.world import draw_world
 
 KEYS = (b"a", b"b", b"c")
+WINDOW_POOL, STATE_POOL = "window", "state"
 
 
 class Rank:
@@ -43,12 +48,15 @@ class Rank:
     def __init__(self, rates: Mapping[Fault, float] | None = None, seed: int = 1) -> None:
         self.clock = Clock()
         self.findings: list[str] = []
-        self.device = Slots("device", 4, self.findings.append)
-        self.host = Slots("host", 4, self.findings.append)
+        self.memory = Memory(
+            {KV_POOL: (4, 4), WINDOW_POOL: (4, 4), STATE_POOL: (3, 3)}, self.findings.append
+        )
+        self.device = self.memory.device[KV_POOL]
+        self.host = self.memory.host[KV_POOL]
         self.store = Store({})
         for content, key in enumerate(KEYS, start=1):
             self.store.write(KV_POOL, key, content)
-        world = draw_world(seed, ranks=1, steps=100, profile="calm", depth=0)
+        world = draw_world(seed, ranks=1, steps=100, faults="calm", depth=0)
         plan = FaultPlan(
             rates=rates or {},
             paces=(1.0,),
@@ -65,9 +73,7 @@ class Rank:
             random=world.stream("executor"),
             finding=self.findings.append,
         )
-        self.executor: SimulatedExecutor = make_executor(
-            conditions, self.device, self.host, self.store
-        )
+        self.executor: SimulatedExecutor = make_executor(conditions, self.memory, self.store)
 
     def after(self, duration_ms: int) -> list[Progress]:
         self.clock.advance(duration_ms * 1000)
@@ -93,10 +99,17 @@ def test_events_of_one_instant_happen_in_the_order_in_which_they_were_planned() 
     assert clock.now_us == 20
 
 
-def test_contents_are_equal_exactly_for_equal_prefixes_of_one_namespace() -> None:
+def test_contents_are_equal_exactly_for_equal_prefixes_of_one_pool_and_namespace() -> None:
     contents = Contents()
     assert contents.of("", b"ab") == contents.of("", b"ab")
-    assert len({contents.of("", b"ab"), contents.of("", b"a"), contents.of("x", b"ab")}) == 3
+    others = (
+        contents.of("", b"a"),
+        contents.of("x", b"ab"),
+        contents.of("", b"ab", 1),
+        contents.of("", b"ab", pool=WINDOW_POOL),
+        contents.of("", b"ab", pool=STATE_POOL),
+    )
+    assert len({contents.of("", b"ab"), *others}) == 6
 
 
 def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
@@ -139,7 +152,8 @@ def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> Non
     assert other.write(KV_POOL, b"k", 8) == "stores content 8 under the key of content 7"
     assert other.write(KV_POOL, b"l", GARBAGE) == "stores garbage under a page key"
     assert other.read(KV_POOL, b"k") == 7
-    assert one.leading(KV_POOL, (b"k", b"l")) == 1
+    assert one.has(KV_POOL, b"k")
+    assert not one.has(KV_POOL, b"l")
     assert one.lose(5)
     assert len(one) == 0
 
@@ -168,6 +182,74 @@ def test_a_page_that_cannot_land_caps_the_fetch_before_it() -> None:
     assert Capped(1, 1) in progress
     assert max(each.pages for each in progress if isinstance(each, Landed)) == 1
     assert rank.host.content[1] == GARBAGE
+
+
+def test_the_pages_of_all_pools_are_one_sequence() -> None:
+    rank = Rank()
+    rank.store.write(WINDOW_POOL, b"c", 13)
+    rank.store.write(STATE_POOL, b"c", 23)
+    rank.executor.carry_out([fetch_of_three_pools()])
+
+    progress = rank.after(500)
+
+    assert progress[-1] == Landed(1, 5)
+    assert rank.host.content[:3] == [1, 2, 3]
+    assert rank.memory.host[WINDOW_POOL].content[3] == 13
+    assert rank.memory.host[STATE_POOL].content[0] == 23
+    assert not rank.findings
+
+
+def test_a_page_of_a_later_pool_that_cannot_land_caps_the_sequence_there() -> None:
+    rank = Rank()
+    rank.store.write(STATE_POOL, b"c", 23)
+    rank.executor.carry_out([fetch_of_three_pools()])
+
+    progress = rank.after(500)
+
+    assert Capped(1, 3) in progress
+    assert max(each.pages for each in progress if isinstance(each, Landed)) == 3
+
+
+def fetch_of_three_pools() -> Fetch:
+    transfers = (
+        ObjectTransfer(KV_POOL, KEYS, (0, 1, 2)),
+        ObjectTransfer(WINDOW_POOL, KEYS[2:], (3,)),
+        ObjectTransfer(STATE_POOL, KEYS[2:], (0,)),
+    )
+    return Fetch(1, transfers, 1.0)
+
+
+def test_an_order_that_names_a_pool_that_is_not_there_is_found() -> None:
+    rank = Rank()
+    rank.executor.carry_out([Fetch(1, (ObjectTransfer("index", KEYS, (0, 1, 2)),), 1.0)])
+    assert "an order names the unknown pool 'index'" in rank.findings[0]
+
+
+def test_a_fork_copies_at_once_and_every_later_order_sees_it() -> None:
+    rank = Rank()
+    states = rank.memory.device[STATE_POOL]
+    states.content[0] = 7
+
+    rank.executor.carry_out(
+        [Fork(STATE_POOL, 0, 2), CopyToHost(1, (CopyTransfer(STATE_POOL, (2,), (1,)),), 1.0)]
+    )
+
+    assert states.content == [7, EMPTY, 7]
+    assert rank.after(100) == [Ended(1, ok=True)]
+    assert rank.memory.host[STATE_POOL].content[1] == 7
+    assert not rank.findings
+
+
+def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
+    rank = Rank()
+    rank.memory.device[STATE_POOL].content[1] = 7
+    rank.executor.carry_out([Fork(STATE_POOL, 0, 2)])
+    assert "a fork copies device state page 0, which holds nothing" in rank.findings[0]
+
+    rank.executor.carry_out(
+        [CopyToHost(1, (CopyTransfer(STATE_POOL, (1,), (1,)),), 1.0), Fork(STATE_POOL, 2, 1)]
+    )
+    assert "a fork writes device state page 1 while a transfer touches it" in rank.findings[-1]
 
 
 def test_a_hung_read_outlives_its_deadline_and_writes_late_or_never() -> None:
@@ -218,7 +300,7 @@ def test_a_copy_of_a_page_that_holds_nothing_is_found() -> None:
     rank = Rank()
     rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
     rank.after(100)
-    assert "operation 2 copies host page 2, which holds nothing" in rank.findings[0]
+    assert "operation 2 copies host kv page 2, which holds nothing" in rank.findings[0]
 
 
 def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
@@ -239,7 +321,7 @@ def test_a_persist_writes_what_the_page_holds_when_it_is_read() -> None:
 
 
 def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come() -> None:
-    look_up = LookUp(1, KV_POOL, (*KEYS, b"x"), 1.0)
+    look_up = LookUp(1, 0, (Need(KV_POOL, 0, (*KEYS, b"x")),), 1.0)
 
     def answer(rates: Mapping[Fault, float]) -> list[Progress]:
         rank = Rank(rates)
@@ -254,13 +336,46 @@ def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come()
     assert answer({Fault.LOOKUP_SILENT: 1.0}) == [Expired(1)]
 
 
+def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_of_them_allow() -> None:
+    rank = Rank()
+    rank.store.write(STATE_POOL, b"a", 21)
+    rank.store.write(STATE_POOL, b"c", 23)
+    rank.executor.carry_out([look_up_states()])
+    assert rank.after(500) == [Answered(1, 0, (1, 3))]
+
+
+def test_a_lookup_may_be_wrong_about_any_key_so_that_ranks_differ_within_their_sets() -> None:
+    def answer(seed: int) -> tuple[int, ...]:
+        rank = Rank({Fault.LOOKUP_TOO_MANY: 0.5, Fault.LOOKUP_TOO_FEW: 0.5}, seed)
+        rank.store.write(STATE_POOL, b"a", 21)
+        rank.store.write(STATE_POOL, b"c", 23)
+        rank.executor.carry_out([look_up_states()])
+        (answered,) = rank.after(1_100)
+        assert isinstance(answered, Answered)
+        return answered.beyond
+
+    answers = {answer(seed) for seed in range(60)}
+    assert {(), (1,), (3,), (1, 3), (1, 2, 3)} <= answers
+
+
+def look_up_states() -> LookUp:
+    return LookUp(1, 0, (Need(KV_POOL, 0, KEYS), Need(STATE_POOL, 0, KEYS, span=1)), 1.0)
+
+
+def test_a_key_that_is_not_to_be_asked_for_is_not_there_whatever_a_lookup_gets_wrong() -> None:
+    rank = Rank({Fault.LOOKUP_TOO_MANY: 1.0})
+    need = Need(STATE_POOL, 0, (b"", b"b", b""), span=1)
+    rank.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS), need), 1.0)])
+    assert rank.after(500) == [Answered(1, 0, (2,))]
+
+
 def test_a_repeated_report_comes_again_and_a_late_one_later() -> None:
     repeated = Rank({Fault.REPEATED_REPORT: 1.0})
-    repeated.executor.carry_out([LookUp(1, KV_POOL, KEYS, 1.0)])
+    repeated.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS),), 1.0)])
     assert repeated.after(500) == [Answered(1, 3), Answered(1, 3)]
 
     late = Rank({Fault.LATE_REPORT: 1.0})
-    late.executor.carry_out([LookUp(1, KV_POOL, KEYS, 1.0)])
+    late.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS),), 1.0)])
     assert late.after(500) == [Answered(1, 3)]
 
 
@@ -272,9 +387,24 @@ def test_a_closed_executor_touches_nothing_any_more() -> None:
     assert rank.host.content[0] == TORN
 
 
+def test_prompts_of_a_hybrid_model_part_at_the_ends_of_pages_and_within_them() -> None:
+    world = draw_world(0, ranks=1, steps=100, profile="hybrid-all", depth=0)
+    prompts = Prompts(world)
+    drawn = sorted({prompts.draw()[1] for _ in range(60)})
+
+    partings = [common_tokens(*pair) % world.page_tokens for pair in pairwise(drawn)]
+
+    assert 5 < partings.count(0) < len(partings) - 5
+
+
+def common_tokens(one: bytes, other: bytes) -> int:
+    pairs = zip(array("i", one), array("i", other), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_prompts_share_prefixes_and_differ(seed: int) -> None:
-    prompts = Prompts(draw_world(seed, ranks=1, steps=100, profile="calm", depth=0))
+    prompts = Prompts(draw_world(seed, ranks=1, steps=100, faults="calm", depth=0))
     drawn = [prompts.draw()[1] for _ in range(60)]
     assert len(set(drawn)) > 5
     assert len({tokens[:4] for tokens in drawn}) < len(set(drawn))

@@ -19,9 +19,10 @@ class MemoryStore:
     def backend(self) -> MemoryBackend:
         return MemoryBackend(self.shelf)
 
-    def spoil(self, name: ObjectName) -> None:
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
         header, payload = self.shelf.objects[digest_of(name)]
-        self.shelf.objects[digest_of(name)] = (header, bytes([payload[0] ^ 1]) + payload[1:])
+        spoilt = payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
+        self.shelf.objects[digest_of(name)] = (header, spoilt)
 
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
         self.shelf.objects[digest_of(other)] = self.shelf.objects[digest_of(name)]

@@ -19,7 +19,7 @@ from storage_files import FileStore, flip, forbid_unnamed_files
 from lockstep.errors import ConfigError, UsageError
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_objects import BLOCK_BYTES
+from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_quarantine import PLACES
 from lockstep.storage_backends.page_object import encode_header, name_digest
 

@@ -3,6 +3,7 @@
 import pytest
 
 from lockstep.storage_backends.base import ObjectName
+from lockstep.storage_backends.optional_columns import OptionalColumns
 from lockstep.storage_backends.page_object import (
     HEADER_BYTES,
     PIECE_BYTES,
@@ -14,6 +15,7 @@ from lockstep.storage_backends.page_object import (
     name_digest,
     payload_checksum,
     piece_checksum,
+    presence_bits,
 )
 
 PAYLOAD = bytes(range(256)) * 5
@@ -34,6 +36,46 @@ def test_the_format_is_what_it_was() -> None:
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
         "d92ab3a1cb0542a74844b009e164352e00000000000000005116c7b769e4b727"
     )
+
+
+def test_the_format_of_presence_bits_is_what_it_was() -> None:
+    """See above; a page without optional columns has the header that it always had."""
+    header = encode_header(DIGEST, len(PAYLOAD), payload_checksum(PAYLOAD), 0b101)
+
+    assert presence_bits(header) == 0b101
+    assert header[:24] + header[32:88] == HEADER[:24] + HEADER[32:88]
+    assert header[24:32].hex() == "0500000000000000"
+
+
+@pytest.mark.parametrize(
+    ("written", "asked", "finding"),
+    [
+        (0b00, 0b00, Finding.SOUND),
+        (0b11, 0b11, Finding.SOUND),
+        (0b01, 0b00, Finding.FULLER),
+        (0b11, 0b10, Finding.FULLER),
+        (0b00, 0b01, Finding.LACKING),
+        (0b01, 0b10, Finding.LACKING),
+    ],
+)
+def test_a_header_with_other_columns_than_were_asked_for_is_told_apart(
+    written: int, asked: int, finding: Finding
+) -> None:
+    columns = OptionalColumns(nbytes=(100, 100), present=asked)
+    header = encode_header(DIGEST, 1000 + 100 * written.bit_count(), bytes(16), written)
+    longer = encode_header(DIGEST, 1001 + 100 * written.bit_count(), bytes(16), written)
+    buffer_bytes = 1000 + 100 * asked.bit_count()
+
+    assert check_header(header, DIGEST, buffer_bytes, columns) is finding
+    assert check_header(header, bytes(32), buffer_bytes, columns) is Finding.NAME
+    assert check_header(longer, DIGEST, buffer_bytes, columns) is Finding.LENGTH
+
+
+def test_a_header_with_bits_of_columns_that_the_layout_does_not_have_is_refused() -> None:
+    header = encode_header(DIGEST, 1000, bytes(16), 0b100)
+
+    columns = OptionalColumns(nbytes=(100, 100))
+    assert check_header(header, DIGEST, 1000, columns) is Finding.HEADER
 
 
 def test_any_flipped_bit_of_a_header_is_found() -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from storage_contract import get, object_name, opened, page, run
+from storage_contract import EVERY, full_page, get, get_columns, object_name, opened, page, run
 from storage_files import FileStore
 from storage_writers import PAGE_BYTES, PAGES
 
@@ -76,6 +76,26 @@ def test_of_two_processes_that_write_a_name_exactly_one_wins(store: FileStore, m
                 assert outcome is ReadOutcome.OK
                 found[contents.index(buffer)] += 1
             assert found == wins
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_processes_that_bring_different_columns_to_a_name_none_loses_its_own(
+    store: FileStore, mode: str
+) -> None:
+    names = 100
+    writers = [start("columns", store.root, mode, column, names) for column in range(3)]
+    assert [finish(writer) for writer in writers] == ["0\n"] * 3
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            assert store.temporary() == []
+            for number in range(names):
+                assert await get_columns(backend, object_name(number), EVERY) == (
+                    ReadOutcome.OK,
+                    full_page(EVERY),
+                )
 
     run(scenario())
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
+from lockstep.coordinator.ballot import UNBOUNDED, Answered, Ballot, Capped, Ended, Expired, Landed
 from lockstep.coordinator.fold import fold
 from lockstep.coordinator.lanes import BallotShape, Layout, Slot, Voter, encode
 from lockstep.coordinator.operation import Phase, Queue
@@ -71,7 +71,12 @@ def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
 
     assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
         Found(
-            operation=3, pages=fewest, shortest_rank=rank, longest=max(answers), expired_rank=None
+            operation=3,
+            bound=UNBOUNDED,
+            pages=fewest,
+            shortest_rank=rank,
+            longest=max(answers),
+            expired_rank=None,
         ),
     )
 
@@ -84,7 +89,14 @@ def test_a_lookup_has_no_answer_while_one_rank_has_none(answers: list[int | None
             ballot.note(Answered(3, answer))
 
     assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
-        Found(operation=3, pages=None, shortest_rank=None, longest=None, expired_rank=None),
+        Found(
+            operation=3,
+            bound=UNBOUNDED,
+            pages=None,
+            shortest_rank=None,
+            longest=None,
+            expired_rank=None,
+        ),
     )
 
 

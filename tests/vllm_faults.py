@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies, Direction
-from lockstep.storage_backends import file_objects
+from lockstep.storage_backends import file_contents
 from lockstep.storage_backends.base import (
     Counters,
     ObjectName,
@@ -129,12 +129,12 @@ def _fail_a_load_half_way() -> None:
 
 def _trust_every_byte() -> None:
     """Take a payload for sound without looking at it."""
-    objects: Any = file_objects
+    contents: Any = file_contents
 
     def trust(header: bytes, checksum: bytes) -> Finding:
         return Finding.SOUND
 
-    objects.check_payload = trust
+    contents.check_payload = trust
 
 
 FAULTS: dict[str, Callable[[], None]] = {

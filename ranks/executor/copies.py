@@ -18,6 +18,8 @@ import numpy.typing as npt
 from ...errors import InternalError
 from ..orders import CopyTransfer
 from .pools import TierPools
+from .seals import Seals
+from .staging import fork_page
 
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least this often whether it was cancelled."""
@@ -68,6 +70,14 @@ class CopyEngine(Protocol):
 
     def cancel(self, operation: int) -> None:
         """Leave out what was not begun yet of a copy. It ends not ok, unless it is done already."""
+        ...
+
+    def fork(self, pool: str, source: int, destination: int) -> None:
+        """Copy one device page to another in the order of the engine's own work (see `Fork`).
+
+        On a CPU it is done on return; on a CUDA device it is on the caller's current stream. Raises
+        `InternalError` for a page that there is not.
+        """
         ...
 
     def trouble(self) -> str | None:
@@ -121,6 +131,21 @@ def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> list[t
     return pairs
 
 
+def require_forkable(
+    pools: Mapping[str, TierPools], pool: str, source: int, destination: int
+) -> TierPools:
+    """Return the pool of a fork; raises `InternalError` if it or one of the pages is not there."""
+    pair = pools.get(pool)
+    if pair is None:
+        raise InternalError(f"a fork names pool {pool!r}; known: {', '.join(pools)}")
+    pages = pair.device.pages
+    if not (0 <= source < pages and 0 <= destination < pages):
+        raise InternalError(
+            f"a fork copies page {source} of pool {pool!r} to {destination}; it has {pages}"
+        )
+    return pair
+
+
 def page_runs(pairs: Sequence[tuple[int, int]], pages_max: int) -> Iterator[tuple[int, int, int]]:
     """Yield (host page, device page, count) for pages that are neighbours on both sides."""
     start = 0
@@ -140,7 +165,9 @@ class CpuCopies:
     """
 
     def __init__(self, pools: Mapping[str, TierPools], report: ReportCopy) -> None:
+        self._tiers = dict(pools)
         self._pools = {name: _CpuPages(pair) for name, pair in pools.items()}
+        self._seals = Seals(pools)
         self._report = report
         # Reentrant, unlike `queue.Queue`: `stop` may be called by a signal that came during `begin`.
         self._jobs: SimpleQueue[CopyJob | None] = SimpleQueue()
@@ -160,6 +187,9 @@ class CpuCopies:
         job = self._unfinished.get(operation)
         if job is not None:
             job.cancelled = True
+
+    def fork(self, pool: str, source: int, destination: int) -> None:
+        fork_page(require_forkable(self._tiers, pool, source, destination), source, destination)
 
     def trouble(self) -> str | None:
         if self._stopped or self._thread.is_alive():
@@ -191,11 +221,15 @@ class CpuCopies:
             pages = self._pools[transfer.pool]
             page_bytes = pages.pools.layout.page_bytes
             pairs = page_pairs(job, transfer, pages.pools)
+            if job.direction is Direction.TO_DEVICE:
+                self._seals.check(transfer)
             for host, device, count in page_runs(pairs, max(1, _RUN_BYTES_MAX // page_bytes)):
                 if job.cancelled:
                     return
                 pages.copy(job.direction, host, device, count)
                 job.nbytes += count * page_bytes
+        if job.direction is Direction.TO_HOST:
+            self._seals.seal(job.transfers)
 
 
 @dataclass(slots=True)

@@ -19,9 +19,10 @@ from typing import cast
 import torch
 
 from ..orders import CopyTransfer
-from .copies import CopyJob, Direction, ReportCopy, page_pairs
+from .copies import CopyJob, Direction, ReportCopy, page_pairs, require_forkable
 from .pools import TierPools
-from .staging import gather, scatter
+from .seals import Seals
+from .staging import fork_page, gather, scatter
 
 STAGING_BYTES = 64 << 20
 """Device memory for staging, over both directions."""
@@ -76,7 +77,9 @@ class CudaCopies:
         *,
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
+        self._pools = dict(pools)
         self._device = next(iter(pools.values())).device.device
+        self.seals = Seals(pools)
         self._report = report
         self._unfinished: dict[int, _CudaJob] = {}
         self._trouble: str | None = None
@@ -103,6 +106,13 @@ class CudaCopies:
         job = self._unfinished.get(operation)
         if job is not None:
             job.cancelled = True
+
+    def fork(self, pool: str, source: int, destination: int) -> None:
+        pair = require_forkable(self._pools, pool, source, destination)
+        try:
+            fork_page(pair, source, destination)
+        except RuntimeError as error:
+            self._trouble = f"the device failed: {error}"
 
     def trouble(self) -> str | None:
         return self._trouble
@@ -190,6 +200,8 @@ class _Way:
     def _launch_transfer(self, job: _CudaJob, transfer: CopyTransfer) -> None:
         pools = self._pools[transfer.pool]
         pairs = page_pairs(job, transfer, pools)
+        if job.direction is Direction.TO_DEVICE:
+            self._owner.seals.check(transfer)
         chunk_pages = self._lanes[0].staging.numel() // pools.layout.page_bytes
         for first in range(0, len(pairs), chunk_pages):
             if job.cancelled:
@@ -228,6 +240,8 @@ class _Way:
             try:
                 for event in job.done:
                     event.synchronize()
+                if job.direction is Direction.TO_HOST and not (job.cancelled or job.reason):
+                    self._owner.seals.seal(job.transfers)
             except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
                 # An error that shows only here belongs to the device and not to one copy.
                 job.reason = job.reason or str(error) or repr(error)

@@ -6,13 +6,15 @@ for copies and storage, which move whole pages: each page is one contiguous run 
 
 import contextlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, SupportsInt, cast
 
 import torch
 
 from ...errors import ConfigError, InternalError
+from ..agreed_pools import AgreedPool
+from ..orders import KV_POOL
 from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
@@ -182,3 +184,36 @@ class TierPools:
     def layout(self) -> ShardLayout:
         """The layout that both pools have."""
         return self.host.layout
+
+
+def make_pools(
+    agreed: Mapping[str, AgreedPool], device: torch.device | DevicePages
+) -> dict[str, TierPools]:
+    """Make the host pages of every pool beside its device pages, which are made or an engine's.
+
+    Raises `ConfigError` where an engine owns the device pages of a model that has other pools than
+    full attention's.
+    """
+    if not isinstance(device, torch.device) and len(agreed) > 1:
+        others = ", ".join(name for name in agreed if name != KV_POOL)
+        raise ConfigError(
+            f"the engine owns the device pages, and the model has other pools: {others}; an engine"
+            " that owns its device pages can use full attention only"
+        )
+    pools: dict[str, TierPools] = {}
+    try:
+        for name, pool in agreed.items():
+            if isinstance(device, torch.device):
+                pages: DevicePages = DevicePool(pool.layout, pool.device_pages, device)
+            else:
+                pages = device
+            pinned = pages.device.type == "cuda"
+            # Pinning makes a context on the current device, which need not be this rank's.
+            with torch.cuda.device(pages.device) if pinned else contextlib.nullcontext():
+                host = HostPool(pool.layout, pool.host_pages, pinned=pinned)
+            pools[name] = TierPools(pages, host)
+    except BaseException:
+        for pair in pools.values():
+            pair.host.close()
+        raise
+    return pools

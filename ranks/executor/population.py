@@ -8,6 +8,7 @@ already is not changed, so nothing has to wait for it.
 
 import ctypes
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -18,10 +19,13 @@ _CHUNK_BYTES = 8 << 20
 
 
 class Population:
-    """Fills a host pool's memory in, on a thread that ends by itself or when it is told to."""
+    """Fills host pools' memory in, one pool after the other.
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
+    On a thread that ends by itself or when it is told to.
+    """
+
+    def __init__(self, memories: Sequence[torch.Tensor]) -> None:
+        self._memories = memories
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-populate", daemon=True)
         self._thread.start()
@@ -39,9 +43,10 @@ class Population:
         # Called through the C library, which lets other threads go on meanwhile.
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        start, nbytes = self._memory.data_ptr(), self._memory.numel()
-        for at in range(0, nbytes, _CHUNK_BYTES):
-            length = min(_CHUNK_BYTES, nbytes - at)
-            # An older kernel, or one that is out of memory, leaves the rest to the first touch.
-            if self._stopping.is_set() or madvise(start + at, length, _MADV_POPULATE_WRITE):
-                return
+        for memory in self._memories:
+            start, nbytes = memory.data_ptr(), memory.numel()
+            for at in range(0, nbytes, _CHUNK_BYTES):
+                length = min(_CHUNK_BYTES, nbytes - at)
+                # An older kernel, or one that is out of memory, leaves the rest to the first touch.
+                if self._stopping.is_set() or madvise(start + at, length, _MADV_POPULATE_WRITE):
+                    return

@@ -1,4 +1,4 @@
-"""Pages gathered from the device's columns into page-first memory on the device, and back.
+"""Pages moved about on the device: gathered into page-first memory and back, or to another page.
 
 Host pages are page-first and device columns are layer-first, so copying a page directly would take
 one small transfer for each layer. Gathered on the device first, where memory is fast, it takes one
@@ -32,6 +32,16 @@ def scatter(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> Non
     for shard in pools.layout.columns:
         for slab, rows in _words(pools, shard, staging):
             slab.index_copy_(1, pages, rows.transpose(0, 1))
+
+
+def fork_page(pools: TierPools, source: int, destination: int) -> None:
+    """Copy one device page to another, all columns and layers."""
+    for shard in pools.layout.columns:
+        page_layer_bytes = shard.nbytes // shard.column.layers
+        word = next(word for word in _WORDS if not page_layer_bytes % word.itemsize)
+        for slab in pools.device.slabs(shard):
+            pages = slab.view(word)
+            pages[:, destination].copy_(pages[:, source])
 
 
 def _words(

@@ -8,7 +8,7 @@ here they only keep work from being begun that would be too late.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ...storage_backends.base import Counters, StorageBackend
 from ..orders import Cancel, Fetch, LookUp, Persist
 from .inflight_bytes import InflightBytes
-from .pools import HostPool
+from .lookup import StoreLookUp
 from .storage_transfers import (
     Batch,
     FetchTransfer,
@@ -28,9 +28,6 @@ from .storage_transfers import (
     Transfer,
     outcomes_of,
 )
-
-LOOKUP_KEYS = 1024
-"""Keys that one call asks for; a lookup ends with the first call that finds one missing."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,14 +78,13 @@ class StorageLoop:
     def __init__(
         self,
         backend: StorageBackend,
-        pools: Mapping[str, HostPool],
-        store_namespace: str,
+        places: ObjectPlaces,
         report: Callable[[StorageReport], None],
         *,
         inflight_bytes: int,
     ) -> None:
         self._backend = backend
-        self._places = ObjectPlaces(pools=pools, namespace=store_namespace)
+        self._places = places
         self._report = report
         self._inflight_bytes = inflight_bytes
         self._room = InflightBytes(inflight_bytes)
@@ -198,22 +194,15 @@ class StorageLoop:
         return self._loop.create_task(coroutine)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
-        found = 0
+        lookup = StoreLookUp(order, self._backend, self._places)
         try:
             async with asyncio.timeout_at(deadline):
-                for first in range(0, len(order.keys), LOOKUP_KEYS):
-                    keys = order.keys[first : first + LOOKUP_KEYS]
-                    names = [self._places.name(order.pool, key) for key in keys]
-                    answers = await self._backend.exists(names, deadline=deadline)
-                    leading = answers.index(False) if False in answers else len(answers)
-                    found += leading
-                    if leading < len(keys):
-                        break
+                await lookup.ask(deadline)
         except TimeoutError:
             return
         except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
             _log.exception("the store failed in a lookup")
-        self._report(Answered(order.operation, found))
+        self._report(lookup.answer())
 
     def _looked_up(self, operation: int, task: asyncio.Task[None]) -> None:
         if self._lookups.get(operation) is task:

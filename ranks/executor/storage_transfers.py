@@ -8,7 +8,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from ...coordinator.ballot import Capped, Ended, Landed, Progress
@@ -21,8 +20,10 @@ from ...storage_backends.base import (
     Write,
     WriteOutcome,
 )
+from ...storage_backends.optional_columns import OptionalColumns
 from ..orders import Fetch, ObjectTransfer, Persist
 from .pools import HostPool
+from .writers import WriterShare
 
 BATCH_PAGES = 64
 BATCH_BYTES = 4 << 20
@@ -36,6 +37,8 @@ class ObjectPlaces:
 
     pools: Mapping[str, HostPool]
     namespace: str
+    writer: WriterShare
+    """Of the pages that are the same on every rank, those that this one writes."""
 
     def name(self, pool: str, key: bytes) -> ObjectName:
         """Return the name of this rank's shard of one page."""
@@ -46,8 +49,26 @@ class ObjectPlaces:
         return self._pool(pool).page(slot)
 
     def page_bytes(self, pool: str) -> int:
-        """Return the length of a page, and so of its objects."""
+        """Return the length of a page: of an object with the columns that are kept here."""
         return self._pool(pool).layout.page_bytes
+
+    def optional(self, pool: str) -> OptionalColumns:
+        """Return the optional columns of the layout, and those of them that pages have here."""
+        layout = self._pool(pool).layout
+        return OptionalColumns(nbytes=layout.optional_bytes, present=layout.present)
+
+    def own(self, transfer: ObjectTransfer) -> ObjectTransfer:
+        """Return what of `transfer` this rank is to write."""
+        if not self._pool(transfer.pool).layout.replicated:
+            return transfer
+        own = [
+            (key, page)
+            for key, page in zip(transfer.keys, transfer.pages, strict=True)
+            if self.writer.has(key)
+        ]
+        return ObjectTransfer(
+            transfer.pool, tuple(key for key, _ in own), tuple(page for _, page in own)
+        )
 
     def _pool(self, name: str) -> HostPool:
         pool = self.pools.get(name)
@@ -58,11 +79,13 @@ class ObjectPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Neighbouring page positions of an operation, moved by one call to the backend."""
+    """Neighbouring pages of one transfer of an operation, moved by one call to the backend."""
 
-    positions: tuple[int, ...]
-    """The position of each object; with several pools a position occurs once for each."""
+    first: int
+    """The position of the first page in the sequence of all that the operation moves."""
     objects: tuple[tuple[ObjectName, memoryview], ...]
+    optional: OptionalColumns
+    """Of each object."""
     nbytes: int
 
 
@@ -79,22 +102,19 @@ class Transfer(ABC):
         self.bytes_ok = 0
         self._transfers = order.transfers
         self._places = places
-        self._positions = max((len(transfer.keys) for transfer in order.transfers), default=0)
+        self._pages = sum(len(transfer.keys) for transfer in order.transfers)
 
     def batches(self, bytes_max: int) -> Iterator[Batch]:
         """Yield the batches in order, none larger than `bytes_max` but for a single page."""
-        row = sum(self._places.page_bytes(transfer.pool) for transfer in self._transfers)
-        step = max(1, min(BATCH_PAGES, min(BATCH_BYTES, bytes_max) // max(1, row)))
-        for first in range(0, self._positions, step):
-            last = min(first + step, self._positions)
-            parts = [self._part(transfer, first, last) for transfer in self._transfers]
-            objects = tuple(chain.from_iterable(parts))
-            positions = tuple(
-                position
-                for transfer in self._transfers
-                for position in range(first, min(last, len(transfer.keys)))
-            )
-            yield Batch(positions, objects, sum(buffer.nbytes for _, buffer in objects))
+        first = 0
+        for transfer in map(self._part, self._transfers):
+            page_bytes = self._places.page_bytes(transfer.pool)
+            optional = self._places.optional(transfer.pool)
+            step = max(1, min(BATCH_PAGES, min(BATCH_BYTES, bytes_max) // page_bytes))
+            for start in range(0, len(transfer.keys), step):
+                objects = self._objects(transfer, start, start + step)
+                yield Batch(first + start, objects, optional, len(objects) * page_bytes)
+            first += len(transfer.keys)
 
     def is_driven(self) -> bool:
         """Say whether more batches may begin."""
@@ -120,53 +140,54 @@ class Transfer(ABC):
     def concluded(self) -> list[Progress]:
         """Return what is to be said once nothing more will be moved."""
 
-    def _part(
-        self, transfer: ObjectTransfer, first: int, last: int
-    ) -> list[tuple[ObjectName, memoryview]]:
-        return [
+    def _part(self, transfer: ObjectTransfer) -> ObjectTransfer:
+        """Return what of `transfer` is moved here."""
+        return transfer
+
+    def _objects(
+        self, transfer: ObjectTransfer, start: int, stop: int
+    ) -> tuple[tuple[ObjectName, memoryview], ...]:
+        return tuple(
             (self._places.name(transfer.pool, key), self._places.page(transfer.pool, page))
-            for key, page in zip(transfer.keys[first:last], transfer.pages[first:last], strict=True)
-        ]
+            for key, page in zip(transfer.keys[start:stop], transfer.pages[start:stop], strict=True)
+        )
 
 
 class FetchTransfer(Transfer):
     """Objects on their way into host pages.
 
-    Position i has landed when all pools that have a page i have it. Progress counts leading
-    positions, and the first one that cannot land caps it; what lies beyond is not read any more.
+    The pages of all pools are one sequence. Progress counts its leading pages, and the first one that
+    cannot land caps it; what lies beyond is not read any more.
     """
 
     def __init__(self, order: Fetch, deadline: float, places: ObjectPlaces) -> None:
         super().__init__(order, deadline, places)
-        self._missing = [
-            sum(position < len(transfer.keys) for transfer in order.transfers)
-            for position in range(self._positions)
-        ]
-        """Objects of each position that have not landed."""
+        self._there = [False] * self._pages
+        """Which pages have landed."""
         self._landed = 0
-        self._ceiling = self._positions
+        self._ceiling = self._pages
 
     def wants(self, batch: Batch) -> bool:
-        return batch.positions[0] < self._ceiling
+        return batch.first < self._ceiling
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        reads = [Read(name, buffer) for name, buffer in batch.objects]
+        reads = [Read(name, buffer, batch.optional) for name, buffer in batch.objects]
         return await backend.read(reads, deadline=self.deadline)
 
     def returned(self, batch: Batch, outcomes: Sequence[int] | None) -> list[Progress]:
         if outcomes is None:
-            return self._cap(min(batch.positions))
+            return self._cap(batch.first)
         progress: list[Progress] = []
-        for position, outcome, (_, buffer) in zip(
-            batch.positions, outcomes, batch.objects, strict=True
+        for position, (outcome, (_, buffer)) in enumerate(
+            zip(outcomes, batch.objects, strict=True), start=batch.first
         ):
             if outcome == ReadOutcome.OK:
-                self._missing[position] -= 1
+                self._there[position] = True
                 self.bytes_ok += buffer.nbytes
             else:
                 progress += self._cap(position)
         before = self._landed
-        while self._landed < self._positions and not self._missing[self._landed]:
+        while self._landed < self._pages and self._there[self._landed]:
             self._landed += 1
         if self._landed > before:
             progress.append(Landed(self.operation, self._landed))
@@ -183,16 +204,19 @@ class FetchTransfer(Transfer):
 
 
 class PersistTransfer(Transfer):
-    """Host pages on their way into objects: all of them, or the operation has failed."""
+    """Host pages on their way into objects: all of them, or the operation has failed.
+
+    Pages whose writer is another rank are done as far as this one goes.
+    """
 
     _failed = False
-    _written = 0
+    _done = 0
 
     def wants(self, batch: Batch) -> bool:  # noqa: ARG002 - a failure spares them all.
         return not self._failed
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        writes = [Write(name, buffer) for name, buffer in batch.objects]
+        writes = [Write(name, buffer, batch.optional) for name, buffer in batch.objects]
         return await backend.write(writes, deadline=self.deadline)
 
     def returned(self, batch: Batch, outcomes: Sequence[int] | None) -> list[Progress]:
@@ -201,7 +225,7 @@ class PersistTransfer(Transfer):
             return []
         for outcome, (_, buffer) in zip(outcomes, batch.objects, strict=True):
             if outcome in (WriteOutcome.OK, WriteOutcome.PRESENT):
-                self._written += 1
+                self._done += 1
             else:
                 self._failed = True
             if outcome == WriteOutcome.OK:
@@ -209,8 +233,12 @@ class PersistTransfer(Transfer):
         return []
 
     def concluded(self) -> list[Progress]:
-        whole = self._written == sum(len(transfer.keys) for transfer in self._transfers)
-        return [Ended(self.operation, whole and not self._failed)]
+        return [Ended(self.operation, self._done == self._pages and not self._failed)]
+
+    def _part(self, transfer: ObjectTransfer) -> ObjectTransfer:
+        own = self._places.own(transfer)
+        self._done += len(transfer.keys) - len(own.keys)
+        return own
 
 
 def outcomes_of(call: asyncio.Task[Sequence[int]], batch: Batch) -> Sequence[int]:

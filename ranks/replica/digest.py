@@ -6,8 +6,10 @@ slow witness that it stands for the state. Simulation and tests compare both ove
 
 import xxhash
 
+from .operations import Prefetch
+from .residence import TIERS
 from .state import ReplicaState
-from .tree import DEVICE, HOST, Node
+from .tree import Node
 
 
 def state_digest(state: ReplicaState) -> int:
@@ -18,17 +20,24 @@ def state_digest(state: ReplicaState) -> int:
         digest.update(repr(parts).encode())
 
     add(state.clock, state.time_ms, state.generation, state.store_attached, state.quarantined_pages)
-    for pool in state.pools:
-        add(pool.name, pool.free_pages().tobytes())
+    for tier in TIERS:
+        for pool in state.residence.pools[tier]:
+            add(pool.name, pool.free_pages().tobytes())
     for node in state.tree.nodes():
         add(*_node(node))
     for operation in state.operations.in_flight.values():
         add(operation.id, operation.kind, operation.phase, operation.ending)
-        add(*(operation.owned_pages(tier).tobytes() for tier in (DEVICE, HOST)))
+        for tier in TIERS:
+            for component in state.components:
+                add(operation.owned_pages(tier, component.index).tobytes())
+        if isinstance(operation, Prefetch):
+            add(operation.bound, operation.votes, operation.landed, operation.keys)
     for queue, line in state.operations.queues.items():
         add(queue, tuple(line))
     for request in state.requests.values():
-        add(request.id, request.prefix, request.own.tobytes(), request.admitted)
+        add(request.id, request.prefix, *(run.tobytes() for run in request.own), request.admitted)
+        add(request.retract, [run.tobytes() for run in request.saved or ()], request.computed)
+        add(sorted(request.checkpoints), request.priority)
         add(request.load, request.prefetch, request.fetched, request.load_failed)
         add(request.place, sorted(request.copies))
     add(tuple(state.misses.items()))
@@ -37,11 +46,7 @@ def state_digest(state: ReplicaState) -> int:
 
 def _node(node: Node) -> tuple[object, ...]:
     assert node.parent is not None
-    values = [
-        None if run is None else run.tobytes()
-        for tier in (DEVICE, HOST)
-        for run in node.values[tier]
-    ]
+    values = [None if run is None else run.tobytes() for tier in TIERS for run in node.values[tier]]
     return (
         node.id,
         node.parent.id,
@@ -50,6 +55,9 @@ def _node(node: Node) -> tuple[object, ...]:
         values,
         node.held,
         node.last_access,
-        node.persisted,
+        node.hits,
+        node.priority,
+        node.saved_at,
+        sorted(node.persisted),
         sorted(node.marks),
     )

@@ -1,42 +1,180 @@
-"""Which page leaves a full pool first: the order of eviction on one tier.
+"""Which node leaves a full pool first: the order of eviction of one component on one tier.
 
-A queue holds an entry for each node that can be evicted, ordered by recency in the replica's logical
-clock. Entries are corrected when they come to the front, so that using a node costs nothing here,
-and the cost of an eviction does not grow with the tree.
+A queue holds the nodes that may be evicted, by rank (the policy's) and within a rank by recency in
+the replica's logical clock. Nearly every node is entered or used with the newest stamp there is, so
+each rank keeps a line in which that is a step to the end. The few that come with an older stamp (a
+node that became a leaf, or was let go by a request, long after its last use) wait in a heap beside
+the lines. So the cost of an eviction does not grow with the tree.
 """
 
 import heapq
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Generic, TypeAlias, TypeVar
 
-from .tree import Node
+from .eviction_policies import EvictionPolicy, Ranked
+
+NodeT = TypeVar("NodeT", bound=Ranked)
 
 
-class LeastRecentlyUsed:
-    """The nodes that may be evicted on one tier, least recently used first."""
+class _Line(Generic[NodeT]):
+    """The nodes of one rank that came in order of recency, least recently used first."""
 
-    def __init__(self, tier: int, evictable: Callable[[Node], bool]) -> None:
-        self._tier = tier
+    __slots__ = ("newest", "nodes", "rank")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.newest = 0
+        """The stamp of the last node; an empty line may have forgotten whose it was."""
+        self.nodes: OrderedDict[NodeT, int] = OrderedDict()
+        """With the order of entry, which decides between equal stamps."""
+
+    def __lt__(self, other: "_Line[NodeT]") -> bool:
+        return self.rank < other.rank
+
+
+_Late: TypeAlias = tuple[int, int, int, NodeT]
+"""A node that came late: its rank, its stamp, the order of entry, and itself."""
+
+STALE_SPARE = 64
+"""Stale entries that the heap may hold, beside one for every four good ones."""
+
+
+class EvictionQueue(Generic[NodeT]):
+    """The nodes that may be evicted, in the exact order of their rank and last use.
+
+    Whoever changes `last_access`, `hits` or `priority` of a node tells the queue by `used`. Of nodes
+    with equal rank and stamp the one that was entered or used first leaves first.
+    """
+
+    def __init__(self, policy: EvictionPolicy, evictable: Callable[[NodeT], bool]) -> None:
+        self._rank = policy.rank
         self._evictable = evictable
-        self._heap: list[tuple[int, int, Node]] = []
+        self._entered: dict[NodeT, _Line[NodeT] | _Late[NodeT]] = {}
+        """Where each node is: in a line, or in the heap by this very entry."""
+        self._line_of: dict[int, _Line[NodeT]] = {}
+        self._lines: list[_Line[NodeT]] = []
+        """The lines by rank."""
+        self._late: list[_Late[NodeT]] = []
+        """A heap. An entry is stale unless `_entered` has it."""
+        self._late_count = 0
+        """Entries of the heap that are not stale."""
+        self._entries_made = 0
 
-    def offer(self, node: Node) -> None:
-        """Enter `node` if it can be evicted and has no entry yet."""
-        if not node.queued[self._tier] and self._evictable(node):
-            node.queued[self._tier] = True
-            heapq.heappush(self._heap, (node.last_access, node.id, node))
+    def __contains__(self, node: NodeT) -> bool:
+        """Say whether the node has an entry, evictable or not."""
+        return node in self._entered
 
-    def next_victim(self) -> Node | None:
-        """Remove and return the node that was used longest ago, or None if none can be evicted."""
-        while self._heap:
-            stamp, _, node = heapq.heappop(self._heap)
-            node.queued[self._tier] = False
-            if not self._evictable(node):
-                continue
-            if node.last_access == stamp:
+    def offer(self, node: NodeT) -> None:
+        """Enter `node` if it can be evicted and is not in yet."""
+        if node not in self._entered and self._evictable(node):
+            self._enter(node)
+
+    def used(self, node: NodeT) -> None:
+        """Put a node whose stamp, hits or priority have changed in its new place, if it is in."""
+        entry = self._entered.get(node)
+        if entry is None:
+            return
+        rank = self._rank(node)
+        if isinstance(entry, _Line) and entry.rank == rank and node.last_access >= entry.newest:
+            # Nearly always: a step to the end of the line that the node is in.
+            entry.newest = node.last_access
+            self._entries_made += 1
+            entry.nodes[node] = self._entries_made
+            entry.nodes.move_to_end(node)
+            return
+        self._leave(node, entry)
+        self._enter(node)
+
+    def discard(self, node: NodeT) -> None:
+        """Drop a node that has gone, if it is in; one that stays is dropped when it is met."""
+        entry = self._entered.get(node)
+        if entry is None:
+            return
+        if isinstance(entry, _Line):
+            # Nearly always.
+            del self._entered[node]
+            del entry.nodes[node]
+        else:
+            self._leave(node, entry)
+
+    def next_victim(self) -> NodeT | None:
+        """Remove and return the first node that can be evicted, or None if none can be.
+
+        What cannot be evicted any more and stands before it is dropped.
+        """
+        evictable, entered = self._evictable, self._entered
+        while not self._late and self._lines and self._lines[0].nodes:
+            # Nearly always: the first of the line is the first of all.
+            node, _ = self._lines[0].nodes.popitem(last=False)
+            del entered[node]
+            if evictable(node):
                 return node
-            self.offer(node)
+        while (late := self._pop()) is not None:
+            if evictable(late):
+                return late
         return None
 
-    def entries(self) -> list[Node]:
-        """Return the nodes that have an entry, in no particular order."""
-        return [node for _, _, node in self._heap]
+    def entries(self) -> list[NodeT]:
+        """Return the nodes that have an entry, in no particular order, but the same on every rank."""
+        return list(self._entered)
+
+    def _enter(self, node: NodeT) -> None:
+        rank, stamp = self._rank(node), node.last_access
+        line = self._line_of.get(rank)
+        if line is None:
+            line = self._line_of[rank] = _Line(rank)
+            insort(self._lines, line)
+        self._entries_made = order = self._entries_made + 1
+        if stamp >= line.newest or not line.nodes:
+            line.newest = stamp
+            line.nodes[node] = order
+            self._entered[node] = line
+        else:
+            late = (rank, stamp, order, node)
+            heapq.heappush(self._late, late)
+            self._late_count += 1
+            self._entered[node] = late
+
+    def _leave(self, node: NodeT, entry: _Line[NodeT] | _Late[NodeT]) -> None:
+        """Drop a node's entry; what the heap still has of it is stale from now on."""
+        del self._entered[node]
+        if isinstance(entry, _Line):
+            del entry.nodes[node]
+            return
+        self._late_count -= 1
+        if len(self._late) > self._late_count * 5 // 4 + STALE_SPARE:
+            self._late = [each for each in self._late if self._entered.get(each[3]) is each]
+            heapq.heapify(self._late)
+        # Nearly all go from the front, and then no eviction meets them.
+        self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        late, entered = self._late, self._entered
+        while late and entered.get(late[0][3]) is not late[0]:
+            heapq.heappop(late)
+
+    def _pop(self) -> NodeT | None:
+        lines = self._lines
+        while lines and not lines[0].nodes:
+            del self._line_of[lines.pop(0).rank]
+        if self._late:
+            self._drop_stale()
+            if self._late and self._late_is_first(self._late[0]):
+                self._late_count -= 1
+                node = heapq.heappop(self._late)[3]
+                del self._entered[node]
+                return node
+        if not lines:
+            return None
+        node, _ = lines[0].nodes.popitem(last=False)
+        del self._entered[node]
+        return node
+
+    def _late_is_first(self, late: _Late[NodeT]) -> bool:
+        if not self._lines:
+            return True
+        line = self._lines[0]
+        head = next(iter(line.nodes))
+        return late[:3] < (line.rank, head.last_access, line.nodes[head])

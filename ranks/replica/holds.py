@@ -4,6 +4,9 @@ A lock keeps device pages, a pin keeps host pages and the node's place in the tr
 for each component on every node of an interval of positions on the path to a node. Whoever acquires
 one gets a receipt and gives it back with that receipt: the interval stays right when nodes of it are
 split, since a split gives both halves the counts of the whole.
+
+A node of the interval that has no value is counted as well: what a load back brings there is locked
+from the moment it comes. Whoever holds one component holds full attention at least as far.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,40 +30,44 @@ class Receipt:
 class Holds:
     """All locks and pins, and how many pages they keep on each tier."""
 
-    def __init__(self, changed: Callable[[Node], None]) -> None:
-        self._changed = changed
-        self.kept_pages = [0, 0]
-        """By tier: pages of nodes in the tree that are locked (device) or pinned (host)."""
+    def __init__(self, components: int, released: Callable[[Node, int, int], None]) -> None:
+        """`released` is told of each node, tier and component that nothing holds any more."""
+        self._released = released
+        self.kept_pages: tuple[list[int], list[int]] = ([0] * components, [0] * components)
+        """By tier and component: pages of nodes in the tree that are locked (device) or pinned."""
 
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> Receipt:
-        """Lock or pin the path to `node` from position `start`, which is a node's start."""
+        """Lock or pin what of the path to `node` begins at position `start` or behind it."""
+        first = node.end
         for each in _interval(node, start):
-            if not each.holds(tier):
-                self._count(each, tier, 1)
+            first = each.start
             each.held[tier][component] += 1
-        return Receipt(tier, component, node, start, node.end)
+            if each.held[tier][component] == 1:
+                self._count(each, tier, component, 1)
+        return Receipt(tier, component, node, first, node.end)
 
     def release(self, receipt: Receipt) -> None:
         """Give back what `acquire` returned, exactly once."""
-        node, tier = receipt.node, receipt.tier
+        node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
         for each in _interval(node, receipt.start):
-            each.held[tier][receipt.component] -= 1
-            if each.held[tier][receipt.component] < 0:
+            each.held[tier][component] -= 1
+            if each.held[tier][component] < 0:
                 raise InternalError(f"node {each.id} was released more often than it was held")
-            if not each.holds(tier):
-                self._count(each, tier, -1)
-            self._changed(each)
+            if not each.held[tier][component]:
+                self._count(each, tier, component, -1)
+                self._released(each, tier, component)
 
-    def value_changed(self, node: Node, tier: int, pages: int) -> None:
+    def value_changed(self, node: Node, tier: int, component: int, pages: int) -> None:
         """Account for `pages` that came to (or, negative, left) a node which may be held."""
-        if node.holds(tier):
-            self.kept_pages[tier] += pages
+        if node.held[tier][component]:
+            self.kept_pages[tier][component] += pages
 
-    def _count(self, node: Node, tier: int, sign: int) -> None:
-        if node.pages(tier) is not None:
-            self.kept_pages[tier] += sign * node.width
+    def _count(self, node: Node, tier: int, component: int, sign: int) -> None:
+        run = node.values[tier][component]
+        if run is not None:
+            self.kept_pages[tier][component] += sign * len(run)
 
 
 def _interval(node: Node, start: int) -> Iterator[Node]:

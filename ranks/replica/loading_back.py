@@ -4,13 +4,18 @@ Where the replica owns the device pages, they go to the tree once they are fille
 Where the engine owns them, it has lent them, and the operation only reads from the tree.
 """
 
+from collections.abc import Sequence
+
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
-from ..orders import KV_POOL, CopyToDevice, CopyTransfer
+from ..orders import CopyToDevice, CopyTransfer
 from .operations import Copy, Segment
 from .pages import PageRun, page_run
 from .request import Request
 from .state import ReplicaState
 from .tree import DEVICE, HOST, Node
+
+Missing = tuple[Node, int]
+"""A node, and a component whose pages it has on the host and not on the device."""
 
 
 class LoadingBack:
@@ -19,13 +24,23 @@ class LoadingBack:
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
 
-    def comes_to(self, node: Node) -> bool:
-        """Say whether a load back in flight fills this node's device pages."""
-        table = self._state.operations.in_flight
-        return any(table[number].kind is Kind.LOAD_BACK for number in node.marks)
+    def comes_to(self, missing: Missing) -> bool:
+        """Say whether a load back in flight fills these device pages."""
+        return self._state.fills(missing[0], DEVICE, missing[1])
 
-    def begin(self, request: Request, nodes: list[Node], pages: PageRun) -> int:
-        """Copy what `nodes`, which follow each other, have on the host; return the operation."""
+    def begin(
+        self,
+        request: Request,
+        last: Node,
+        missing: Sequence[Missing],
+        pages: Sequence[PageRun],
+        more: Sequence[CopyTransfer] = (),
+    ) -> int:
+        """Copy what is missing on the path to `last` from the host; return the operation.
+
+        `pages` are device pages by component, as many as are missing: the operation's own from now
+        on, or lent by the engine. `more` is copied with it.
+        """
         state = self._state
         lent = state.engine_owns_device
         operation = Copy(
@@ -34,27 +49,25 @@ class LoadingBack:
             phase=Phase.ISSUED,
             request=request.id,
         )
-        index = state.component.index
-        above = nodes[0].parent
-        assert above is not None
-        if not lent:
-            operation.receipts.append(state.holds.acquire(DEVICE, index, above))
-        operation.receipts.append(state.holds.acquire(HOST, index, nodes[-1]))
+        for tier in (HOST,) if lent else (DEVICE, HOST):
+            operation.receipts += state.residence.hold(tier, last)
         segments: list[Segment] = []
-        transfers: list[CopyTransfer] = []
-        at = 0
-        for node in nodes:
-            destinations = pages[at : at + node.width]
-            at += node.width
+        transfers: list[CopyTransfer] = [*more]
+        at = [0] * len(state.components)
+        for node, index in missing:
+            component = state.components[index]
+            width = component.pages_of(node.width)
+            destinations = pages[index][at[index] : at[index] + width]
+            at[index] += width
             # What the engine lends is no part of the replicated state: it stays in the order.
-            segments.append(Segment(node, page_run() if lent else destinations))
-            source = node.values[HOST][0]
+            segments.append(Segment(node, index, page_run() if lent else destinations))
+            source = node.values[HOST][index]
             assert source is not None
-            transfers.append(CopyTransfer(KV_POOL, tuple(source), tuple(destinations)))
+            transfers.append(CopyTransfer(component.pool, tuple(source), tuple(destinations)))
         state.operations.add(operation)
         state.mark(operation, segments)
         request.load = operation.id
-        state.journal.record("load back", operation.id, request.id, len(pages))
+        state.journal.record("load back", operation.id, request.id, at)
         ticket = state.operations.new_ticket(Queue.LOAD_BACK, operation)
         state.ballot.enqueue(Queue.LOAD_BACK, ticket, operation.id)
         timeout_s = state.config.timeouts.copy_s
@@ -69,8 +82,9 @@ class LoadingBack:
     def loaded(self, operation: Copy) -> Request | None:
         """Give the tree the pages that were filled on every rank; return who waits for them."""
         for segment in operation.segments:
-            if segment.pages and segment.node.values[DEVICE][0] is None:
-                self._state.attach(segment.node, DEVICE, segment.pages)
+            node, component = segment.node, segment.component
+            if segment.pages and node.values[DEVICE][component] is None:
+                self._state.residence.attach(node, DEVICE, component, segment.pages)
                 segment.pages = page_run()
         request = self.request_of(operation)
         if request is not None:
@@ -84,26 +98,33 @@ class LoadingBack:
     def failed(self, operation: Copy) -> None:
         """Offer the source of a load back that failed no more, and wait until no copy reads it."""
         state = self._state
-        nodes = [segment.node for segment in operation.segments]
+        read = [(segment.node, segment.component) for segment in operation.segments]
         state.release_receipts(operation)
-        for node in reversed(nodes):
-            self._disown_host(operation, node)
+        for node, component in reversed(read):
+            self._disown_host(operation, node, component)
         # What others need stays in the tree, pinned until no copy reads it any more.
-        kept = [node for node in nodes if node.parent and node.values[HOST][0] is not None]
+        kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
-            pin = state.holds.acquire(HOST, state.component.index, kept[-1])
-            operation.receipts.append(pin)
+            last = max(kept, key=lambda node: node.end)
+            operation.receipts += state.residence.hold(HOST, last)
         state.stop(operation, Outcome.FAILED)
 
-    def _disown_host(self, operation: Copy, node: Node) -> None:
+    def _disown_host(self, operation: Copy, node: Node, component: int) -> None:
         # The host pages may still be read by a copy, so they pass to the operation and not back to
         # the pool. A node that others need on the host keeps them.
-        state = self._state
-        if node.parent is None or node.values[HOST][0] is None:
+        state, residence = self._state, self._state.residence
+        if node.parent is None or node.values[HOST][component] is None:
             return
-        if node.occupied_children[HOST] or node.holds(HOST):
+        if node.held[HOST][component]:
             return
-        operation.owned[HOST].extend(state.detach(node, HOST))
-        state.journal.record("disown", operation.id, node.id)
-        node.marks.discard(operation.id)
-        state.remove_if_dead(node)
+        if component:
+            operation.own(HOST, component, residence.detach(node, HOST, component))
+        elif node.occupied_children[HOST] or node.is_held_on(HOST):
+            return
+        else:
+            freed = residence.nothing_freed()
+            residence.detach_all(node, HOST, freed)
+            for index, pages in enumerate(freed[HOST]):
+                operation.own(HOST, index, pages)
+        state.journal.record("disown", operation.id, node.id, component)
+        residence.remove_if_dead(node)

@@ -70,14 +70,15 @@ class Offloading:
         state = self._state
         first = start_tokens // state.config.page_tokens
         root = state.root(request.place)
-        state.tick()
         nodes = state.walk_to(root, tokens)
         if first:
             state.walk_to(root, tokens[: first * state.tree.page_bytes])
             nodes = [node for node in self._path(nodes[-1]) if node.start >= first]
-        state.touch(nodes[-1])
+        state.tick()
+        state.use(nodes[-1])
         request.admitted = True
-        number = self._loading_back.begin(request, nodes, pages)
+        missing = [(node, 0) for node in nodes]
+        number = self._loading_back.begin(request, nodes[-1], missing, [pages])
         request.copies.add(number)
 
     def load_state(self, request: Request) -> LoadState:
@@ -128,15 +129,15 @@ class Offloading:
         nodes = state.walk_to(root, tokens)
         node = nodes[-1] if nodes else root
         if node.end < count:
-            node = state.tree.add(node, tokens[node.end * step :])
+            node = state.add(node, tokens[node.end * step :])
         # Newer than before whatever happens, so that a full host does not evict what is in use.
-        state.touch(node)
+        state.use(node)
         state.journal.record("lend", request.id, count)
         number = self._backing_up.write_through(node, (request.id, pages))
         if number is not None:
             request.copies.add(number)
         last = self._covered(node)
-        state.prune(node)
+        state.residence.prune(node)
         return last * state.config.page_tokens
 
     def fence(self, request: Request) -> None:

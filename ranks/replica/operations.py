@@ -5,11 +5,13 @@ receipts of the locks and pins that keep its sources and its place in the tree a
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ...coordinator.ballot import UNBOUNDED
 from ...coordinator.operation import FIRST_PHASE, TRANSITIONS, Kind, Outcome, Phase, Queue
 from ...errors import InternalError
+from ..orders import Need
 from .holds import Receipt
 from .pages import PageRun, page_run
 from .tree import DEVICE, HOST, Node
@@ -20,6 +22,7 @@ class Segment:
     """A node whose pages an operation reads or fills, and the operation's own pages for it."""
 
     node: Node
+    component: int
     pages: PageRun
 
 
@@ -31,16 +34,21 @@ class Operation:
     kind: Kind
     phase: Phase
     receipts: list[Receipt] = field(default_factory=list[Receipt])
-    owned: tuple[PageRun, PageRun] = field(default_factory=lambda: (page_run(), page_run()))
-    """By tier: pages of the operation that belong to no node, beside those of its segments."""
+    owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
+    """By tier and component: pages of the operation's own, beside those of its segments."""
     ending: Outcome | None = None
     """How it ended, once it has stopped and waits for quiet."""
     stopped_pages: int = 0
     """Pages that its I/O may touch although it has stopped; they count in quarantine."""
 
-    def owned_pages(self, tier: int) -> PageRun:
-        """Return all pages of `tier` that belong to this operation."""
-        return self.owned[tier]
+    def own(self, tier: int, component: int, pages: PageRun) -> None:
+        """Let pages belong to this operation."""
+        if pages:
+            self.owned.setdefault((tier, component), page_run()).extend(pages)
+
+    def owned_pages(self, tier: int, component: int) -> PageRun:
+        """Return a copy of all pages of a component on `tier` that belong to this operation."""
+        return page_run(self.owned.get((tier, component), ()))
 
 
 @dataclass(slots=True, eq=False)
@@ -49,19 +57,22 @@ class Copy(Operation):
 
     segments: list[Segment] = field(default_factory=list[Segment])
     request: str | None = None
-    """The request that a load back is for."""
+    """The request that a load back is for, or that a backup takes off the device."""
+    resumes: bool = False
+    """A load back that brings a retracted request's own pages, too."""
 
     @property
     def fills(self) -> int:
         """The tier on which the operation's own pages lie."""
         return HOST if self.kind is Kind.BACKUP else DEVICE
 
-    def owned_pages(self, tier: int) -> PageRun:
+    def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
-        pages = page_run(self.owned[tier])
+        pages = page_run(self.owned.get((tier, component), ()))
         if tier == self.fills:
             for segment in self.segments:
-                pages.extend(segment.pages)
+                if segment.component == component:
+                    pages.extend(segment.pages)
         return pages
 
 
@@ -73,21 +84,70 @@ class Persist(Operation):
     """The nodes and the host pages that are written; the pages belong to the nodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One object that a prefetch reads: of which component, which position, and into which page."""
+
+    component: int
+    position: int
+    key: bytes
+    page: int
+
+
 @dataclass(slots=True, eq=False)
 class Prefetch(Operation):
-    """Pages of one request that may come from storage; they continue the path to `anchor`."""
+    """Pages of one request that may come from storage.
+
+    Pages of full attention continue the path to `anchor`, which is `last_host_node`; those of other
+    components may also fill nodes above it. `floor` is where `best_match_node` ends: a shorter
+    length would bring nothing.
+    """
 
     request: str = ""
     anchor: Node | None = None
+    floor: int = 0
     tokens: bytes = b""
-    """The tokens of the pages asked for."""
+    """The tokens of the pages of full attention that are asked for."""
     keys: tuple[bytes, ...] = ()
+    """The keys of those pages."""
+    needs: tuple[Need, ...] = ()
+    """What the lookup asks for; full attention first."""
+    bound: int = UNBOUNDED
+    """No rank votes for a longer length, counted from the floor."""
+    votes: int = 0
+    """How many lengths have been voted on."""
+    goal: int = 0
+    """The position that the ranks have agreed to restore; it may lie above the anchor, where other
+    components alone are missing."""
+    wanted: tuple[Wanted, ...] = ()
+    """What is read, in the order in which it counts as landed: full attention first."""
     landed: int = 0
-    """Pages that have landed on every rank, as far as a verdict has said."""
+    """How many of `wanted` have landed on every rank, as far as a verdict has said."""
     waits_since_ms: int = 0
     """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     budget: int = 0
     """Pages that count against the bound on prefetching."""
+
+    def assign(self, objects: Sequence[tuple[int, int, bytes]], pages: Sequence[PageRun]) -> None:
+        """Give pages, by component, to the objects (component, position, key) that are read."""
+        sources = [iter(run) for run in pages]
+        self.keep(
+            Wanted(component, position, key, next(sources[component]))
+            for component, position, key in objects
+        )
+
+    def keep(self, wanted: Iterable[Wanted]) -> None:
+        """Let this be what is read, and its pages all that the operation owns."""
+        self.wanted = tuple(wanted)
+        self.owned.clear()
+        for each in self.wanted:
+            self.own(HOST, each.component, page_run((each.page,)))
+
+    @property
+    def end(self) -> int:
+        """The position that the pages asked for lead to."""
+        assert self.anchor is not None
+        return self.anchor.end + len(self.keys)
 
 
 class OperationTable:

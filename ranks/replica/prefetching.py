@@ -1,72 +1,78 @@
 """Prefetch: pages of one request from storage into host memory.
 
-WAITING  -> its turn comes ->  QUERY: which of its pages does every rank's store have?
-QUERY    -> all answered   ->  TRANSFER: as many host pages as there is room for are reserved
-TRANSFER -> all landed, or nothing more can, or time is up ->  settle: what has landed on every
-            rank is inserted under the anchor; the rest waits in QUIESCE
+WAITING    -> its turn comes ->  QUERY: how far can every rank's store restore it?
+QUERY      -> all answered   ->  TRANSFER, or, where the ranks differ in it,
+RESTORABLE: each votes for the longest length it can restore that is not longer than the shortest
+            that was voted for, until all vote for the same (rule R4), or for none
+TRANSFER   -> all landed, or nothing more can, or time is up ->  settle (`settling`): what has
+            landed on every rank goes to the tree; the rest waits in QUIESCE
+
+Full attention alone can be restored up to any length up to the longest, so there one vote is enough.
 """
 
 from collections import deque
 
+from ...coordinator.ballot import UNBOUNDED
 from ...coordinator.lanes import Slot
 from ...coordinator.operation import Kind, Outcome, Phase
 from ...coordinator.verdict import Arrived, Found
-from ..orders import KV_POOL, Cancel, Fetch, LookUp, ObjectTransfer
+from ..orders import Cancel, Fetch, LookUp, ObjectTransfer
+from .lookups import plan_lookup, room_for, wanted_objects
 from .operations import Prefetch
-from .pages import PageRun
 from .request import Request, Shortfall
+from .settling import Settling
 from .state import ReplicaState
-from .tree import HOST, Node
+from .tree import HOST
+
+VOTES_MAX = 16
+"""Lengths that the ranks vote on for one prefetch, after which it is a miss."""
 
 
 class Prefetching:
-    """Begins prefetches, follows their verdicts and settles them."""
+    """Begins prefetches and follows their verdicts."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
+        self._settling = Settling(state)
         self.waiting: deque[Prefetch] = deque()
         self.active: dict[int, Prefetch] = {}
-        """In QUERY or TRANSFER: they have a place in the ballot."""
+        """From QUERY to TRANSFER: they have a place in the ballot."""
         self.budget_used = 0
         """Host pages that prefetches beyond WAITING count for."""
 
     def slots(self) -> tuple[Slot, ...]:
         """Return the places of the active prefetches in the next ballot."""
-        return tuple(Slot(each.id, each.phase) for each in self.active.values())
+        return tuple(Slot(each.id, each.phase, each.bound) for each in self.active.values())
 
     def begin(self, request: Request, tokens: bytes) -> bool:
-        """Begin a prefetch of what follows the part of `tokens` that is on device or host."""
+        """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
         state = self._state
         if not state.store_attached or request.prefetch is not None:
             return False
         if self.waiting and len(self.waiting) >= state.config.bounds.prefetches_waiting:
             return False
-        root = state.root(request.place)
-        anchor = self._anchor(root, tokens)
-        if anchor is None:
-            return False
-        wanted = tokens[anchor.end * state.tree.page_bytes :]
-        pages = min(state.tree.whole_pages(wanted), state.config.prefetch_pages_max)
-        # Hashing is a good part of the cost of a prefetch that finds nothing, so the bound comes first.
-        wanted = wanted[: pages * state.tree.page_bytes]
-        keys = self._offered(self._keys_after(anchor, wanted))
-        if not keys:
+        plan = plan_lookup(state, state.root(request.place), tokens)
+        if plan is None:
             return False
         operation = Prefetch(
             id=state.operations.new_id(),
             kind=Kind.PREFETCH,
             phase=Phase.WAITING,
             request=request.id,
-            anchor=anchor,
-            tokens=wanted[: len(keys) * state.tree.page_bytes],
-            keys=tuple(keys),
+            anchor=plan.anchor,
+            floor=plan.floor,
+            tokens=plan.tokens,
+            keys=plan.needs[0].keys,
+            needs=plan.needs,
             waits_since_ms=state.time_ms,
         )
-        operation.receipts.append(state.holds.acquire(HOST, state.component.index, anchor))
+        operation.receipts += plan.pin(state)
         state.operations.add(operation)
         request.prefetch = operation.id
         self.waiting.append(operation)
-        state.journal.record("prefetch", operation.id, request.id, anchor.end, len(keys))
+        state.journal.record(
+            "prefetch", operation.id, request.id, plan.anchor.end, plan.floor, operation.end
+        )
         self.begin_waiting()
         return True
 
@@ -75,7 +81,7 @@ class Prefetching:
         state = self._state
         while self.waiting and len(self.active) < state.config.bounds.prefetches:
             operation = self.waiting[0]
-            pages = len(operation.keys)
+            pages = max(1, len(operation.keys))
             if self.budget_used and self.budget_used + pages > state.config.prefetch_pages_max:
                 return
             self.waiting.popleft()
@@ -84,7 +90,7 @@ class Prefetching:
             state.advance(operation, Phase.QUERY)
             state.ballot.expect(operation.id)
             timeout_s = state.config.timeouts.lookup_s
-            state.orders.append(LookUp(operation.id, KV_POOL, operation.keys, timeout_s))
+            state.orders.append(LookUp(operation.id, operation.floor, operation.needs, timeout_s))
 
     def expire_waiting(self) -> None:
         """End the prefetches whose turn has not come within the stop policy's cap.
@@ -104,7 +110,9 @@ class Prefetching:
         """Apply what the lookups of all ranks came to."""
         state = self._state
         operation = self.active.get(verdict.operation)
-        if operation is None or operation.phase is not Phase.QUERY:
+        if operation is None or operation.phase not in (Phase.QUERY, Phase.RESTORABLE):
+            return
+        if verdict.bound != operation.bound:
             return
         if verdict.pages is None:
             if verdict.expired_rank is not None:
@@ -114,34 +122,30 @@ class Prefetching:
         if not state.store_attached:
             self._end_query(operation, Outcome.ABORTED)
             return
-        found = min(verdict.pages, len(operation.keys))
-        if found < len(operation.keys) and found < (verdict.longest or 0):
-            self._notify(operation, verdict.shortest_rank, found, "other ranks' stores have it")
-        if not found:
+        longest = verdict.longest or 0
+        if operation.phase is Phase.QUERY and verdict.pages < longest:
+            self._notify_short(operation, verdict)
+        if not verdict.pages:
             self._end_query(operation, Outcome.MISS)
-            return
-        pages = state.take(HOST, min(found, state.available(HOST)))
-        if not pages:
-            self._end_query(operation, Outcome.NO_ROOM)
-            return
-        operation.owned[HOST].extend(pages)
-        self._set_budget(operation, len(pages))
-        state.advance(operation, Phase.TRANSFER)
-        transfer = ObjectTransfer(KV_POOL, operation.keys[: len(pages)], tuple(pages))
-        timeout_s = state.config.stop_policy.timeout_s(len(pages) * state.config.page_tokens)
-        state.orders.append(Fetch(operation.id, (transfer,), timeout_s))
+        elif len(operation.needs) > 1 and verdict.pages != longest:
+            self._vote_again(operation, verdict.pages)
+        else:
+            self._transfer(operation, min(verdict.pages, operation.end - operation.floor))
 
     def arrived(self, verdict: Arrived) -> None:
-        """Apply how far the reads of all ranks have come."""
+        """Apply how far the reads of all ranks have come.
+
+        Complete means every object of every pool, on every rank (incident C).
+        """
         operation = self.active.get(verdict.operation)
         if operation is None or operation.phase is not Phase.TRANSFER:
             return
-        total = len(operation.owned[HOST])
+        total = len(operation.wanted)
         operation.landed = max(operation.landed, min(verdict.pages, total))
         if operation.landed == total:
             self.settle(operation)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
-            self._remember_miss(operation.keys[verdict.ceiling])
+            self._remember_miss(operation, verdict.ceiling)
             self._notify(operation, verdict.ceiling_rank, verdict.ceiling, "could not be read")
             self.settle(operation)
         elif verdict.expired_rank is not None:
@@ -157,28 +161,24 @@ class Prefetching:
         if operation.phase is Phase.WAITING:
             self.waiting.remove(operation)
             self._finish(operation, Outcome.ABORTED)
-        elif operation.phase is Phase.QUERY:
-            self._end_query(operation, Outcome.ABORTED)
-        else:
+        elif operation.phase is Phase.TRANSFER:
             self.settle(operation)
+        else:
+            self._end_query(operation, Outcome.ABORTED)
 
     def settle(self, operation: Prefetch) -> None:
-        """Insert what has landed on every rank; what has not waits until I/O is quiet."""
+        """Give the tree what has landed on every rank; what has not waits until I/O is quiet."""
         state = self._state
-        pages = operation.owned[HOST]
-        landed = operation.landed
-        assert operation.anchor is not None
-        self._insert_landed(operation, operation.anchor, pages[:landed])
+        wanted, landed = len(operation.wanted), operation.landed
+        reached = self._settling.settle(operation)
         request = state.requests.get(operation.request)
-        if request is not None and request.prefetch == operation.id:
-            start = operation.anchor.end
-            if landed:
-                first, last = request.fetched
-                request.fetched = (first if last == start else start, start + landed)
-        del pages[:landed]
-        state.journal.record("settle", operation.id, landed)
-        if not pages:
-            complete = landed == len(operation.keys)
+        if request is not None and request.prefetch == operation.id and reached > operation.floor:
+            first, last = request.fetched
+            start = first if last == operation.floor else operation.floor
+            request.fetched = (start, reached)
+        state.journal.record("settle", operation.id, landed, reached)
+        if landed == wanted:
+            complete = reached == operation.end
             self._finish(operation, Outcome.COMPLETE if complete else Outcome.PARTIAL)
             return
         self._leave_ballot(operation)
@@ -202,60 +202,62 @@ class Prefetching:
         for operation in waiting:
             self._finish(operation, Outcome.ABORTED)
 
-    def _anchor(self, root: Node, tokens: bytes) -> Node | None:
-        """Return the deepest node that a prefetch can continue, or None if there is no such node.
+    def _vote_again(self, operation: Prefetch, bound: int) -> None:
+        """Look for a shorter length: none that is longer than `bound` is common to all ranks."""
+        operation.votes += 1
+        if operation.votes >= VOTES_MAX:
+            self._end_query(operation, Outcome.MISS)
+            return
+        operation.bound = bound
+        if operation.phase is Phase.QUERY:
+            self._state.advance(operation, Phase.RESTORABLE)
+        self._state.journal.record("bound", operation.id, bound)
 
-        It must be on the host, since what is inserted below it will be: a backed-up child implies a
-        backed-up parent.
-        """
-        nodes = self._state.walk_to(root, tokens)
-        if not nodes:
-            return root
-        return nodes[-1] if nodes[-1].values[HOST][0] is not None else None
-
-    def _keys_after(self, anchor: Node, tokens: bytes) -> list[bytes]:
-        seed = self._state.tree.keys(anchor)[-1]
-        return self._state.page_keys(seed, tokens)
-
-    def _offered(self, keys: list[bytes]) -> list[bytes]:
-        """Return the leading keys that are not remembered as unreadable."""
-        misses = self._state.misses
-        if misses:
-            for index, key in enumerate(keys):
-                if misses.get(key, 0) > self._state.time_ms:
-                    return keys[:index]
-        return keys
-
-    def _remember_miss(self, key: bytes) -> None:
+    def _transfer(self, operation: Prefetch, length: int) -> None:
+        """Reserve host pages for the agreed length, or for less of it, and read."""
         state = self._state
-        state.misses.pop(key, None)
-        state.misses[key] = state.time_ms + int(state.config.timeouts.miss_memory_s * 1000)
+        fits = room_for(state, operation, length)
+        if not fits:
+            self._end_query(operation, Outcome.NO_ROOM)
+            return
+        if fits < length and len(operation.needs) > 1:
+            # What there is room for need not be a length that can be restored.
+            self._vote_again(operation, fits)
+            return
+        objects = wanted_objects(state, operation, fits)
+        counts = [0] * len(state.components)
+        for component, _, _ in objects:
+            counts[component] += 1
+        taken = state.residence.take(HOST, counts)
+        if taken is None:
+            self._end_query(operation, Outcome.NO_ROOM)
+            return
+        operation.goal = operation.floor + fits
+        operation.assign(objects, taken)
+        operation.bound = UNBOUNDED
+        self._set_budget(operation, max(1, counts[0]))
+        state.advance(operation, Phase.TRANSFER)
+        timeout_s = state.config.stop_policy.timeout_s(fits * state.config.page_tokens)
+        state.orders.append(Fetch(operation.id, self._transfers(operation), timeout_s))
+
+    def _transfers(self, operation: Prefetch) -> tuple[ObjectTransfer, ...]:
+        transfers: list[ObjectTransfer] = []
+        for component in self._state.components:
+            mine = [each for each in operation.wanted if each.component == component.index]
+            if mine:
+                keys, pages = (each.key for each in mine), (each.page for each in mine)
+                transfers.append(ObjectTransfer(component.pool, tuple(keys), tuple(pages)))
+        return tuple(transfers)
+
+    def _remember_miss(self, operation: Prefetch, index: int) -> None:
+        state = self._state
+        missed = operation.wanted[index]
+        name = (state.components[missed.component].pool, missed.key)
+        state.misses.pop(name, None)
+        state.misses[name] = state.time_ms + int(state.config.timeouts.miss_memory_s * 1000)
         while len(state.misses) > state.config.bounds.remembered_misses:
             state.misses.popitem(last=False)
-        state.journal.record("miss", key.hex()[:16])
-
-    def _insert_landed(self, operation: Prefetch, anchor: Node, pages: PageRun) -> None:
-        state = self._state
-        state.tick()
-        step = state.tree.page_bytes
-        tokens = operation.tokens[: len(pages) * step]
-        node = anchor
-        at = 0
-        for existing in state.walk_to(anchor, tokens):
-            mine = pages[at : at + existing.width]
-            if existing.values[HOST][0] is None:
-                state.attach(existing, HOST, mine)
-                existing.persisted = True
-            else:
-                state.pools[HOST].give_back(mine)
-            at += existing.width
-            node = existing
-        if at < len(pages):
-            node = state.tree.add(node, tokens[at * step :])
-            node.keys = list(operation.keys[at : len(pages)])
-            node.persisted = True
-            state.attach(node, HOST, pages[at:])
-        state.touch(node)
+        state.journal.record("miss", name[0], missed.key.hex()[:16])
 
     def _end_query(self, operation: Prefetch, outcome: Outcome) -> None:
         # A lookup touches no pages, so nothing has to become quiet.
@@ -278,14 +280,22 @@ class Prefetching:
         self.budget_used += pages - operation.budget
         operation.budget = pages
 
+    def _notify_short(self, operation: Prefetch, verdict: Found) -> None:
+        assert verdict.pages is not None
+        assert operation.anchor is not None
+        page = operation.floor + verdict.pages - operation.anchor.end
+        if 0 <= page < len(operation.keys):
+            self._notify(operation, verdict.shortest_rank, page, "other ranks' stores have it")
+
     def _notify(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
+        known = [each.key for each in operation.wanted] or list(operation.keys)
         self._state.notices.append(
             Shortfall(
                 operation=operation.id,
                 request=operation.request,
                 rank=rank,
                 page=page,
-                key=operation.keys[page],
+                key=known[page] if page < len(known) else b"",
                 reason=reason,
             )
         )

@@ -9,7 +9,7 @@ from ...coordinator.lanes import Slot
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
 from ...coordinator.verdict import Found, Verdict, Watermark
 from ...errors import InternalError, UsageError
-from ..orders import Order
+from ..orders import KV_POOL, Order
 from .backing_up import BackingUp
 from .check import check
 from .digest import state_digest
@@ -18,11 +18,13 @@ from .matching import Match, match
 from .offloading import Offloading
 from .operations import Copy, Operation, Persist, Prefetch
 from .pages import PageRun
+from .pinning import Pinning
 from .prefetching import Prefetching
 from .request import Request, Shortfall
+from .retracting import Retracting
 from .serving import Admission, LoadState, Serving, Wait
-from .state import Expectations, ReplicaConfig, ReplicaState
-from .tree import HOST
+from .settings import ReplicaConfig
+from .state import Expectations, ReplicaState
 
 
 class Replica:
@@ -34,6 +36,8 @@ class Replica:
         self.backing_up = BackingUp(self.state)
         self.loading_back = LoadingBack(self.state)
         self.serving = Serving(self.state, self.loading_back, self.backing_up)
+        self.retracting = Retracting(self.state, self.serving, self.loading_back, self.backing_up)
+        self.pinning = Pinning(self.state, self.backing_up)
         self.offloading = Offloading(self.state, self.loading_back, self.backing_up)
 
     @property
@@ -61,9 +65,9 @@ class Replica:
         notices, self.state.notices = self.state.notices, []
         return notices
 
-    def match(self, namespace: str, tokens: bytes) -> Match:
+    def match(self, namespace: str, tokens: bytes | memoryview) -> Match:
         """Return how much of `tokens` is cached. Reads only."""
-        return match(self.state, self.state.place(namespace), tokens)
+        return match(self.state, (namespace, self.state.generation), tokens)
 
     def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
         """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
@@ -79,20 +83,20 @@ class Replica:
         return request is None or request.prefetch is None or not waits
 
     def load_back(
-        self, name: str, namespace: str, tokens: bytes, reserve_tokens: int
+        self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
         request = self._enter(name, namespace)
         self.prefetching.stop(request)
-        return self.serving.admit(request, tokens, reserve_tokens)
+        return self.serving.admit(request, tokens, reserve_tokens, priority)
 
     def load_state(self, name: str) -> LoadState:
         """Say whether the pages of an admitted request are there. Reads only."""
         return self._devices.load_state(self.state.request(name))
 
-    def page_table(self, name: str) -> PageRun:
-        """Return the request's device pages in token order. Reads only."""
-        return self.serving.page_table(self.state.request(name))
+    def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
+        """Return the request's device pages of one pool in token order. Reads only."""
+        return self.serving.page_table(self.state.request(name), pool)
 
     def extend(self, name: str, total_tokens: int) -> bool:
         """Reserve pages until the request has room for `total_tokens` tokens; False if none is."""
@@ -102,11 +106,27 @@ class Replica:
         """Publish what a request has computed; return how many of its tokens are shared now."""
         return self.serving.insert(self.state.request(name), tokens, final=final)
 
+    def retract(self, name: str, tokens: bytes) -> bool:
+        """Move a request off the device; False if host memory has no room for it."""
+        return self.retracting.retract(self.state.request(name), tokens)
+
+    def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
+        """Bring a retracted request back."""
+        return self.retracting.resume(self.state.request(name), reserve_tokens)
+
     def release(self, name: str) -> None:
         """Forget a request and give back what it holds; its prefetch ends with what has landed."""
         request = self.state.request(name)
         self.prefetching.stop(request)
         self.serving.release(request)
+
+    def pin(self, name: str, namespace: str, tokens: bytes, ttl_ms: int) -> int:
+        """Keep what is cached of `tokens` until a time; return how many tokens those are."""
+        return self.pinning.pin(name, self.state.place(namespace), tokens, ttl_ms)
+
+    def unpin(self, name: str) -> bool:
+        """Let go of what a pin keeps; False if there is no such pin, or no more."""
+        return self.pinning.unpin(name)
 
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`."""
@@ -171,10 +191,12 @@ class Replica:
             self._apply_queue(queue, watermark)
         self._let_others_pass()
         self.prefetching.expire_waiting()
+        self.pinning.look_after()
+        self.state.residence.enforce_limits(self.state.time_ms)
 
     def check(self) -> None:
         """Raise `InvariantViolation` if an invariant of the state does not hold."""
-        check(self.state, self.prefetching, self.backing_up)
+        check(self.state, self.prefetching, self.backing_up, self.pinning)
 
     def state_digest(self) -> int:
         """Return a digest computed from the whole state; for checkers, since it is slow."""
@@ -237,7 +259,10 @@ class Replica:
         elif isinstance(operation, Persist):
             self.backing_up.persisted(operation)
         elif isinstance(operation, Copy) and operation.kind is Kind.BACKUP:
-            self.backing_up.backed_up(operation)
+            if operation.request is None:
+                self.backing_up.backed_up(operation)
+            else:
+                self.retracting.retracted(operation)
         elif isinstance(operation, Copy):
             self._devices.loaded(operation)
         else:
@@ -251,6 +276,8 @@ class Replica:
         elif isinstance(operation, Copy) and operation.kind is Kind.LOAD_BACK:
             self._devices.load_failed(operation)
         else:
+            if isinstance(operation, Copy) and operation.request is not None:
+                self.retracting.failed(operation)
             self.state.stop(operation, Outcome.FAILED)
 
     def _quiet(self, operation: Operation) -> None:
@@ -282,4 +309,4 @@ def _kept_by_store(operation: Operation) -> int:
     """Return how many pages a store may still touch for an operation that has stopped."""
     if isinstance(operation, Persist):
         return operation.stopped_pages
-    return len(operation.owned[HOST]) if isinstance(operation, Prefetch) else 0
+    return len(operation.wanted) if isinstance(operation, Prefetch) else 0

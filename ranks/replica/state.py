@@ -1,28 +1,25 @@
 """The replicated state, and the few steps in which it may change.
 
-Everything that the parts of the replica share: the tree, the pools, locks and pins, operations,
-requests, the logical clock and agreed time. Each step keeps the counts that the others rely on.
+Everything that the parts of the replica share: the tree, where pages are, operations, requests, the
+logical clock and agreed time. Each step keeps the counts that the others rely on.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
-from ...coordinator.stop_policy import StopPolicy
-from ...errors import InternalError, UsageError
-from ..config import Bounds, CacheConfig, Timeouts
+from ...errors import UsageError
 from ..orders import Cancel, Order
-from .components.full_attention import FullAttention
-from .eviction import LeastRecentlyUsed
-from .holds import Holds
+from .components.needs import Needs
 from .journal import Journal
 from .operations import Copy, Operation, OperationTable, Persist, Segment
 from .page_keys import namespace_seed, page_keys
-from .pages import PagePool, PageRun
+from .pages import PagePool
 from .request import Request, Shortfall
-from .tree import DEVICE, HOST, Node, Place, Tree
+from .residence import TIERS, Residence
+from .settings import ReplicaConfig
+from .tree import Node, Place, Tree
 
 
 class Expectations(Protocol):
@@ -45,59 +42,6 @@ class Expectations(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig:
-    """What the replica needs to know; equal on every rank."""
-
-    page_tokens: int
-    device_pages: int
-    """0: the engine owns the device's pages."""
-    host_pages: int
-    has_store: bool
-    model_digest: bytes
-    """Stands for everything that must agree before pages may be shared; starts every key."""
-    life: bytes = b""
-    """Drawn when the cache was opened; keys after a `reset` are this life's alone."""
-    stop_policy: StopPolicy = field(default_factory=StopPolicy)
-    bounds: Bounds = field(default_factory=Bounds)
-    timeouts: Timeouts = field(default_factory=Timeouts)
-
-    @classmethod
-    def of(
-        cls,
-        config: CacheConfig,
-        *,
-        device_pages: int,
-        host_pages: int,
-        model_digest: bytes,
-        life: bytes = b"",
-    ) -> "ReplicaConfig":
-        """Return the replica's part of a cache's settings, with the agreed pool sizes."""
-        return cls(
-            page_tokens=config.layout.page_tokens,
-            device_pages=device_pages,
-            host_pages=host_pages,
-            has_store=config.store is not None,
-            model_digest=model_digest,
-            life=life,
-            stop_policy=config.stop_policy,
-            bounds=config.bounds,
-            timeouts=config.timeouts,
-        )
-
-    @property
-    def prefetch_pages_max(self) -> int:
-        """Host pages that all prefetches together may ask for."""
-        bound = self.bounds.prefetch_pages
-        return max(1, self.host_pages // 2) if bound is None else bound
-
-    @property
-    def quarantine_pages_max(self) -> int:
-        """Pages that may be quarantined before the store is detached."""
-        bound = self.bounds.quarantine_pages
-        return self.host_pages // 4 if bound is None else bound
-
-
 class ReplicaState:
     """The state and its elementary steps. Commands and verdicts are handled by others."""
 
@@ -105,19 +49,16 @@ class ReplicaState:
         self.config = config
         self.ballot = expectations
         self.journal = Journal()
-        self.component = FullAttention()
-        self.tree = Tree(config.page_tokens, (self.component,))
-        self.pools = (
-            PagePool("device", config.device_pages, self.journal),
-            PagePool("host", config.host_pages, self.journal),
+        self.components = config.make_components()
+        self.needs = Needs(self.components)
+        self.tree = Tree(config.page_tokens, self.components)
+        self.residence = Residence(
+            config,
+            self.tree,
+            self.journal,
+            split=self.split,
+            emptied=self.drop_root_if_unused,
         )
-        self.tree_pages = [0, 0]
-        """By tier: pages that nodes of the tree own."""
-        self.eviction = (
-            LeastRecentlyUsed(DEVICE, lambda node: self.evictable(node, DEVICE)),
-            LeastRecentlyUsed(HOST, lambda node: self.evictable(node, HOST)),
-        )
-        self.holds = Holds(self._offer)
         self.operations = OperationTable()
         self.requests: dict[str, Request] = {}
         self.requests_in: Counter[Place] = Counter()
@@ -132,8 +73,14 @@ class ReplicaState:
         """Agreed time."""
         self.store_attached = config.has_store and config.host_pages > 0
         self.quarantined_pages = 0
-        self.misses: OrderedDict[bytes, int] = OrderedDict()
-        """Keys whose read failed, and until when, in agreed time, they are not asked for again."""
+        self.misses: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        """Objects, by pool and key, whose read failed, and until when, in agreed time, they are not
+        asked for again."""
+
+    @property
+    def pools(self) -> tuple[tuple[PagePool, ...], ...]:
+        """The pools by tier and component."""
+        return self.residence.pools
 
     @property
     def engine_owns_device(self) -> bool:
@@ -154,7 +101,7 @@ class ReplicaState:
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""
-        request = Request(name, self.place(namespace))
+        request = Request(name, self.place(namespace), len(self.components))
         self.requests[name] = request
         self.requests_in[request.place] += 1
         self.journal.record("request", name, namespace)
@@ -179,9 +126,8 @@ class ReplicaState:
         for request in self.requests.values():
             if not request.admitted:
                 self.move(request)
-        for tier in (DEVICE, HOST):
-            while (victim := self.eviction[tier].next_victim()) is not None:
-                self._evict(victim, tier)
+        for tier in TIERS:
+            self.residence.evict_everything(tier)
 
     def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
         """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
@@ -200,94 +146,40 @@ class ReplicaState:
         """Advance the logical clock."""
         self.clock += 1
 
-    def touch(self, node: Node) -> None:
+    def use(self, node: Node) -> None:
         """Mark the path to `node` as used now."""
-        for each in node.path():
-            each.last_access = self.clock
+        self.residence.touch(node, self.clock, self.time_ms)
 
-    def evictable(self, node: Node, tier: int) -> bool:
-        """Say whether a node's pages on `tier` may leave: a leaf of its tier that nobody holds.
-
-        A node that would lose its last copy must also be free of pins, which keep its place.
-        """
-        if node.parent is None or node.values[tier][0] is None or node.occupied_children[tier]:
-            return False
-        if node.holds(tier):
-            return False
-        return node.values[1 - tier][0] is not None or not node.holds(1 - tier)
-
-    def available(self, tier: int) -> int:
-        """Return how many pages `take` can find: free ones, and those that may be evicted."""
-        return self.pools[tier].free + self.tree_pages[tier] - self.holds.kept_pages[tier]
-
-    def take(self, tier: int, count: int) -> PageRun | None:
-        """Take `count` pages, evicting what was used longest ago.
-
-        None if there are not so many to be had; then nothing was evicted.
-        """
-        pool = self.pools[tier]
-        if count > self.available(tier):
-            return None
-        while pool.free < count:
-            victim = self.eviction[tier].next_victim()
-            if victim is None:
-                raise InternalError(f"{pool.name} pages that could be evicted are miscounted")
-            surplus = victim.width - (count - pool.free)
-            if surplus > 0:
-                self.split(victim, surplus)
-            self._evict(victim, tier)
-        return pool.take(count)
-
-    def attach(self, node: Node, tier: int, pages: PageRun) -> None:
-        """Give a node its pages on `tier`; they belong to it from now on."""
-        if node.values[tier][0] is not None or len(pages) != node.width or node.parent is None:
-            raise InternalError(f"node {node.id} cannot take {len(pages)} pages on tier {tier}")
-        node.values[tier][0] = pages
-        node.parent.occupied_children[tier] += 1
-        self.tree_pages[tier] += node.width
-        self.holds.value_changed(node, tier, node.width)
-        self.eviction[tier].offer(node)
-        # A second copy makes the first one dispensable, also where it was the last one before.
-        self.eviction[1 - tier].offer(node)
-
-    def detach(self, node: Node, tier: int) -> PageRun:
-        """Take a node's pages on `tier` away from it; they belong to the caller from now on."""
-        pages = node.values[tier][0]
-        assert pages is not None
-        assert node.parent is not None
-        node.values[tier][0] = None
-        node.parent.occupied_children[tier] -= 1
-        self.tree_pages[tier] -= node.width
-        self.holds.value_changed(node, tier, -node.width)
-        self.eviction[tier].offer(node.parent)
-        return pages
-
-    def remove_if_dead(self, node: Node) -> bool:
-        """Take a node out of the tree that has pages on no tier; say whether it had none."""
-        if node.parent is None or node.children:
-            return False
-        if node.values[DEVICE][0] is not None or node.values[HOST][0] is not None:
-            return False
-        parent = node.parent
-        self.tree.remove(node)
-        self._drop_root_if_unused(parent)
-        return True
-
-    def prune(self, node: Node) -> None:
-        """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
-        while node.parent is not None and not (node.holds(DEVICE) or node.holds(HOST)):
-            parent = node.parent
-            if not self.remove_if_dead(node):
-                return
-            node = parent
+    def add(self, parent: Node, tokens: bytes) -> Node:
+        """Hang a new node, used now, with a run of whole pages under `parent`."""
+        node = self.tree.add(parent, tokens)
+        node.last_access, node.used_ms = self.clock, self.time_ms
+        return node
 
     def split(self, node: Node, pages: int) -> None:
         """Cut a node after its first `pages` pages; operations that refer to it keep both halves."""
         upper = self.tree.split(node, pages)
-        for number in node.marks:
+        self.residence.was_split(upper)
+        for number in sorted(node.marks):
             operation = self.operations.in_flight[number]
-            if isinstance(operation, Copy | Persist):
-                _split_segments(operation.segments, node, upper)
+            assert isinstance(operation, Copy | Persist)
+            self._split_segments(operation, node, upper)
+
+    def cut(self, node: Node, position: int) -> None:
+        """Make sure that some node of the path to `node` begins at `position`."""
+        for each in node.path():
+            if each.start < position < each.end:
+                self.split(each, position - each.start)
+                return
+            if each.start <= position:
+                return
+
+    def cut_for(self, node: Node) -> None:
+        """Cut the path where the components' needs of a match that ends at `node` begin."""
+        for component in self.components:
+            start = component.needed_from(node.end)
+            if start and component.per_page:
+                self.cut(node, start)
 
     def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
         """Return the nodes that hold `tokens`, as far as they are in the tree, cut to fit."""
@@ -310,7 +202,7 @@ class ReplicaState:
             operation.stopped_pages = sum(len(segment.pages) for segment in operation.segments)
             if isinstance(operation, Copy):
                 for segment in operation.segments:
-                    operation.owned[operation.fills].extend(segment.pages)
+                    operation.own(operation.fills, segment.component, segment.pages)
             self._clear_segments(operation)
         self.advance(operation, Phase.QUIESCE)
         self.orders.append(Cancel(operation.id, self.config.timeouts.quiesce_s))
@@ -325,31 +217,45 @@ class ReplicaState:
     def release_receipts(self, operation: Operation) -> None:
         """Give back the locks and pins of an operation, and what only they kept in the tree."""
         for receipt in operation.receipts:
-            self.holds.release(receipt)
-            self.prune(receipt.node)
+            self.residence.holds.release(receipt)
+        for receipt in operation.receipts:
+            self.residence.prune(receipt.node)
         operation.receipts.clear()
 
     def finish(self, operation: Operation, outcome: Outcome) -> None:
         """End an operation: whatever it still owns and holds is given back."""
         self.advance(operation, Phase.DONE)
         self.release_receipts(operation)
-        for tier in (DEVICE, HOST):
-            self.pools[tier].give_back(operation.owned_pages(tier))
+        for tier in TIERS:
+            for component in self.components:
+                pages = operation.owned_pages(tier, component.index)
+                self.residence.pools[tier][component.index].give_back(pages)
         if isinstance(operation, Copy | Persist):
             self._clear_segments(operation)
         self.operations.outcomes[operation.kind, outcome] += 1
         del self.operations.in_flight[operation.id]
         self.ballot.forget(operation.id)
 
-    def _offer(self, node: Node) -> None:
-        for queue in self.eviction:
-            queue.offer(node)
+    def mark(self, operation: Copy | Persist, segments: Sequence[Segment]) -> None:
+        """Enter the segments of an operation and mark their nodes with it."""
+        operation.segments.extend(segments)
+        for segment in segments:
+            segment.node.marks |= {operation.id}
 
-    def _evict(self, victim: Node, tier: int) -> None:
-        pool = self.pools[tier]
-        self.journal.record("evict", pool.name, victim.id, victim.start, victim.end)
-        pool.give_back(self.detach(victim, tier))
-        self.remove_if_dead(victim)
+    def fills(self, node: Node, tier: int, component: int) -> bool:
+        """Say whether a copy in flight fills a node's pages of a component on a tier."""
+        for number in node.marks:
+            operation = self.operations.in_flight[number]
+            if (
+                isinstance(operation, Copy)
+                and operation.fills == tier
+                and any(
+                    segment.node is node and segment.component == component
+                    for segment in operation.segments
+                )
+            ):
+                return True
+        return False
 
     def _leave_place(self, place: Place) -> None:
         self.requests_in[place] -= 1
@@ -357,9 +263,10 @@ class ReplicaState:
             del self.requests_in[place]
         root = self.tree.roots.get(place)
         if root is not None:
-            self._drop_root_if_unused(root)
+            self.drop_root_if_unused(root)
 
-    def _drop_root_if_unused(self, node: Node) -> None:
+    def drop_root_if_unused(self, node: Node) -> None:
+        """Forget a root that has no children and whose place has no requests."""
         # Salts may be as many as requests, and a root for each would grow without bound.
         unused = not node.children and node.place not in self.requests_in
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
@@ -367,22 +274,21 @@ class ReplicaState:
 
     def _clear_segments(self, operation: Copy | Persist) -> None:
         for segment in operation.segments:
-            segment.node.marks.discard(operation.id)
+            segment.node.marks -= {operation.id}
         operation.segments.clear()
 
-    def mark(self, operation: Copy | Persist, segments: Sequence[Segment]) -> None:
-        """Enter the segments of an operation and mark their nodes with it."""
-        operation.segments.extend(segments)
-        for segment in segments:
-            segment.node.marks.add(operation.id)
-
-
-def _split_segments(segments: list[Segment], lower: Node, upper: Node) -> None:
-    for index, segment in enumerate(segments):
-        if segment.node is lower:
-            cut = upper.width
-            segments[index : index + 1] = [
-                Segment(upper, segment.pages[:cut]),
-                Segment(lower, segment.pages[cut:]),
-            ]
-            return
+    def _split_segments(self, operation: Copy | Persist, lower: Node, upper: Node) -> None:
+        segments: list[Segment] = []
+        for segment in operation.segments:
+            if segment.node is not lower:
+                segments.append(segment)
+                continue
+            component = self.components[segment.component]
+            above, below = component.split(segment.pages, upper.width)
+            if above is not None:
+                segments.append(Segment(upper, segment.component, above))
+            if below is not None:
+                segments.append(Segment(lower, segment.component, below))
+        operation.segments[:] = segments
+        if not any(segment.node is upper for segment in segments):
+            upper.marks -= {operation.id}

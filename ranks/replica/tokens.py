@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...errors import UsageError
 
 TOKEN_BYTES = 4
+_LITTLE = sys.byteorder == "little"
 
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
 _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
@@ -18,6 +19,22 @@ _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 
 Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any]] | Sequence[int]"
 """Token ids: a buffer of int32, an integer array, or a sequence of Python integers."""
+
+
+def as_token_view(tokens: Tokens) -> bytes | memoryview:
+    """Return the tokens as bytes, not copied where they are a buffer of int32 already.
+
+    For what does not outlive the call: the view is of the caller's memory. Otherwise as
+    `as_token_bytes`.
+    """
+    try:
+        view = memoryview(tokens)  # type: ignore[arg-type]
+        if view.format == "i" and view.ndim == 1 and _LITTLE:
+            return view.cast("B")
+    except (TypeError, ValueError):
+        # It is no buffer, or an empty one, or one with gaps.
+        pass
+    return as_token_bytes(tokens)
 
 
 def as_token_bytes(tokens: Tokens) -> bytes:

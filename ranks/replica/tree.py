@@ -7,7 +7,6 @@ refers to a node refers to the end of its run, before and after.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import InternalError
@@ -35,6 +34,7 @@ class Node:
     __slots__ = (
         "children",
         "held",
+        "hits",
         "id",
         "keys",
         "last_access",
@@ -43,9 +43,12 @@ class Node:
         "parent",
         "persisted",
         "place",
-        "queued",
+        "priority",
+        "saved_at",
         "start",
+        "there",
         "tokens",
+        "used_ms",
         "values",
         "width",
     )
@@ -66,17 +69,26 @@ class Node:
         """By tier and component: the pages that hold the content, or None (a tombstone)."""
         self.held: tuple[list[int], list[int]] = ([0] * components, [0] * components)
         """By tier and component: device locks and host pins."""
+        self.there = 0
+        """Which of the values are there: the bit `tier * components + component` of each."""
         self.occupied_children = [0, 0]
         """By tier: how many children have full-attention pages there."""
-        self.queued = [False, False]
-        """By tier: whether an eviction queue has an entry for this node."""
         self.last_access = 0
+        """When it was last used, in the replica's logical clock."""
+        self.hits = 0
+        """How many requests have found it cached."""
+        self.priority = 0
+        """The highest priority of the requests that used it."""
         self.keys: list[bytes] | None = None
-        self.persisted = False
-        """Whether storage has these pages on every rank, as far as anyone has heard."""
-        self.place = Place("")
-        """Of a root: which tree it is the root of."""
-        self.marks: set[int] = set()
+        self.saved_at = -1
+        """Its last use when, under write-back, it was backed up to leave the device."""
+        self.persisted: frozenset[int] = frozenset()
+        """The components whose pages storage has on every rank, as far as anyone has heard."""
+        self.place: Place = parent.place if parent is not None else Place("")
+        """Which tree it is in."""
+        self.used_ms = 0
+        """When it was last used, in agreed time; 0 while none has been agreed on."""
+        self.marks: frozenset[int] = frozenset()
         """Operations in flight that read or fill pages of this node."""
 
     @property
@@ -88,9 +100,22 @@ class Node:
         """Return the pages of one component on one tier, or None."""
         return self.values[tier][component]
 
+    def has(self, component: int) -> bool:
+        """Say whether some tier has the pages of one component."""
+        return self.values[0][component] is not None or self.values[1][component] is not None
+
     def holds(self, tier: int) -> int:
         """Return how often the node is locked (device) or pinned (host), over all components."""
         return sum(self.held[tier])
+
+    def is_held_on(self, tier: int) -> bool:
+        """Say whether anything locks (device) or pins (host) the node."""
+        return any(self.held[tier])
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anything locks or pins the node."""
+        return any(self.held[DEVICE]) or any(self.held[HOST])
 
     def path(self) -> Iterator["Node"]:
         """Yield this node and its ancestors below the root, deepest first."""
@@ -100,12 +125,15 @@ class Node:
             node = node.parent
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+COPIED_BYTES = 64 << 10
+"""Up to so many bytes of tokens are copied for a walk."""
+
+
+class Walk(NamedTuple):
     """How far a token run is in the tree: whole nodes, then some pages of one more."""
 
     root: Node
-    nodes: tuple[Node, ...]
+    nodes: list[Node]
     partial: Node | None
     """A child of the last node whose first `partial_pages` pages match."""
     partial_pages: int
@@ -124,7 +152,8 @@ class Tree:
         self.components = tuple(components)
         self.page_bytes = page_tokens * TOKEN_BYTES
         """The bytes of one page's token ids."""
-        self.roots: dict[Place, Node] = {}
+        self.roots: dict[tuple[str, int], Node] = {}
+        """By place, which is such a tuple."""
         self.node_count = 0
         self._next_id = 1
 
@@ -140,34 +169,45 @@ class Tree:
         """Return how many whole pages `tokens` fill."""
         return len(tokens) // self.page_bytes
 
-    def walk(self, root: Node, tokens: bytes) -> Walk:
-        """Follow the whole pages of `tokens` down from `root`. Does not change the tree."""
+    def walk(self, root: Node, tokens: bytes | memoryview) -> Walk:
+        """Follow the whole pages of `tokens` down from `root`. Does not change anything."""
+        return Walk(root, *self.follow(root, tokens))
+
+    def follow(self, root: Node, tokens: bytes | memoryview) -> tuple[list[Node], Node | None, int]:
+        """Return the nodes that match whole, a child that matches in part, and how many pages of it.
+
+        As `walk`, for whoever is in a hurry.
+        """
         step = self.page_bytes
-        stop = len(tokens) - len(tokens) % step
-        node, at = root, 0
+        view = memoryview(tokens)
+        stop = len(view) - len(view) % step
+        at = 0
         nodes: list[Node] = []
+        children = root.children
+        if stop <= COPIED_BYTES:
+            # So little is cheaper to copy once than to look at through a view for each node.
+            data = view.tobytes()
+            while at < stop:
+                child = children.get(data[at : at + step])
+                if child is None or not data.startswith(child.tokens, at):
+                    break
+                nodes.append(child)
+                at += len(child.tokens)
+                children = child.children
         while at < stop:
-            child = node.children.get(tokens[at : at + step])
+            child = children.get(view[at : at + step].tobytes())
             if child is None:
                 break
-            if not tokens.startswith(child.tokens, at) or at + len(child.tokens) > stop:
-                return Walk(root, tuple(nodes), child, self._common_pages(child, tokens, at, stop))
+            run = child.tokens
+            end = at + len(run)
+            # One comparison in place, of the whole run or of what is left of the tokens.
+            if end > stop or not run.startswith(view[at:end]):
+                pages = _common_pages(run, view[at : min(end, stop)], step)
+                return nodes, child, pages
             nodes.append(child)
-            at += len(child.tokens)
-            node = child
-        return Walk(root, tuple(nodes), None, 0)
-
-    def _common_pages(self, child: Node, tokens: bytes, at: int, stop: int) -> int:
-        # Bisection over prefixes: each probe is one comparison of bytes, and the first page matches.
-        low, high = 1, min(child.width, (stop - at) // self.page_bytes)
-        while low < high:
-            middle = (low + high + 1) // 2
-            length = middle * self.page_bytes
-            if tokens[at : at + length] == child.tokens[:length]:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+            at = end
+            children = child.children
+        return nodes, None, 0
 
     def add(self, parent: Node, tokens: bytes) -> Node:
         """Hang a new node with a run of whole pages under `parent`, which has no such child."""
@@ -185,19 +225,25 @@ class Tree:
         cut = pages * self.page_bytes
         upper = Node(self._new_id(), parent, node.tokens[:cut], pages, len(self.components))
         parent.children[node.tokens[: self.page_bytes]] = upper
-        for tier in (DEVICE, HOST):
-            for component, run in enumerate(node.values[tier]):
+        for component in self.components:
+            index = component.index
+            for tier in (DEVICE, HOST):
+                run = node.values[tier][index]
                 if run is not None:
-                    upper.values[tier][component], node.values[tier][component] = self.components[
-                        component
-                    ].split(run, pages)
-            upper.held[tier][:] = node.held[tier]
+                    parts = component.split(run, pages)
+                    upper.values[tier][index], node.values[tier][index] = parts
+                upper.held[tier][index] = node.held[tier][index]
+        for tier in (DEVICE, HOST):
             upper.occupied_children[tier] = int(node.values[tier][0] is not None)
+        upper.there, node.there = _presence(upper), _presence(node)
         if node.keys is not None:
             upper.keys, node.keys = node.keys[:pages], node.keys[pages:]
-        upper.last_access = node.last_access
-        upper.persisted = node.persisted
-        upper.marks = set(node.marks)
+        upper.last_access, upper.used_ms = node.last_access, node.used_ms
+        upper.hits, upper.priority, upper.saved_at = node.hits, node.priority, node.saved_at
+        upper.marks = node.marks
+        upper.persisted = frozenset(
+            each.index for each in self.components if each.per_page and each.index in node.persisted
+        )
         node.parent = upper
         node.tokens = node.tokens[cut:]
         node.start += pages
@@ -208,9 +254,9 @@ class Tree:
 
     def remove(self, node: Node) -> None:
         """Take a node without children out of the tree."""
-        assert node.parent is not None
-        assert not node.children
-        del node.parent.children[node.tokens[: self.page_bytes]]
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens[: self.page_bytes]]
         node.parent = None
         self.node_count -= 1
 
@@ -238,7 +284,44 @@ class Tree:
                 yield node
             waiting.extend(node.children.values())
 
+    def is_whole(self, node: Node) -> bool:
+        """Say whether a match may end at `node` with what its path has on either tier."""
+        return all(self._has_all(component, node) for component in self.components)
+
+    def _has_all(self, component: Component, last: Node) -> bool:
+        index = component.index
+        if not index:
+            # Parents have full attention wherever a child has it.
+            return last.has(0)
+        start = component.needed_from(last.end)
+        for node in last.path():
+            if node.end <= start:
+                break
+            if not node.has(index):
+                return False
+        return True
+
     def _new_id(self) -> int:
         number = self._next_id
         self._next_id += 1
         return number
+
+
+def _common_pages(run: bytes, view: memoryview, step: int) -> int:
+    """Return how many whole pages two runs share; the first they do. Reads each byte about twice."""
+    low, high = 1, len(view) // step
+    if run.startswith(view[: high * step]):
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        # Beginning at `low`, which is known to be shared, `startswith` copies nothing.
+        if run.startswith(view[low * step : middle * step], low * step):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _presence(node: Node) -> int:
+    values = (*node.values[DEVICE], *node.values[HOST])
+    return sum(1 << bit for bit, run in enumerate(values) if run is not None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from replays import COMMAND, RANK, replay, run, torchrun, write_trace
 
+from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import Report
 from lockstep.launch.workload import synthetic_requests
 
@@ -54,6 +55,8 @@ def assert_sound(report: Report, ranks: int, requests: int) -> None:
     assert len(set(report["digests"])) == 1
     assert report["round_us"]["p99"] >= report["round_us"]["p50"] > 0
     assert report["pages_rechecked"] > 0
+    assert report["operations_left"] == 0
+    assert report["violations"] == []
 
 
 def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
@@ -83,6 +86,33 @@ def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path)
     assert_sound(report, 4, 90)
     assert report["bytes"]["l2_to_l1"] > 0
     assert report["bytes"]["l3_to_l2"] > 0
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        # It has every kind of state; the others are left for when there is more time.
+        "hybrid-all",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in PROFILES
+            if name not in ("hybrid-all", "llama")
+        ),
+    ],
+)
+def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_exactly(
+    tmp_path: Path, profile: str
+) -> None:
+    pressure = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
+    store = ("--store", (tmp_path / "store").as_uri())
+
+    report = replay(
+        tmp_path / "report.json", "--requests", 24, "--profile", profile, *pressure, *store
+    )
+
+    assert_sound(report, 2, 24)
+    assert report["bytes"]["l2_to_l1"] > 0
+    assert all(pool["pages_verified"] > 0 for pool in report["pools"].values())
 
 
 def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(

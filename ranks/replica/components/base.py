@@ -1,9 +1,13 @@
-"""What the tree asks of a component.
+"""What the replica asks of a component.
 
 A component is one kind of state that a model keeps for a prefix: the KV of its full-attention
 layers, of its sliding-window layers, or a recurrent state. Each has a pool on each tier, and on each
 node of the tree a value on each tier or a tombstone. The replica knows components by this interface
-and by their index in the node's value lists.
+and by their index in the node's value lists; full attention is the first.
+
+A match may end at a position if each component has all that it needs there: a value, on the device or
+on the host, for every position from `needed_from` of the end up to it. That is the whole validator;
+restorable sets, locks, backups and what a prefetch brings all follow from it.
 """
 
 from typing import Protocol
@@ -11,34 +15,27 @@ from typing import Protocol
 from ..pages import PageRun
 
 
-class Valued(Protocol):
-    """What a component may see of a node."""
-
-    def pages(self, tier: int, component: int = 0) -> PageRun | None:
-        """Return the pages of one component on one tier, or None."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The position after the node's last page."""
-        ...
-
-
 class Component(Protocol):
-    """One kind of per-prefix state."""
+    """One kind of per-prefix state. Lengths and positions are in pages of tokens."""
 
     name: str
     pool: str
     """The name of its pool on either tier."""
     index: int
     """Its place in a node's value lists."""
-
-    def may_end(self, node: Valued, tiers: tuple[int, ...]) -> bool:
-        """Say whether a match may end at `node`, whose ancestors were all asked before it."""
-        ...
+    per_page: bool
+    """Whether a value has one page for each page of tokens, or one in all, for the node's end."""
+    span: int | None
+    """How many positions before its end a match needs; None stands for all."""
+    held_by_requests: bool
+    """Whether a request uses the tree's device pages while it computes."""
 
     def needed_from(self, end: int) -> int:
-        """Return the first position that a match ending at `end` needs; it is locked from there."""
+        """Return the first position that a match ending at `end` needs."""
+        ...
+
+    def pages_of(self, width: int) -> int:
+        """Return how many pages of the pool a value of a node of `width` pages has."""
         ...
 
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:

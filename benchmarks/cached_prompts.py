@@ -1,0 +1,158 @@
+"""A cache whose tree has as many nodes as asked for, and prompts that are in it.
+
+Everything gets into the tree by the calls that an engine makes. There is no host memory and nothing
+is copied, so what those calls cost is what the replicated state costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..coordinator.collectives.in_process import InProcessGroup
+from ..errors import ConfigError
+from ..ranks.cache import Cache
+from ..ranks.config import PAGES_MAX, CacheConfig, ComponentConfig, SlidingWindow
+from ..ranks.page_layout import Column, PageLayout
+from ..ranks.replica.serving import Admission
+from ..ranks.replica.settings import ReplicaConfig
+from .silent_executor import SilentExecutor
+
+TokenArray: TypeAlias = npt.NDArray[np.int32]
+
+LEAF_TOKENS = 64
+"""Of every node that only fills the tree; more where a page has more."""
+GROUP_NODES = 32
+"""Nodes that fill the tree stand together: one that is shared, and the others below it."""
+WINDOW_TOKENS = 1024
+WITH_WINDOW = "full+window"
+COMPONENTS = ("full", WITH_WINDOW)
+"""What a model may keep, as these measurements know it."""
+NOTHING: TokenArray = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """What is the same for all that is measured in one tree."""
+
+    nodes: int
+    """A multiple of `GROUP_NODES` is the nearest that the tree has."""
+    page_tokens: int
+    components: str
+    """One of `COMPONENTS`."""
+
+    @property
+    def leaf_tokens(self) -> int:
+        """Tokens of each node that fills the tree, in whole pages."""
+        return -(-LEAF_TOKENS // self.page_tokens) * self.page_tokens
+
+    @property
+    def groups(self) -> int:
+        """How many groups of nodes fill the tree."""
+        return max(1, round(self.nodes / GROUP_NODES))
+
+
+class CachedPrompts:
+    """One rank's cache with a device pool that the tree fills exactly, but for spare pages."""
+
+    def __init__(self, shape: TreeShape, *, spare_tokens: int, seed: int = 1) -> None:
+        """`spare_tokens` is the room for what is added beyond the nodes that fill the tree.
+
+        Until `open_spare_room` it is taken, so that making room means evicting.
+        """
+        self.shape = shape
+        self._random = np.random.default_rng(seed)
+        self._added = 0
+        filled = shape.groups * GROUP_NODES * shape.leaf_tokens
+        self.cache = _open(shape, filled + spare_tokens)
+        self._admit("spare", NOTHING, spare_tokens)
+        for _ in range(shape.groups):
+            self.add_group()
+
+    def open_spare_room(self) -> None:
+        """Give back the spare pages: from here on there is room without eviction."""
+        self.cache.release("spare")
+
+    def close(self) -> None:
+        """Close the cache."""
+        self.cache.close(flush=False)
+
+    def random_tokens(self, count: int) -> TokenArray:
+        """Return tokens that nothing in the tree begins with."""
+        return self._random.integers(0, 1 << 31, count, dtype=np.int32)
+
+    def add_group(self) -> None:
+        """Add `GROUP_NODES` nodes: one that is shared, and the others below it."""
+        shared = self.random_tokens(self.shape.leaf_tokens)
+        for _ in range(GROUP_NODES - 1):
+            self.add(np.concatenate([shared, self.random_tokens(self.shape.leaf_tokens)]))
+
+    def add(self, tokens: TokenArray) -> None:
+        """Serve a request with these tokens, whose pages stay in the tree."""
+        name = self.next_request()
+        self._admit(name, tokens, len(tokens))
+        self.cache.insert(name, tokens)
+        self.cache.release(name)
+
+    def add_prompt(self, tokens: TokenArray, path_nodes: int) -> None:
+        """Add a prompt that lies in `path_nodes` nodes, as equal as whole pages allow.
+
+        Another prompt leaves it at the end of every node but the last, which is why there are nodes.
+        """
+        page = self.shape.page_tokens
+        ends = [len(tokens) // page * n // path_nodes * page for n in range(1, path_nodes + 1)]
+        self.add(tokens)
+        for end in ends[:-1]:
+            self.add(np.concatenate([tokens[:end], self.random_tokens(page)]))
+
+    def next_request(self) -> str:
+        """Return the name of a request that was not there before."""
+        self._added += 1
+        return f"request {self._added}"
+
+    def _admit(self, name: str, tokens: TokenArray, reserve_tokens: int) -> None:
+        admission = self.cache.load_back(name, tokens, reserve_tokens=reserve_tokens)
+        admitted = isinstance(admission, Admission)
+        if not admitted:
+            raise RuntimeError(f"{name} was not admitted: {admission}")
+
+
+def _open(shape: TreeShape, device_tokens: int) -> Cache:
+    device_pages = -(-device_tokens // shape.page_tokens)
+    if device_pages > PAGES_MAX:
+        raise ConfigError(
+            f"{device_pages} pages are more than a pool has; measure with fewer nodes"
+        )
+    # What a page's bytes are does not matter: none are ever touched.
+    columns = (Column(name="kv", layers=1, heads=1, elements=1),)
+    layout = PageLayout(page_tokens=shape.page_tokens, columns=columns)
+    config = CacheConfig(
+        model="bench",
+        layout=layout,
+        components=_components(shape, layout, device_pages),
+        device_pages=device_pages,
+        host_pages=0,
+    )
+    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
+    return Cache(config, InProcessGroup(1).member(0), SilentExecutor(), replica_config)
+
+
+def _components(
+    shape: TreeShape, layout: PageLayout, device_pages: int
+) -> tuple[ComponentConfig, ...]:
+    """Return what the model keeps beside full attention, with as many pages, so that all fit."""
+    if shape.components != WITH_WINDOW:
+        return ()
+    window = SlidingWindow(
+        window_tokens=WINDOW_TOKENS, layout=layout, device_pages=device_pages, host_pages=0
+    )
+    return (window,)
+
+
+def require_known(components: Sequence[str]) -> None:
+    """Raise `ConfigError` for the first of `components` that is none of `COMPONENTS`."""
+    for name in components:
+        if name not in COMPONENTS:
+            raise ConfigError(f"--components is {name!r}, must be one of: {', '.join(COMPONENTS)}")

@@ -1,0 +1,36 @@
+"""An executor that does nothing, where only the replicated state's own cost is measured."""
+
+from collections.abc import Sequence
+
+from ..coordinator.ballot import Progress
+from ..ranks.executor.base import BytesMoved
+from ..ranks.orders import Order
+
+
+class SilentExecutor:
+    """Takes orders and never reports: every operation stays in flight."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """Do nothing."""
+
+    def progress(self) -> list[Progress]:
+        """Report nothing."""
+        return []
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at once."""
+
+    def trouble(self) -> str | None:
+        """Be well."""
+        return None
+
+    def bytes_moved(self) -> BytesMoved:
+        """Return zeros."""
+        return BytesMoved()
+
+    def pages_corrupt(self) -> int:
+        """Return zero."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""

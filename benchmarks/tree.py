@@ -1,0 +1,291 @@
+"""What the prefix tree costs: match, insert, lock and unlock, evict, beside memcmp.
+
+What is timed is the call that an engine makes, with the tokens in a numpy array of int32:
+
+- `match`: `cache.match` of a prompt that is cached whole.
+- `insert`: `cache.insert` of a prompt whose first half is cached, by a request that is admitted.
+- `lock_unlock`: `cache.load_back` of a prompt that is cached whole, which locks it, and `release`. An
+  engine has no other way to lock, so a match is part of it.
+- `evict_64_leaves`: `cache.load_back` that reserves the pages of 64 nodes in a pool without a free
+  page.
+
+The limit is `copy.startswith(prompt)`, timed just before each of the calls: one memcmp of the array
+that the call gets with a copy of its bytes, and no more than that array shared between the two.
+"""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..ranks.replica.tokens import as_token_bytes
+from .cached_prompts import (
+    COMPONENTS,
+    GROUP_NODES,
+    NOTHING,
+    CachedPrompts,
+    TokenArray,
+    TreeShape,
+    require_known,
+)
+from .tree_memory import BytesPerPage, bytes_per_page
+
+OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
+LEAVES = 2 * GROUP_NODES
+"""What one eviction takes: two groups, whose shared nodes become leaves on the way."""
+DEEP_PATH_NODES = 128
+INSERTS_MAX = 50
+"""Each leaves half a prompt in the tree, so there are fewer of them than of the others."""
+EVICTIONS_MAX = 100
+
+
+class Point(TypedDict):
+    """One measurement."""
+
+    op: str
+    """One of `OPS`."""
+    tokens: int
+    """Of the prompt, or of what is evicted."""
+    nodes: int
+    """Of the tree."""
+    page_tokens: int
+    components: str
+    path_nodes: int
+    """Nodes that the prompt lies in; 0 for an eviction."""
+    p50_us: float
+    limit_us: float
+
+
+class TreeReport(TypedDict):
+    """What `lockstep bench tree` reports."""
+
+    points: list[Point]
+    convert_list_us: dict[str, float]
+    """By number of tokens: what a Python list costs more than an array of int32."""
+    bytes_per_page: float
+    """Bookkeeping for each cached page beside its tokens, page keys included, in runs of
+    `run_pages`; of the last of the components that were measured."""
+    bytes_per_page_without_keys: float
+    """As long as nothing has asked for the page keys: they are for storage."""
+    bytes_by_components: dict[str, BytesPerPage]
+    run_pages: int
+    repetitions: int
+    python: str
+    machine: str
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is measured."""
+
+    tokens: Sequence[int] = (1 << 10, 1 << 13, 1 << 15, 1 << 17)
+    nodes: Sequence[int] = (1_000, 100_000)
+    page_tokens: Sequence[int] = (16, 64)
+    components: Sequence[str] = COMPONENTS
+    repetitions: int = 500
+
+    def __post_init__(self) -> None:
+        require_known(self.components)
+        for name, least in (("nodes", 2 * LEAVES), ("page_tokens", 1), ("tokens", 2)):
+            values: Sequence[int] = getattr(self, name)
+            if not values or min(values) < least:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} is {min(values, default=0)}, must be {least} or more")
+        if not self.components:
+            raise ConfigError(f"--components is missing, must be one of: {', '.join(COMPONENTS)}")
+        if min(self.tokens) < 2 * max(self.page_tokens):
+            raise ConfigError(
+                f"--tokens is {min(self.tokens)}, must be two pages of {max(self.page_tokens)} or more"
+            )
+        if self.repetitions < 1:
+            raise ConfigError(f"--repetitions is {self.repetitions}, must be 1 or more")
+
+    def shapes(self) -> list[TreeShape]:
+        """Return the trees to measure in."""
+        return [
+            TreeShape(nodes=nodes, page_tokens=page_tokens, components=components)
+            for components in self.components
+            for page_tokens in self.page_tokens
+            for nodes in self.nodes
+        ]
+
+    def prompts(self, page_tokens: int) -> list[tuple[int, int]]:
+        """Return tokens and path nodes of each prompt: longer ones lie in more nodes.
+
+        The longest is there a second time, in as many nodes as a conversation of many turns has.
+        """
+        prompts = [(each, min(_path_nodes(each), each // page_tokens)) for each in self.tokens]
+        longest = max(self.tokens)
+        return [*prompts, (longest, min(DEEP_PATH_NODES, longest // page_tokens))]
+
+
+def _path_nodes(tokens: int) -> int:
+    return next(
+        (n for bound, n in ((1 << 10, 2), (1 << 13, 4), (1 << 15, 8)) if tokens <= bound), 16
+    )
+
+
+def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeReport:
+    """Measure everything; `tell` hears what is being measured."""
+    points: list[Point] = []
+    for shape in sizes.shapes():
+        tell(f"{shape.components}, pages of {shape.page_tokens}, {shape.nodes:,} nodes")
+        points.extend(_measure_tree(sizes, shape))
+    tell("lists and memory")
+    memory = {name: bytes_per_page(name) for name in sizes.components}
+    last = memory[sizes.components[-1]]
+    return TreeReport(
+        points=points,
+        convert_list_us={str(tokens): _convert_list_us(sizes, tokens) for tokens in sizes.tokens},
+        bytes_per_page=last["with_keys"],
+        bytes_per_page_without_keys=last["without_keys"],
+        bytes_by_components=memory,
+        run_pages=last["run_pages"],
+        repetitions=sizes.repetitions,
+        python=platform.python_version(),
+        machine=platform.platform(),
+        cpus=os.cpu_count() or 1,
+    )
+
+
+def _measure_tree(sizes: Sizes, shape: TreeShape) -> Iterator[Point]:
+    prompts = sizes.prompts(shape.page_tokens)
+    inserts = min(sizes.repetitions, INSERTS_MAX)
+    # Each prompt once, a page beside each of its nodes, and a new half for each insert.
+    spare = sum(
+        tokens + path_nodes * shape.page_tokens + inserts * (tokens // 2 + shape.page_tokens)
+        for tokens, path_nodes in prompts
+    )
+    cached = CachedPrompts(shape, spare_tokens=spare)
+    try:
+        yield _evict(cached, min(sizes.repetitions, EVICTIONS_MAX))
+        cached.open_spare_room()
+        for tokens, path_nodes in prompts:
+            prompt = cached.random_tokens(tokens)
+            cached.add_prompt(prompt, path_nodes)
+            for op, measure, repetitions in (
+                ("match", _match, sizes.repetitions),
+                ("lock_unlock", _lock_unlock, sizes.repetitions),
+                ("insert", _insert, inserts),
+            ):
+                p50_us, limit_us = _interleaved(measure(cached, prompt), prompt, repetitions)
+                yield _point(
+                    shape,
+                    op,
+                    tokens=tokens,
+                    path_nodes=path_nodes,
+                    p50_us=p50_us,
+                    limit_us=limit_us,
+                )
+    finally:
+        cached.close()
+
+
+def _point(
+    shape: TreeShape, op: str, *, tokens: int, path_nodes: int, p50_us: float, limit_us: float
+) -> Point:
+    return Point(
+        op=op,
+        tokens=tokens,
+        nodes=shape.nodes,
+        page_tokens=shape.page_tokens,
+        components=shape.components,
+        path_nodes=path_nodes,
+        p50_us=round(p50_us, 2),
+        limit_us=round(limit_us, 2),
+    )
+
+
+Steps = Iterator[Callable[[], object]]
+"""Yields each repetition of a call, and between them makes ready for the next one."""
+
+
+def _match(cached: CachedPrompts, prompt: TokenArray) -> Steps:
+    call = partial(cached.cache.match, prompt)
+    if call().device_tokens != len(prompt) - len(prompt) % cached.shape.page_tokens:
+        raise RuntimeError("the prompt is not cached whole")
+    while True:
+        yield call
+
+
+def _lock_unlock(cached: CachedPrompts, prompt: TokenArray) -> Steps:
+    cache = cached.cache
+
+    def call() -> None:
+        cache.load_back("locked", prompt)
+        cache.release("locked")
+
+    while True:
+        yield call
+
+
+def _insert(cached: CachedPrompts, prompt: TokenArray) -> Steps:
+    cache, half = cached.cache, len(prompt) // 2
+    while True:
+        tokens = np.concatenate([prompt[:half], cached.random_tokens(len(prompt) - half)])
+        name = cached.next_request()
+        cache.load_back(name, tokens, reserve_tokens=len(tokens))
+        yield partial(cache.insert, name, tokens)
+        cache.release(name)
+
+
+def _evictions(cached: CachedPrompts, tokens: int) -> Steps:
+    cache = cached.cache
+    while True:
+        yield partial(cache.load_back, "evicting", NOTHING, reserve_tokens=tokens)
+        cache.release("evicting")
+        for _ in range(LEAVES // GROUP_NODES):
+            cached.add_group()
+
+
+def _evict(cached: CachedPrompts, repetitions: int) -> Point:
+    tokens = LEAVES * cached.shape.leaf_tokens
+    steps = _evictions(cached, tokens)
+    p50_us, limit_us = _interleaved(steps, cached.random_tokens(tokens), repetitions)
+    # The last one has still its pages.
+    next(steps)
+    return _point(
+        cached.shape,
+        "evict_64_leaves",
+        tokens=tokens,
+        path_nodes=0,
+        p50_us=p50_us,
+        limit_us=limit_us,
+    )
+
+
+def _interleaved(steps: Steps, prompt: TokenArray, repetitions: int) -> tuple[float, float]:
+    """Return the medians of a call and of a comparison of the prompt's bytes, in microseconds."""
+    given, copy = prompt.data.cast("B"), prompt.tobytes()
+    clock = time.perf_counter_ns
+    called: list[int] = []
+    compared: list[int] = []
+    for _ in range(repetitions):
+        call = next(steps)
+        began = clock()
+        copy.startswith(given)
+        between = clock()
+        call()
+        ended = clock()
+        compared.append(between - began)
+        called.append(ended - between)
+    return statistics.median(called) / 1000, statistics.median(compared) / 1000
+
+
+def _convert_list_us(sizes: Sizes, tokens: int) -> float:
+    numbers = list(range(tokens))
+    clock = time.perf_counter_ns
+    samples: list[int] = []
+    for _ in range(min(sizes.repetitions, INSERTS_MAX)):
+        began = clock()
+        as_token_bytes(numbers)
+        samples.append(clock() - began)
+    return round(statistics.median(samples) / 1000, 2)

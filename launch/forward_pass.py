@@ -1,0 +1,123 @@
+"""A stand-in for the model: it computes what the model would keep, in every pool, and checks it.
+
+The forward pass of real layers reads and writes through a request's page tables; so does this one.
+What it writes is a function of the tokens alone (`contents`), so that whatever the cache brings back
+for a prefix can be compared with what belongs there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InternalError
+from ..ranks.config import Recurrent, SlidingWindow
+from ..ranks.orders import KV_POOL
+from .contents import KeyedTokens, PageContents
+from .counts import Verified
+
+if TYPE_CHECKING:
+    from ..ranks.cache import Cache
+
+Pages = npt.NDArray[np.int32]
+
+NO_PAGE = -1
+"""In a window's page table: the request has no page there any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The tokens of a request from `start` up to `stop`."""
+
+    request: str
+    tokens: KeyedTokens
+    start: int
+    stop: int
+
+
+class ForwardPass:
+    """Computes and checks the pages of one rank's cache."""
+
+    def __init__(self, cache: "Cache") -> None:
+        config = cache.config
+        layouts = {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
+        self._cache = cache
+        self._page_tokens = config.layout.page_tokens
+        self._contents = {
+            pool: PageContents(layout.shard(cache.rank, cache.world_size), pool)
+            for pool, layout in layouts.items()
+        }
+        self._windows = {
+            each.pool: each.window_tokens
+            for each in config.components
+            if isinstance(each, SlidingWindow)
+        }
+        self._states = [each.pool for each in config.components if isinstance(each, Recurrent)]
+
+    def compute(self, spans: Sequence[Span]) -> None:
+        """Compute tokens of different requests, each of which has pages for its own.
+
+        Pages get their contents when their last token is computed; a state is advanced in place.
+        """
+        if not spans:
+            return
+        for pool in (KV_POOL, *self._windows):
+            completed = [self._completed(pool, span) for span in spans]
+            pages = np.concatenate([pages for pages, _ in completed])
+            self._fill(pool, pages, [key for _, keys in completed for key in keys])
+        for pool in self._states:
+            slots = [self._cache.page_table(span.request, pool) for span in spans]
+            self._fill(
+                pool, np.concatenate(slots), [each.tokens.state_key(each.stop) for each in spans]
+            )
+
+    def verify(self, request: str, tokens: KeyedTokens, computed: int) -> dict[str, Verified]:
+        """Compare what the token at position `computed` needs; return it by pool.
+
+        Those are all whole pages before it in full attention, those in its window, and the state.
+        """
+        return {
+            pool: self._verify(pool, pages, keys)
+            for pool, pages, keys in self._needed(request, tokens, computed)
+        }
+
+    def _completed(self, pool: str, span: Span) -> tuple[Pages, list[bytes]]:
+        """Return the pages that end within the span, and their keys."""
+        first, last = span.start // self._page_tokens, span.stop // self._page_tokens
+        if first == last:
+            return np.empty(0, dtype=np.int32), []
+        pages = self._cache.page_table(span.request, pool)[first:last]
+        if len(pages) < last - first or (pages == NO_PAGE).any():
+            raise InternalError(
+                f"{span.request} computes pages {first} to {last - 1} and does not have all of them"
+                f" in pool {pool!r}: {pages.tolist()}"
+            )
+        return pages, span.tokens.page_keys[first:last]
+
+    def _needed(
+        self, request: str, tokens: KeyedTokens, computed: int
+    ) -> Iterator[tuple[str, Pages, list[bytes]]]:
+        whole = computed // self._page_tokens
+        for pool in (KV_POOL, *self._windows):
+            first = 0
+            if pool in self._windows:
+                # A token attends to itself and to the window's other tokens before it.
+                first = max(0, computed - self._windows[pool] + 1) // self._page_tokens
+            if first < whole:
+                pages = self._cache.page_table(request, pool)[first:whole]
+                yield pool, pages, tokens.page_keys[first:whole]
+        if computed:
+            for pool in self._states:
+                yield pool, self._cache.page_table(request, pool), [tokens.state_key(computed)]
+
+    def _fill(self, pool: str, pages: Pages, keys: list[bytes]) -> None:
+        if keys:
+            self._contents[pool].fill(self._cache.device_pools[pool], pages, keys)
+
+    def _verify(self, pool: str, pages: Pages, keys: list[bytes]) -> Verified:
+        there = np.flatnonzero(pages != NO_PAGE)
+        held, wanted = pages[there], [keys[at] for at in there]
+        wrong = self._contents[pool].verify(self._cache.device_pools[pool], held, wanted)
+        return Verified(len(keys), len(keys) - len(held) + wrong)

@@ -1,0 +1,62 @@
+"""One lookup: what the store is asked, and what follows for the lengths that can be restored."""
+
+from collections.abc import Sequence
+
+from ...coordinator.ballot import Answered
+from ...storage_backends.base import StorageBackend
+from ..orders import LookUp, Need
+from ..restorable import leading, restorable
+from .storage_transfers import ObjectPlaces
+
+LOOKUP_KEYS = 1024
+"""Keys that one call asks for; full attention is asked no further than the first missing one's."""
+
+
+class StoreLookUp:
+    """Asks a store for no more than can make a difference to the answer.
+
+    Full attention comes first, since no length goes beyond its first missing page. Of the other pools
+    only those positions are asked for that some length up to there needs.
+    """
+
+    def __init__(self, order: LookUp, backend: StorageBackend, places: ObjectPlaces) -> None:
+        self._order = order
+        self._backend = backend
+        self._places = places
+        self._present = [[False] * len(need.keys) for need in order.needs]
+
+    async def ask(self, deadline: float) -> None:
+        """Ask the store; raises what the store raises."""
+        full, *others = self._order.needs
+        there = self._present[0]
+        possible = leading(full, [True] * len(full.keys))
+        await self._ask(full, there, range(possible), deadline)
+        last = full.first + leading(full, there)
+        if last <= self._order.floor:
+            return
+        for need, there in zip(others, self._present[1:], strict=True):
+            assert need.span is not None
+            # The shortest length ends one position after the floor.
+            first = max(need.first, self._order.floor + 1 - need.span)
+            stop = min(last, need.first + len(need.keys))
+            indices = range(first - need.first, max(first, stop) - need.first)
+            await self._ask(need, there, indices, deadline)
+
+    def answer(self) -> Answered:
+        """Return the answer, in which whatever the store did not say is missing (rule R9)."""
+        return Answered(self._order.operation, *restorable(self._order, self._present))
+
+    async def _ask(
+        self, need: Need, there: list[bool], indices: Sequence[int], deadline: float
+    ) -> None:
+        asked = [
+            index for index in indices if need.keys[index] and need.first + index not in need.held
+        ]
+        for first in range(0, len(asked), LOOKUP_KEYS):
+            chunk = asked[first : first + LOOKUP_KEYS]
+            if need.span is None and chunk[0] > leading(need, there):
+                return
+            names = [self._places.name(need.pool, need.keys[index]) for index in chunk]
+            answers = await self._backend.exists(names, deadline=deadline)
+            for index, answer in zip(chunk, answers, strict=True):
+                there[index] = answer

@@ -1,0 +1,128 @@
+"""Quotas and times to live: how much a namespace keeps, and for how long.
+
+A namespace with a limit has lines of its own beside the queues of all: what it keeps beyond its quota,
+or beyond its time in agreed time (rule R14), leaves as soon as nothing holds it, the least recently
+used first, whatever the eviction policy says of others.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from ..config import ANY_NAMESPACE, NamespaceLimit
+from .eviction import EvictionQueue
+from .eviction_policies import LeastRecent
+from .tree import Node
+
+Evictable = Callable[[int, Node], bool]
+"""Says whether a node's full attention may leave a tier."""
+
+
+class _Limited:
+    """What is kept of one namespace that has a limit."""
+
+    def __init__(self, limit: NamespaceLimit, evictable: Evictable) -> None:
+        self.quotas = (limit.device_pages, limit.host_pages)
+        self.ttl_ms = None if limit.ttl_s is None else int(limit.ttl_s * 1000)
+        self.pages = [0, 0]
+        self.queues = tuple(
+            EvictionQueue[Node](LeastRecent(), partial(evictable, tier)) for tier in (0, 1)
+        )
+
+    def is_over(self, tier: int) -> bool:
+        """Say whether more is kept than the quota of a tier."""
+        quota = self.quotas[tier]
+        return quota is not None and self.pages[tier] > quota
+
+
+def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
+    """Yield the nodes that were not used for their time, and have left when the next is asked for."""
+    while (node := queue.next_victim()) is not None:
+        # What was used before any time was agreed on begins to age now.
+        node.used_ms = node.used_ms or now_ms
+        if now_ms - node.used_ms <= ttl_ms:
+            queue.offer(node)
+            return
+        yield node
+
+
+class Limits:
+    """The namespaces that have limits, and what of them is due to leave."""
+
+    def __init__(self, limits: Sequence[NamespaceLimit], evictable: Evictable) -> None:
+        self._evictable = evictable
+        self._limits = {limit.namespace: limit for limit in limits}
+        self._known: dict[str, _Limited] = {}
+        self._over: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        """By tier: the namespaces that may have something to give."""
+        ttls = [int(limit.ttl_s * 1000) for limit in limits if limit.ttl_s is not None]
+        self._ttl_ms = min(ttls, default=0)
+        self._look_ms = [0, 0]
+        """By tier: when times are looked at next."""
+        self.are_set = bool(limits)
+        """Whether any namespace has limits."""
+
+    def count(self, node: Node, tier: int, pages: int) -> None:
+        """Note that full-attention pages of a node came to a tier, or left it."""
+        limited = self._of(node)
+        if limited is not None:
+            limited.pages[tier] += pages
+            if pages < 0:
+                limited.queues[tier].discard(node)
+            elif limited.is_over(tier):
+                self._over[tier][node.place.namespace] = None
+            if not any(limited.pages):
+                # Salts may be as many as requests.
+                del self._known[node.place.namespace]
+
+    def offer(self, node: Node, tier: int) -> None:
+        """Enter a node that may be evicted."""
+        limited = self._of(node)
+        if limited is not None:
+            limited.queues[tier].offer(node)
+            if limited.is_over(tier):
+                self._over[tier][node.place.namespace] = None
+
+    def used(self, node: Node) -> None:
+        """Note that a node was used."""
+        limited = self._of(node)
+        if limited is not None:
+            for queue in limited.queues:
+                queue.used(node)
+
+    def over_quota(self, tier: int) -> Node | None:
+        """Remove and return a node of a namespace that keeps more than its quota, if any can go."""
+        for name in list(self._over[tier]):
+            limited = self._known.get(name)
+            victim = None
+            if limited is not None and limited.is_over(tier):
+                victim = limited.queues[tier].next_victim()
+            if victim is not None:
+                return victim
+            # It is looked at again once something comes or is let go.
+            del self._over[tier][name]
+        return None
+
+    def expired(self, tier: int, now_ms: int) -> Iterator[Node]:
+        """Yield the nodes whose time on a tier is over; each must leave before the next is asked for.
+
+        Every namespace is looked at, so that is done no more often than a sixteenth of the shortest
+        time, which is how late a node may leave.
+        """
+        if not self._ttl_ms or now_ms < self._look_ms[tier]:
+            return
+        self._look_ms[tier] = now_ms + self._ttl_ms // 16
+        for limited in list(self._known.values()):
+            if limited.ttl_ms is not None:
+                yield from _expired(limited.queues[tier], limited.ttl_ms, now_ms)
+
+    def _of(self, node: Node) -> _Limited | None:
+        if not self._limits:
+            return None
+        namespace = node.place.namespace
+        known = self._known.get(namespace)
+        if known is None:
+            limit = self._limits.get(namespace) or self._limits.get(ANY_NAMESPACE)
+            if limit is None:
+                return None
+            known = self._known[namespace] = _Limited(limit, self._evictable)
+        return known

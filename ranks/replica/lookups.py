@@ -1,0 +1,133 @@
+"""What a prefetch asks storage for, and what it then reads.
+
+Positions are pages from the start of the prefix. Full attention is asked for from `last_host_node`
+on; of a component that a match needs only a part of, every object that some length beyond
+`best_match_node` could need, but those that host memory has.
+"""
+
+from dataclasses import dataclass
+
+from ..orders import Need
+from .components.base import Component
+from .holds import Receipt
+from .matching import reach
+from .operations import Prefetch
+from .state import ReplicaState
+from .tree import HOST, Node
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPlan:
+    """What a prefetch is to ask for."""
+
+    anchor: Node
+    floor: int
+    tokens: bytes
+    """The tokens of the pages of full attention that are asked for."""
+    needs: tuple[Need, ...]
+
+    def pin(self, state: ReplicaState) -> list[Receipt]:
+        """Pin what the plan counts on: the path to the anchor, and what is held of the needs."""
+        holds = state.residence.holds
+        receipts = [holds.acquire(HOST, 0, self.anchor)]
+        for component, need in zip(state.components[1:], self.needs[1:], strict=True):
+            receipts.append(holds.acquire(HOST, component.index, self.anchor, need.first))
+        return receipts
+
+
+def plan_lookup(state: ReplicaState, root: Node, tokens: bytes) -> LookupPlan | None:
+    """Return what a prefetch of `tokens` asks for, or None if it could bring nothing."""
+    step = state.tree.page_bytes
+    nodes = state.walk_to(root, tokens)
+    _, best, last_host = reach(state.needs, nodes)
+    anchor = next((node for node in nodes if node.end == last_host), root)
+    if nodes and nodes[-1] is not anchor:
+        # What lies beyond is on the device alone. Its backup is on its way, or had no room.
+        return None
+    wanted = tokens[anchor.end * step :]
+    pages = min(state.tree.whole_pages(wanted), state.config.prefetch_pages_max)
+    # Hashing is a good part of the cost of a prefetch that finds nothing, so the bound comes first.
+    wanted = wanted[: pages * step]
+    keys = _offered(state, state.page_keys(state.tree.keys(anchor)[-1], wanted))
+    end = anchor.end + len(keys)
+    if end <= best:
+        return None
+    others = state.components[1:]
+    for component in others:
+        first = component.needed_from(best + 1)
+        if 0 < first < anchor.end:
+            state.cut(anchor, first)
+    path = list(reversed(list(anchor.path())))
+    needs = [Need(state.components[0].pool, anchor.end, tuple(keys))]
+    needs += [_need(state, component, path, keys, best) for component in others]
+    return LookupPlan(anchor, best, wanted[: len(keys) * step], tuple(needs))
+
+
+def room_for(state: ReplicaState, operation: Prefetch, length: int) -> int:
+    """Return the longest length, up to `length`, that host memory has room for."""
+    available = [state.residence.available(HOST, each.index) for each in state.components]
+    assert operation.anchor is not None
+    above = operation.anchor.end - operation.floor
+    fits = min(length, max(0, above + available[0]))
+    others = list(zip(state.components[1:], operation.needs[1:], strict=True))
+    while fits and any(
+        _missing(component, need, operation.floor + fits) > available[component.index]
+        for component, need in others
+    ):
+        fits -= 1
+    return fits
+
+
+def _missing(component: Component, need: Need, end: int) -> int:
+    positions = range(max(need.first, component.needed_from(end)), end)
+    return len(positions) - sum(position in need.held for position in positions)
+
+
+def wanted_objects(
+    state: ReplicaState, operation: Prefetch, length: int
+) -> list[tuple[int, int, bytes]]:
+    """Return (component, position, key) of what has to be read for a length, in order."""
+    assert operation.anchor is not None
+    end = operation.floor + length
+    objects: list[tuple[int, int, bytes]] = []
+    for component, need in zip(state.components, operation.needs, strict=True):
+        first = max(need.first, component.needed_from(end))
+        objects += [
+            (component.index, position, need.keys[position - need.first])
+            for position in range(first, end)
+            if position not in need.held
+        ]
+    return objects
+
+
+def _need(
+    state: ReplicaState, component: Component, path: list[Node], keys: list[bytes], floor: int
+) -> Need:
+    """Return what a component needs for any length beyond `floor`."""
+    first = component.needed_from(floor + 1)
+    held: set[int] = set()
+    asked: list[bytes] = []
+    for node in path:
+        if node.end <= first:
+            continue
+        if node.values[HOST][component.index] is not None:
+            held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
+        node_keys = state.tree.keys(node)
+        asked += node_keys[max(0, first - node.start) :]
+    asked += keys
+    offered = tuple(b"" if _is_missed(state, component.pool, key) else key for key in asked)
+    return Need(component.pool, first, offered, component.span, frozenset(held))
+
+
+def _offered(state: ReplicaState, keys: list[bytes]) -> list[bytes]:
+    """Return the leading keys of full attention that are not remembered as unreadable."""
+    if state.misses:
+        pool = state.components[0].pool
+        for index, key in enumerate(keys):
+            if _is_missed(state, pool, key):
+                return keys[:index]
+    return keys
+
+
+def _is_missed(state: ReplicaState, pool: str, key: bytes) -> bool:
+    return state.misses.get((pool, key), 0) > state.time_ms

@@ -1,0 +1,141 @@
+"""What the replica needs to know of a cache's settings; equal on every rank."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...coordinator.stop_policy import StopPolicy
+from ...errors import InternalError
+from ..config import Bounds, CacheConfig, Eviction, NamespaceLimit, Timeouts, WritePolicy
+from ..config import Recurrent as RecurrentConfig
+from ..config import SlidingWindow as SlidingWindowConfig
+from ..orders import KV_POOL
+from .components.base import Component
+from .components.full_attention import FullAttention
+from .components.recurrent import Recurrent
+from .components.sliding_window import SlidingWindow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSettings:
+    """One component beside full attention."""
+
+    kind: str
+    """The name it is registered under."""
+    pool: str
+    device_pages: int
+    host_pages: int
+    every_pages: int
+    """Its window, or the distance of its checkpoints, in pages of tokens."""
+
+
+COMPONENTS: dict[str, Callable[[int, str, int], Component]] = {
+    SlidingWindow.name: SlidingWindow,
+    Recurrent.name: Recurrent,
+}
+"""By name: makes the component with an index, for a pool, from `every_pages`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaConfig:
+    """What the replica needs to know; equal on every rank."""
+
+    page_tokens: int
+    device_pages: int
+    """Of full attention. 0: the engine owns the device's pages."""
+    host_pages: int
+    """Of full attention."""
+    components: tuple[ComponentSettings, ...] = ()
+    has_store: bool
+    model_digest: bytes
+    """Stands for everything that must agree before pages may be shared; starts every key."""
+    life: bytes = b""
+    """Drawn when the cache was opened; keys after a `reset` are this life's alone."""
+    stop_policy: StopPolicy = field(default_factory=StopPolicy)
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    selective_hits: int = 2
+    eviction: str = Eviction.LRU
+    limits: tuple[NamespaceLimit, ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @classmethod
+    def of(
+        cls,
+        config: CacheConfig,
+        *,
+        pools: Mapping[str, tuple[int, int]],
+        model_digest: bytes,
+        life: bytes = b"",
+    ) -> "ReplicaConfig":
+        """Return the replica's part of a cache's settings.
+
+        `pools` has, by name of pool, the pages on the device and on the host that were agreed on.
+        """
+        device_pages, host_pages = pools[KV_POOL]
+        return cls(
+            page_tokens=config.layout.page_tokens,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            components=tuple(
+                _component(each, config.layout.page_tokens, *pools[each.pool])
+                for each in config.components
+            ),
+            has_store=config.store is not None,
+            model_digest=model_digest,
+            life=life,
+            stop_policy=config.stop_policy,
+            write_policy=config.write_policy,
+            selective_hits=config.selective_hits,
+            eviction=config.eviction,
+            limits=config.limits,
+            bounds=config.bounds,
+            timeouts=config.timeouts,
+        )
+
+    @property
+    def prefetch_pages_max(self) -> int:
+        """Host pages that all prefetches together may ask for."""
+        bound = self.bounds.prefetch_pages
+        return max(1, self.host_pages // 2) if bound is None else bound
+
+    @property
+    def pinned_pages_max(self) -> int:
+        """Pages of full attention that pins may keep."""
+        bound = self.bounds.pinned_pages
+        return (self.host_pages or self.device_pages) // 2 if bound is None else bound
+
+    @property
+    def quarantine_pages_max(self) -> int:
+        """Pages that may be quarantined before the store is detached."""
+        bound = self.bounds.quarantine_pages
+        return self.host_pages // 4 if bound is None else bound
+
+    def pool_pages(self, tier: int) -> tuple[int, ...]:
+        """Return the capacities of the pools of one tier, by component."""
+        full = (self.device_pages, self.host_pages)[tier]
+        return (full, *((each.device_pages, each.host_pages)[tier] for each in self.components))
+
+    def make_components(self) -> tuple[Component, ...]:
+        """Return the components, full attention first."""
+        made: list[Component] = [FullAttention()]
+        for each in self.components:
+            if each.kind not in COMPONENTS:
+                raise InternalError(f"there is no component {each.kind!r}")
+            made.append(COMPONENTS[each.kind](len(made), each.pool, each.every_pages))
+        return tuple(made)
+
+
+def _component(
+    config: SlidingWindowConfig | RecurrentConfig, page_tokens: int, device: int, host: int
+) -> ComponentSettings:
+    if isinstance(config, SlidingWindowConfig):
+        tokens = config.window_tokens
+    else:
+        tokens = config.checkpoint_tokens
+    return ComponentSettings(
+        kind=config.kind,
+        pool=config.pool,
+        device_pages=device,
+        host_pages=host,
+        every_pages=-(-tokens // page_tokens),
+    )

@@ -1,0 +1,104 @@
+"""What a match must find on the device, as far as that can be known from outside of the replica.
+
+Nothing has to leave a pool that has had room for everything that was ever to be in it. And what a
+request that is admitted has as its shared prefix stays for as long as the request does. A recurrent
+state is the exception: a request works on a copy of its own, so what the tree has may leave.
+"""
+
+from collections.abc import Iterable
+
+from ..ranks.replica.matching import Match
+from ..ranks.replica.serving import Admission
+from ..ranks.replica.tree import DEVICE
+from .checkers import Violated
+from .engine_request import EngineRequest
+from .memory import Contents
+from .prompts import TOKEN_BYTES
+from .world import World
+
+
+class Published:
+    """What was published, or restored to the device, in one epoch."""
+
+    def __init__(self, world: World, contents: Contents) -> None:
+        self._world = world
+        self._page = world.page_tokens
+        self._contents = contents
+        self._pages: set[int] = set()
+        """Contents of full attention's pages."""
+        self._ends: set[int] = set()
+        """Contents of the last of them, of each time: at most so many states there are."""
+        self._loaded = 0
+        """Pages of full attention that load backs were to fill, whatever became of them."""
+        self._loads = 0
+        """Load backs; each may have filled one slot with a state."""
+        self._overflowed = bool(world.config.limits)
+        """The device may have been full, or there are limits: published pages may have left."""
+
+    def add(self, request: EngineRequest, length: int) -> None:
+        """Note that the request shares its first `length` tokens with the tree."""
+        tokens = request.head(length)
+        pages = [
+            self._content(request.namespace, tokens, count)
+            for count in range(1, length // self._page + 1)
+        ]
+        self._pages.update(pages)
+        self._ends.update(pages[-1:])
+
+    def loading(self, answer: Admission) -> None:
+        """Note what a load back fills."""
+        self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
+        self._loads += answer.operation is not None
+
+    def note_room(self, requests: Iterable[EngineRequest]) -> None:
+        """Note whether the device may have been full by now."""
+        held = sum(-(-request.room // self._page) for request in requests)
+        if len(self._pages) + self._loaded + held > self._world.device_pages:
+            self._overflowed = True
+
+    def check_match(self, found: Match, namespace: str, tokens: bytes) -> None:
+        """With full attention alone, what was published and never had to leave is found.
+
+        A window may leave its pages behind that nobody's window reaches, and a state is published at
+        some positions only; so a match in a model that has them can be shorter.
+        """
+        if self._world.config.components or self._overflowed:
+            return
+        whole = len(tokens) // TOKEN_BYTES // self._page
+        count = 0
+        while count < whole and self._content(namespace, tokens, count + 1) in self._pages:
+            count += 1
+        if found.device_tokens < count * self._page:
+            raise Violated(
+                f"match finds {found.device_tokens} tokens on the device, of which "
+                f"{count * self._page} were published and never had to leave"
+            )
+
+    def check_shared(self, found: Match, request: EngineRequest) -> None:
+        """What a request that is admitted shares is found, right after it was published or restored.
+
+        In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
+        there on any tier, since one that host memory has need not be published again.
+        """
+        shared, there = request.shared, found.device_tokens
+        if self._world.checkpoint_tokens is not None:
+            if not self._keeps_state(request):
+                return
+            there = found.host_tokens
+        if there < shared:
+            raise Violated(
+                f"request {request.name} shares {shared} tokens, and match finds {there} of them"
+            )
+
+    def _keeps_state(self, request: EngineRequest) -> bool:
+        """Say whether the tree must have the state that the request has computed last."""
+        every, shared = self._world.checkpoint_tokens, request.shared
+        assert every is not None
+        # Each request works on a slot of its own.
+        used = len(self._ends) + self._loads + self._world.requests_max
+        slots = min(self._world.pools[pool][DEVICE] for pool in self._world.state_pools)
+        is_checkpoint = not shared % every or shared in request.checkpoints
+        return request.computed == shared and is_checkpoint and used <= slots
+
+    def _content(self, namespace: str, tokens: bytes, pages: int) -> int:
+        return self._contents.of(namespace, tokens[: pages * self._page * TOKEN_BYTES])

@@ -1,0 +1,173 @@
+"""Bugs in how ranks agreed, or thought that they had, each as what the old code did; see `revived`."""
+
+# The old code lay inside of what is private here.
+# ruff: noqa: SLF001
+# pyright: reportPrivateUsage=false
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+
+from ..coordinator.ballot import Ballot, Sightings
+from ..coordinator.operation import Phase, Queue
+from ..coordinator.verdict import Found, Watermark
+from ..ranks.orders import Fetch, Need, ObjectTransfer
+from ..ranks.rank_cache import RankCache
+from ..ranks.replica.operations import Operation, Prefetch
+from ..ranks.replica.prefetching import Prefetching
+from ..ranks.replica.replica import Replica
+from ..ranks.replica.residence import TIERS
+from .conditions import Page
+from .executor import SimulatedExecutor
+from .memory import EMPTY
+from .replacing import replaced
+
+
+@contextmanager
+def free_on_local_evidence() -> Generator[None]:
+    """A rank frees the pages of an operation that was stopped once its own I/O is quiet."""
+    open_round = RankCache.open_round
+
+    def open_round_and_free(self: RankCache) -> None:
+        open_round(self)
+        state = self.replica.state
+        for operation in state.operations.in_flight.values():
+            if operation.phase is not Phase.QUIESCE:
+                continue
+            if self.ballot.sightings(operation.id).quiesced:
+                for tier in TIERS:
+                    for component in state.components:
+                        pages = operation.owned_pages(tier, component.index)
+                        state.pools[tier][component.index].give_back(pages)
+                operation.owned.clear()
+
+    with replaced(RankCache, "open_round", open_round_and_free):
+        yield
+
+
+@contextmanager
+def count_without_names() -> Generator[None]:
+    """The watermark of backups says how many have ended, and each rank settles its own of those."""
+    watermark, apply_queue = Ballot.watermark, Replica._apply_queue
+
+    def count(self: Ballot, queue: Queue) -> tuple[int, int | None]:
+        if queue is not Queue.BACKUP:
+            return watermark(self, queue)
+        line = self._queues[queue]
+        ended = sum(self._well(queue, operation) for _, operation in line.waiting)
+        through = line.waiting[ended - 1][0] if ended else line.ended_through
+        failed = [ticket for ticket, each in line.waiting if self._failed(queue, each)]
+        return through, failed[0] if failed else None
+
+    def apply_own(self: Replica, queue: Queue, watermark: Watermark) -> None:
+        if queue is Queue.BACKUP:
+            _settle_own(self, watermark)
+        apply_queue(self, queue, watermark)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(Ballot, "watermark", count))
+        stack.enter_context(replaced(Replica, "_apply_queue", apply_own))
+        yield
+
+
+def _settle_own(replica: Replica, watermark: Watermark) -> None:
+    """Let the tickets that are to settle now be those of copies that have ended on this rank."""
+    line = replica.state.operations.queues[Queue.BACKUP]
+    ballot = replica.state.ballot
+    assert isinstance(ballot, Ballot)
+    count = sum(ticket <= watermark.ended_through for ticket, _ in line)
+    if not count:
+        return
+    ended = [each for _, each in line if ballot.sightings(each).ended][:count]
+    others = [each for _, each in line if each not in ended]
+    tickets = [ticket for ticket, _ in line]
+    line.clear()
+    line.extend(zip(tickets, ended + others, strict=True))
+    waiting = ballot._queues[Queue.BACKUP].waiting
+    waiting.clear()
+    waiting.extend(line)
+
+
+@contextmanager
+def return_before_the_vote() -> Generator[None]:
+    """A rank that has voted that its own part of everything in flight is over votes no more."""
+    open_round = RankCache.open_round
+
+    def open_round_unless_done(self: RankCache) -> None:
+        in_flight = self.replica.state.operations.in_flight.values()
+        if in_flight and all(
+            _is_over(operation, self.ballot.sightings(operation.id)) for operation in in_flight
+        ):
+            return
+        open_round(self)
+
+    with replaced(RankCache, "open_round", open_round_unless_done):
+        yield
+
+
+def _is_over(operation: Operation, seen: Sightings) -> bool:
+    match operation.phase:
+        case Phase.QUERY:
+            return seen.answered is not None
+        case Phase.TRANSFER:
+            return isinstance(operation, Prefetch) and seen.landed == len(operation.wanted)
+        case Phase.ISSUED:
+            return seen.ended is not None
+        case Phase.QUIESCE:
+            return seen.quiesced
+        case _:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchUpTo(Fetch):
+    """Restore a length that was not every rank's own: with the nearest state where there is none."""
+
+    needs: tuple[Need, ...] = ()
+
+
+@contextmanager
+def smallest_of_the_longest() -> Generator[None]:
+    """The ranks take the MIN of their longest lengths, and each restores it with what it has.
+
+    A rank without a state at that length goes on from the last one before it, or from none.
+    """
+    found = Prefetching.found
+    fetch, read = SimulatedExecutor._fetch, SimulatedExecutor._read_object
+
+    def found_smallest(self: Prefetching, verdict: Found) -> None:
+        operation = self.active.get(verdict.operation)
+        found(self, replace(verdict, longest=verdict.pages) if verdict.pages else verdict)
+        orders = self._state.orders
+        if verdict.pages == verdict.longest or operation is None or not orders:
+            return
+        order = orders[-1]
+        if isinstance(order, Fetch) and order.operation == operation.id:
+            values = {each.name: getattr(order, each.name) for each in fields(Fetch)}
+            orders[-1] = _FetchUpTo(**values, needs=operation.needs)
+
+    def fetch_with_what_is_there(self: SimulatedExecutor, order: Fetch) -> None:
+        if isinstance(order, _FetchUpTo):
+            order = replace(order, transfers=tuple(_nearest(self, order)))
+        fetch(self, order)
+
+    def read_perhaps_nothing(self: SimulatedExecutor, page: Page) -> int | None:
+        return read(self, page) if page.key else EMPTY
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(Prefetching, "found", found_smallest))
+        stack.enter_context(replaced(SimulatedExecutor, "_fetch", fetch_with_what_is_there))
+        stack.enter_context(replaced(SimulatedExecutor, "_read_object", read_perhaps_nothing))
+        yield
+
+
+def _nearest(executor: SimulatedExecutor, order: _FetchUpTo) -> Generator[ObjectTransfer]:
+    """Yield the transfers; in the place of a state that the store lacks, the last one before it."""
+    needs = {need.pool: need for need in order.needs}
+    for transfer in order.transfers:
+        keys, need = transfer.keys, needs[transfer.pool]
+        if need.span == 1:
+            before = need.keys[: need.keys.index(keys[-1]) + 1]
+            there = [key for key in before if executor._store.has(transfer.pool, key)]
+            keys = (*keys[:-1], there[-1] if there else b"")
+        yield replace(transfer, keys=keys)

@@ -1,0 +1,136 @@
+"""`lockstep bench tree`: what it measures, and what it says of it. No figure is judged here."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.benchmarks import tree_memory
+from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
+from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
+from lockstep.launch import command
+
+Run = Callable[..., tuple[int, str, str]]
+
+TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
+
+
+@pytest.fixture
+def bench_tree(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process; returns its status and what it wrote to both outputs."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(tree_memory, "NODES", 64)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", "bench", "tree", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)
+
+
+def cached_prompts(components: str = "full", spare_tokens: int = 0) -> CachedPrompts:
+    shape = TreeShape(nodes=128, page_tokens=4, components=components)
+    return CachedPrompts(shape, spare_tokens=spare_tokens)
+
+
+def nodes_of(cached: CachedPrompts) -> int:
+    return cached.cache.replica.state.tree.node_count
+
+
+def test_the_report_has_a_point_for_every_call_tree_and_prompt(
+    bench_tree: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "tree.json"
+
+    status, out, _ = bench_tree("--tokens", "64", "--tokens", "128", *TINY, "--report", path)
+
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert status == 0
+    assert all(set(point) == set(Point.__annotations__) for point in report["points"])
+    paths = {(point["tokens"], point["path_nodes"]) for point in report["points"]}
+    assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
+    # With each model each prompt is matched, inserted and locked; and there is one eviction.
+    ops = sorted([*OPS[:3] * 3, OPS[3]])
+    for components in ("full", "full+window"):
+        points = [each for each in report["points"] if each["components"] == components]
+        assert sorted(point["op"] for point in points) == ops
+    assert set(report["convert_list_us"]) == {"64", "128"}
+    assert 0 < report["bytes_per_page_without_keys"] < report["bytes_per_page"]
+    assert report["bytes_by_components"].keys() == {"full", "full+window"}
+    assert report["python"]
+    assert report["machine"]
+    assert all(op in out for op in OPS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--nodes", "5"], "--nodes is 5, must be 128 or more"),
+        (["--page-tokens", "0"], "--page-tokens is 0, must be 1 or more"),
+        (["--tokens", "64"], "--tokens is 64, must be two pages of 64 or more"),
+        (["--components", "mamba"], "--components is 'mamba', must be one of: full, full+window"),
+        (["--repetitions", "0"], "--repetitions is 0, must be 1 or more"),
+        (["--report", "/nowhere/tree.json"], "there is no directory /nowhere"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    bench_tree: Run, arguments: list[str], complaint: str
+) -> None:
+    status, _, said = bench_tree(*arguments)
+
+    assert status == 2
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def test_every_size_that_the_targets_name_is_measured_unless_told_otherwise() -> None:
+    sizes = Sizes()
+
+    assert sizes.prompts(16) == [
+        (1024, 2),
+        (8192, 4),
+        (32768, 8),
+        (131072, 16),
+        (131072, 128),
+    ]
+    assert {(each.components, each.nodes, each.page_tokens) for each in sizes.shapes()} == set(
+        product(("full", "full+window"), (1_000, 100_000), (16, 64))
+    )
+
+
+@pytest.mark.parametrize("components", ["full", "full+window"])
+def test_an_eviction_takes_64_nodes_and_finds_the_next_64_as_the_first(components: str) -> None:
+    cached = cached_prompts(components)
+    room = LEAVES * cached.shape.leaf_tokens
+
+    before = nodes_of(cached)
+    cached.cache.load_back("evicting", NOTHING, reserve_tokens=room)
+    between = nodes_of(cached)
+    cached.cache.release("evicting")
+    cached.add_group()
+    cached.add_group()
+
+    assert (before, between, nodes_of(cached)) == (128, 128 - LEAVES, 128)
+    cached.cache.replica.check()
+
+
+def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:
+    cached = cached_prompts(spare_tokens=1000)
+    cached.open_spare_room()
+    prompt = np.arange(100, dtype=np.int32)
+
+    cached.add_prompt(prompt, 5)
+
+    # Its own five, and what leaves it at the end of four of them.
+    assert nodes_of(cached) == 128 + 5 + 4
+    assert cached.cache.match(prompt).device_tokens == 100

@@ -1,0 +1,135 @@
+"""Restorable lengths: the fast answer is the one that a look at every length on its own gives."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.coordinator.ballot import Answered
+from lockstep.ranks.orders import KV_POOL, LookUp, Need
+from lockstep.ranks.restorable import restorable
+
+Present = Sequence[Sequence[bool]]
+PAGES_MAX = 12
+
+
+@st.composite
+def needs(draw: st.DrawFn, pool: str, floor: int, span: int | None) -> Need:
+    """Draw a need whose first key lies about the floor, some keys empty and some positions held."""
+    keys = draw(st.lists(st.sampled_from([b"", b"key", b"key", b"key"]), max_size=PAGES_MAX))
+    lowest = 0 if span is not None else floor
+    first = draw(st.integers(min_value=lowest, max_value=floor + 2))
+    held = draw(st.frozensets(st.integers(min_value=0, max_value=floor + PAGES_MAX)))
+    return Need(pool, first, tuple(keys), span, frozenset() if span is None else held)
+
+
+@st.composite
+def lookups(draw: st.DrawFn) -> tuple[LookUp, Present]:
+    """Draw a lookup, and by need and key what the store has, sometimes cut short."""
+    floor = draw(st.integers(min_value=0, max_value=4))
+    spans = draw(st.lists(st.integers(min_value=1, max_value=5), max_size=2))
+    all_needs = [draw(needs(KV_POOL, floor, None))]
+    all_needs += [draw(needs(f"p{at}", floor, span)) for at, span in enumerate(spans)]
+    present = [
+        draw(st.lists(st.sampled_from([True, True, False]), max_size=len(need.keys)))
+        for need in all_needs
+    ]
+    return LookUp(1, floor, tuple(all_needs), 1.0), present
+
+
+def there(need: Need, has: Sequence[bool], position: int) -> bool:
+    """Say whether one page of one pool is in the store or in host memory."""
+    told = {need.first + index: each for index, each in enumerate(has)}
+    named = {need.first + index: key for index, key in enumerate(need.keys)}
+    return position in need.held or bool(told.get(position) and named.get(position))
+
+
+def can_end(order: LookUp, present: Present, end: int) -> bool:
+    """Say whether a prefix can be restored up to `end`, from the definition alone."""
+    full = order.needs[0]
+    if end > full.first + len(full.keys):
+        return False
+    required = [
+        (need, has, position)
+        for need, has in zip(order.needs, present, strict=True)
+        for position in range(full.first if need.span is None else max(0, end - need.span), end)
+    ]
+    return all(there(need, has, position) for need, has, position in required)
+
+
+def lengths(answer: tuple[int, tuple[int, ...]]) -> list[int]:
+    pages, beyond = answer
+    return [*range(1, pages + 1), *beyond]
+
+
+@given(lookups())
+def test_the_restorable_lengths_are_those_for_which_every_pool_has_what_they_need(
+    drawn: tuple[LookUp, Present],
+) -> None:
+    order, present = drawn
+    ends = range(order.floor + 1, order.floor + 3 * PAGES_MAX)
+
+    answer = restorable(order, present)
+
+    expected = [end - order.floor for end in ends if can_end(order, present, end)]
+    assert lengths(answer) == expected
+
+
+@given(lookups(), st.integers(min_value=0, max_value=2 * PAGES_MAX))
+def test_the_longest_restorable_length_within_a_bound_is_one_that_can_be_restored(
+    drawn: tuple[LookUp, Present], bound: int
+) -> None:
+    order, present = drawn
+
+    longest = Answered(1, *restorable(order, present)).longest(bound)
+
+    possible = [n for n in range(1, bound + 1) if can_end(order, present, order.floor + n)]
+    assert longest == max(possible, default=0)
+
+
+@given(lookups())
+def test_a_page_more_in_the_store_never_makes_a_length_impossible(
+    drawn: tuple[LookUp, Present],
+) -> None:
+    order, present = drawn
+    everything = [[True] * len(need.keys) for need in order.needs]
+
+    assert set(lengths(restorable(order, present))) <= set(lengths(restorable(order, everything)))
+
+
+KEYS = tuple(bytes([number]) for number in range(6))
+ALL = [True] * 6
+GAP = [True, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("others", "present", "expected"),
+    [
+        ((), [ALL], (6, ())),
+        ((), [GAP], (2, ())),
+        # A state is needed at the end and nowhere before.
+        ((Need("state", 0, KEYS, span=1),), [ALL, [False, True, False, False, True]], (0, (2, 5))),
+        # A window of three pages is whole only behind three of them, or from the very start.
+        ((Need("window", 0, KEYS, span=3),), [ALL, GAP], (0, (1, 2, 6))),
+        # What both have is less than the shorter of what each has.
+        (
+            (Need("window", 0, KEYS, span=3), Need("state", 0, KEYS, span=1)),
+            [ALL, GAP, [True, False, False, False, True]],
+            (0, (1,)),
+        ),
+        # Host memory has what the store lacks.
+        (
+            (Need("window", 0, KEYS, span=3, held=frozenset({0, 2})),),
+            [[True] * 4, [False, True, False, True]],
+            (0, (1, 2, 3, 4)),
+        ),
+    ],
+    ids=["attention", "a gap", "a state", "a window", "both", "held"],
+)
+def test_known_lookups_have_known_answers(
+    others: tuple[Need, ...], present: Present, expected: tuple[int, tuple[int, ...]]
+) -> None:
+    order = LookUp(1, 0, (Need(KV_POOL, 0, KEYS), *others), 1.0)
+
+    assert restorable(order, present) == expected

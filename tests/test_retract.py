@@ -1,0 +1,215 @@
+"""Retract and resume with real memory: what comes back is what went, in every pool (incident E)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep import Cache, CacheConfig, Column, PageLayout
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.errors import UsageError
+from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.replica.serving import Admission, LoadState, Wait
+
+PAGE_TOKENS = 4
+KV = PageLayout(
+    page_tokens=PAGE_TOKENS,
+    columns=(
+        Column(name="k", layers=2, heads=2, elements=4, dtype="float32"),
+        Column(name="index", layers=2, heads=1, elements=2, dtype="float32", replicated=True),
+    ),
+)
+STATE = PageLayout(
+    page_tokens=1, columns=(Column(name="ssm", layers=2, heads=2, elements=16, dtype="float32"),)
+)
+POOLS = (KV_POOL, "window", "state")
+TOKENS = np.arange(19, dtype=np.int32)
+"""Four pages, and three tokens of a fifth."""
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    config = CacheConfig(
+        model="m",
+        layout=KV,
+        components=(
+            SlidingWindow(window_tokens=6, layout=KV, device_pages=16, host_pages=16),
+            Recurrent(checkpoint_tokens=8, layout=STATE, device_pages=8, host_pages=8),
+        ),
+        device_pages=16,
+        host_pages=16,
+        pipeline_depth=0,
+    )
+    opened = Cache.open(config, InProcessGroup(1).member(0))
+    yield opened
+    opened.close(flush=False)
+
+
+def settle(cache: Cache) -> None:
+    assert cache.flush()
+
+
+def pages(cache: Cache, request: str) -> dict[str, list[int]]:
+    """Return the pages of a request that it may read, by pool."""
+    return {
+        pool: [page for page in cache.page_table(request, pool).tolist() if page >= 0]
+        for pool in POOLS
+    }
+
+
+def contents(cache: Cache, request: str) -> list[torch.Tensor]:
+    """Return a copy of all that a request's pages hold, column by column."""
+    held: list[torch.Tensor] = []
+    for pool, table in pages(cache, request).items():
+        columns = STATE.columns if pool == "state" else KV.columns
+        device = cache.device_pools[pool]
+        held += [device.column(column.name)[:, table].clone() for column in columns]
+    return held
+
+
+def compute(cache: Cache, request: str, tokens: np.ndarray) -> None:
+    """Admit a request and let it compute all its tokens: random content, its own in every page."""
+    admission = cache.load_back(request, tokens[:-1], reserve_tokens=len(tokens))
+    assert isinstance(admission, Admission)
+    for pool, table in pages(cache, request).items():
+        columns = STATE.columns if pool == "state" else KV.columns
+        for column in columns:
+            tensor = cache.device_pools[pool].column(column.name)
+            tensor[:, table] = torch.rand_like(tensor[:, table])
+
+
+def spoil_the_device(cache: Cache, who: str) -> None:
+    """Let a request take the whole device and fill it: whoever reads its old pages reads this."""
+    admission = cache.load_back(who, [], reserve_tokens=16 * PAGE_TOKENS)
+    assert isinstance(admission, Admission)
+    for pool in POOLS:
+        for column in STATE.columns if pool == "state" else KV.columns:
+            cache.device_pools[pool].column(column.name).fill_(-1.0)
+
+
+def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cache) -> None:
+    """Incident E: another request's data was served after a retract.
+
+    The index pool was not saved with the KV, and what was saved were views of slots in use again.
+    """
+    compute(cache, "a", TOKENS)
+    assert cache.insert("a", TOKENS, final=False) == 16
+    before = contents(cache, "a")
+
+    assert cache.retract("a", TOKENS)
+    assert cache.load_state("a") is LoadState.SAVING
+    settle(cache)
+    assert cache.load_state("a") is LoadState.SAVED
+    spoil_the_device(cache, "b")
+    cache.release("b")
+    admission = cache.resume("a", reserve_tokens=24)
+    assert isinstance(admission, Admission)
+    assert admission.cached_tokens == len(TOKENS)
+    settle(cache)
+
+    assert cache.load_state("a") is LoadState.READY
+    after = contents(cache, "a")
+    for was, now in zip(before, after, strict=True):
+        # The pages that it filled, and behind them the room that was reserved anew.
+        assert torch.equal(was, now[:, : was.shape[1]])
+    cache.replica.check()
+
+
+def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
+    compute(cache, "a", TOKENS)
+    cache.retract("a", TOKENS)
+    settle(cache)
+
+    residence = cache.replica.state.residence
+    for component, capacity in enumerate((16, 16, 8)):
+        assert residence.available(0, component) == capacity
+
+
+def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:
+    compute(cache, "a", TOKENS)
+    cache.insert("a", TOKENS, final=False)
+    before = contents(cache, "a")
+    cache.retract("a", TOKENS)
+    settle(cache)
+    spoil_the_device(cache, "b")
+
+    assert cache.resume("a") is Wait.NO_ROOM
+    assert cache.load_state("a") is LoadState.SAVED
+    cache.release("b")
+    assert isinstance(cache.resume("a"), Admission)
+    settle(cache)
+
+    for was, now in zip(before, contents(cache, "a"), strict=True):
+        assert torch.equal(was, now)
+
+
+def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None:
+    """Restored state is checked by content: what nothing else has a copy of is computed anew."""
+    compute(cache, "a", TOKENS)
+    cache.retract("a", TOKENS)
+    settle(cache)
+    assert isinstance(cache.executor, RankExecutor)
+    saved = cache.replica.state.requests["a"].saved
+    assert saved is not None
+    (slot,) = saved[2]
+    cache.executor.host_pools["state"].bytes_tensor[slot, 5] += 1
+
+    assert isinstance(cache.resume("a"), Admission)
+    settle(cache)
+
+    assert cache.load_state("a") is LoadState.FAILED
+    again = cache.load_back("a", TOKENS[:-1], reserve_tokens=len(TOKENS))
+    assert isinstance(again, Admission)
+    cache.release("a")
+    settle(cache)
+    cache.replica.check()
+
+
+def test_without_room_in_host_memory_the_request_goes_on(cache: Cache) -> None:
+    compute(cache, "a", TOKENS)
+    # Requests that are saved hold the slots for states in host memory.
+    for number in range(8):
+        name = f"s{number}"
+        cache.load_back(name, [], reserve_tokens=1)
+        assert cache.retract(name, [number])
+        settle(cache)
+
+    assert not cache.retract("a", TOKENS)
+    assert cache.load_state("a") is LoadState.READY
+
+
+def test_a_request_that_leaves_while_it_is_saved_gives_everything_back(cache: Cache) -> None:
+    for patience in (0, 1):
+        compute(cache, "a", TOKENS)
+        cache.retract("a", TOKENS)
+        if patience:
+            settle(cache)
+        cache.release("a")
+        settle(cache)
+        cache.replica.check()
+    residence = cache.replica.state.residence
+    assert residence.available(1, 0) == residence.pools[1][0].capacity
+
+
+def test_only_a_retracted_request_can_be_resumed(cache: Cache) -> None:
+    compute(cache, "a", TOKENS)
+
+    with pytest.raises(UsageError, match="is not retracted"):
+        cache.resume("a")
+    with pytest.raises(UsageError, match="has filled 6 pages and has 5"):
+        cache.retract("a", np.arange(21, dtype=np.int32))
+
+
+def test_a_request_that_has_computed_nothing_can_be_retracted_and_resumed(cache: Cache) -> None:
+    """Found by simulation: its load back held the root of a tree that had nothing else in it."""
+    cache.load_back("a", [], reserve_tokens=8)
+    assert cache.retract("a", [])
+    settle(cache)
+    assert isinstance(cache.resume("a"), Admission)
+    cache.release("a")
+    cache.replica.check()
+    settle(cache)
+    cache.replica.check()

@@ -1,0 +1,223 @@
+"""Bugs of the field are put back, and the simulator finds every one of them."""
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from lockstep.launch import command, simulate
+from lockstep.simulation.explore import ReportedViolation, explore
+from lockstep.simulation.plain_words import in_plain_words
+from lockstep.simulation.revived import REVIVED_BUGS, find_bug
+
+Run = Callable[..., tuple[int, str]]
+
+SEEDS_MAX = 200
+"""A tenth of what each bug may take."""
+
+FINDINGS = {
+    "A": ("belongs to", "the tree offers"),
+    "B": ("AssertionError at loading_back.py",),
+    "C": ("still write", "the tree offers host window", "which holds"),
+    "D": ("is held", "which is gone", "still read it", "at tree.py"),
+    "E": ("device state page", "device window page"),
+    "local-free": ("digests differ", "answers", "belongs to"),
+    "count-not-name": ("digests differ", "the states differ"),
+    "early-return": ("did not come to round", "reached 0 collectives"),
+    "min-of-lengths": ("the tree offers host state", "copies host state"),
+}
+"""By bug: what the checkers may say of it, in one of these words."""
+
+JARGON = ("invariant", "digest", "node", "receipt", "kv ", "None", "epoch", "Something that must")
+
+
+@cache
+def finding(name: str) -> ReportedViolation:
+    """Return what the first schedule that finds a revived bug says."""
+    bug = REVIVED_BUGS[name]
+    report = explore(
+        range(SEEDS_MAX),
+        profile=bug.profile,
+        faults=bug.faults,
+        l1=bug.l1,
+        revive=name,
+        processes=1,
+    )
+    assert report["violations"], f"not found in {SEEDS_MAX} schedules"
+    return report["violations"][0]
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process; returns its status and all that it printed."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)
+
+
+def test_every_incident_and_three_bugs_more_can_be_revived() -> None:
+    assert set("ABCDE") < set(REVIVED_BUGS) == set(FINDINGS)
+    assert len(REVIVED_BUGS) >= 8
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_revived_bug_is_found_by_the_checkers(name: str) -> None:
+    what = finding(name)["what"]
+
+    assert any(words in what for words in FINDINGS[name]), what
+    assert "revived" not in what, "the patch itself has raised"
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_schedule_that_finds_a_bug_has_no_violation_without_it(name: str) -> None:
+    arguments = shlex.split(finding(name)["replay"])
+    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    seed = finding(name)["seed"]
+
+    report = explore(
+        range(seed, seed + 1),
+        profile=options["--profile"],
+        faults=options["--faults"],
+        depth=int(options["--depth"]),
+        l1=options["--l1"],
+        processes=1,
+    )
+
+    assert not report["violations"]
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_broke_is_said_in_one_sentence_without_jargon(name: str) -> None:
+    plain = finding(name)["plain"]
+
+    assert plain.endswith(".")
+    assert plain.count(". ") == 0
+    assert not [word for word in JARGON if word in plain]
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_command_that_is_printed_finds_the_bug_again(lockstep: Run, name: str) -> None:
+    found = finding(name)
+
+    status, printed = lockstep(*shlex.split(found["replay"])[1:])
+
+    assert status == 1
+    assert f"revived bug {name}: {REVIVED_BUGS[name].about}" in printed
+    assert f"what broke: {found['plain']}" in printed
+    assert f"replay: {found['replay']}" in printed
+
+
+def test_the_name_of_a_bug_is_all_that_has_to_be_said(lockstep: Run, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    status, printed = lockstep("simulate", "--revive", "e", "--report", path)
+
+    assert status == 1
+    assert f"replay: {finding('E')['replay']}" in printed
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["revived"] == "E"
+    assert report["violations"] == [finding("E")]
+
+
+def test_a_revived_bug_brings_its_model_and_2000_seeds_unless_told_otherwise() -> None:
+    choose = simulate.choose_exploration
+
+    usual = choose(
+        seeds=None, ranks=2, steps=100, profile=None, faults=None, depth=None, l1=None, revive="D"
+    )
+    told = choose(
+        seeds="5:6",
+        ranks=2,
+        steps=100,
+        profile="gemma",
+        faults="calm",
+        depth=1,
+        l1="both",
+        revive="D",
+    )
+
+    assert (usual.seeds, usual.profile, usual.faults) == (range(2000), "hybrid-all", "pressure")
+    assert (told.seeds, told.profile, told.faults) == (range(5, 6), "gemma", "calm")
+    assert (usual.l1, told.l1) == ("replica", "both")
+
+
+def test_a_bug_that_is_not_found_is_another_status(lockstep: Run) -> None:
+    arguments = ("--revive", "B", "--profile", "llama", "--seeds", "0:2")
+
+    status, printed = lockstep("simulate", *arguments)
+
+    assert status == simulate.EXIT_NOT_FOUND == 4
+    assert printed.endswith("not found in 2 schedules, 200 steps\n")
+
+
+def test_a_bug_that_nobody_knows_is_bad_input(lockstep: Run) -> None:
+    status, printed = lockstep("simulate", "--revive", "Z")
+
+    assert status == 2
+    assert "--revive: there is no bug 'Z' to revive; known: A, B, C, D, E, " in printed
+
+
+def test_the_bugs_can_be_listed(lockstep: Run) -> None:
+    status, printed = lockstep("simulate", "--revive", "list")
+
+    assert status == 0
+    assert [line.split()[0] for line in printed.splitlines()] == list(REVIVED_BUGS)
+
+
+def test_a_simulation_that_breaks_down_does_not_pass_for_one_that_has_found_something(
+    lockstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("no process can be started")
+
+    monkeypatch.setattr(simulate, "explore", break_down)
+
+    status, printed = lockstep("simulate", "--revive", "A")
+
+    assert status == simulate.EXIT_BROKE_DOWN == 70
+    assert "lockstep: the simulation broke down: RuntimeError: no process can be started" in printed
+
+
+def test_a_violation_that_nobody_has_revived_exits_with_1_as_well(lockstep: Run) -> None:
+    replay = shlex.split(finding("early-return")["replay"])[1:-2]
+
+    with find_bug("early-return").put_back():
+        status, printed = lockstep(*replay)
+
+    assert status == 1
+    assert finding("early-return")["what"] in printed
+
+
+def test_two_processes_find_a_revived_bug_in_the_schedule_in_which_one_does() -> None:
+    bug = REVIVED_BUGS["C"]
+    # Well behind the first seeds, which are explored before other processes are started.
+    seeds = range(14, 60)
+    alone, together = (
+        explore(
+            seeds, profile=bug.profile, faults=bug.faults, l1=bug.l1, revive="C", processes=count
+        )
+        for count in (1, 2)
+    )
+
+    assert alone["violations"]
+    assert {**alone, "schedules_per_s": 0} == {**together, "schedules_per_s": 0}
+
+
+def test_what_no_sentence_was_made_for_is_told_as_it_is() -> None:
+    assert in_plain_words("the moon is down") == (
+        "Something that must always hold did not: the moon is down."
+    )

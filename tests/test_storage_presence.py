@@ -1,0 +1,298 @@
+"""Presence bits beyond the contract: the arithmetic of columns, and how `file://` replaces a file."""
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from storage_contract import (
+    EVERY,
+    KIB,
+    columns,
+    full_page,
+    get_columns,
+    object_name,
+    opened,
+    put_columns,
+    run,
+    soon,
+)
+from storage_files import FileStore, forbid_unnamed_files
+
+from lockstep.errors import InternalError
+from lockstep.storage_backends import file_turns
+from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.file_contents import BLOCK_BYTES
+from lockstep.storage_backends.file_objects import ObjectFiles
+from lockstep.storage_backends.optional_columns import OptionalColumns
+from lockstep.storage_backends.page_object import encode_header, name_digest
+from lockstep.storage_backends.thread_calls import Stop
+
+NAME = object_name(1)
+MODES = pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def payload(required: bytes, parts: dict[int, bytes], present: int) -> bytes:
+    """A payload, told in the most obvious way."""
+    return required + b"".join(parts[number] for number in sorted(parts) if present >> number & 1)
+
+
+@given(st.data())
+def test_columns_are_picked_and_united_as_the_layout_orders_them(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 5), max_size=6))
+    required = data.draw(st.binary(max_size=5))
+    ours, theirs = (
+        {number: bytes([mark + number]) * length for number, length in enumerate(lengths)}
+        for mark in (100, 200)
+    )
+    bits = st.integers(0, (1 << len(lengths)) - 1)
+    mine, other = data.draw(bits), data.draw(bits)
+    optional = OptionalColumns(nbytes=tuple(lengths), present=mine)
+    buffer = bytearray(payload(required, ours, mine))
+
+    united = optional.unite(memoryview(buffer), memoryview(payload(b"", theirs, other)), other)
+    optional.pick(
+        memoryview(payload(required, theirs, mine | other)), mine | other, memoryview(buffer)
+    )
+
+    both = {number: (ours if mine >> number & 1 else theirs)[number] for number in ours}
+    assert bytes(united) == payload(required, both, mine | other)
+    assert bytes(buffer) == payload(required, theirs, mine)
+    assert optional.payload_bytes(len(buffer), other) == len(payload(required, ours, other))
+    assert optional.lacks(other) == bool(set_bits(mine) - set_bits(other))
+
+
+def set_bits(present: int) -> set[int]:
+    return {number for number in range(present.bit_length()) if present >> number & 1}
+
+
+@pytest.mark.parametrize("present", [-1, 0b100])
+def test_bits_of_columns_that_the_layout_does_not_have_are_refused(present: int) -> None:
+    with pytest.raises(InternalError, match="of 2 optional columns"):
+        OptionalColumns(nbytes=(1, 2), present=present)
+
+
+@MODES
+def test_a_replacement_leaves_one_object_and_no_temporary_file(
+    store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if named:
+        forbid_unnamed_files(monkeypatch)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for present in (0, 0b001, 0b011, EVERY):
+                assert await put_columns(backend, NAME, present) is WriteOutcome.OK
+        assert store.objects() == [store.path(NAME)]
+        assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
+        assert store.path(NAME).stat().st_nlink == 1
+        assert store.temporary() == store.quarantined() == []
+
+    run(scenario())
+
+
+@MODES
+def test_a_replacement_that_fails_leaves_the_object_as_it_was(
+    store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if named:
+        forbid_unnamed_files(monkeypatch)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, NAME, 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", broken)
+                assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
+            assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
+            assert store.temporary() == []
+            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
+
+    run(scenario())
+
+
+def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_replace = os.replace
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, NAME, 0)
+            other = ObjectFiles(store.root, store.durability, direct=False)
+
+            def sweep_first(*names: Any, **directories: Any) -> None:
+                monkeypatch.setattr(os, "replace", real_replace)
+                other.open()
+                real_replace(*names, **directories)
+
+            monkeypatch.setattr(os, "replace", sweep_first)
+            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
+            other.close()
+
+    run(scenario())
+
+
+def test_a_turn_that_does_not_come_fails_the_write_in_time_and_changes_nothing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_turns, "_TIMEOUT_S", 0.01)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, NAME, 0)
+            held = os.open(store.root / "quarantine", os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
+            os.close(held)
+            assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
+            assert store.temporary() == []
+
+    run(scenario())
+
+
+def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = (ObjectFiles(store.root, store.durability, direct=False) for _ in range(2))
+    for each in (mine, theirs):
+        each.open()
+    stop, real_write = Stop(soon()), os.pwritev
+    outcomes: list[WriteOutcome] = []
+
+    def write(files: ObjectFiles, present: int) -> None:
+        content = memoryview(full_page(present))
+        outcomes.append(files.write(NAME, content, stop, columns(present)))
+
+    def be_overtaken(*arguments: Any) -> int:
+        monkeypatch.setattr(os, "pwritev", real_write)
+        write(theirs, 0b110)
+        return real_write(*arguments)
+
+    write(mine, 0)
+    monkeypatch.setattr(os, "pwritev", be_overtaken)
+    write(mine, 0b001)
+
+    buffer = bytearray(len(full_page(EVERY)))
+    assert mine.read(NAME, memoryview(buffer), stop, columns(EVERY)) is ReadOutcome.OK
+    assert buffer == full_page(EVERY)
+    assert outcomes == [WriteOutcome.OK] * 3
+    for each in (mine, theirs):
+        each.close()
+
+
+def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> int:
+        raise AssertionError("a file was opened")
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, object_name(1), 0)
+            await put_columns(backend, object_name(2), EVERY)
+            monkeypatch.setattr(os, "open", never)
+            assert await put_columns(backend, object_name(1), 0) is WriteOutcome.PRESENT
+            assert await put_columns(backend, object_name(2), EVERY) is WriteOutcome.PRESENT
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("present", [0, 0b001, EVERY])
+@pytest.mark.parametrize("length", [0, 1 << 42, 16 * KIB - 1])
+def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then_gone(
+    store: FileStore, present: int, length: int
+) -> None:
+    digest = name_digest(NAME)
+    assert digest is not None
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, NAME, present)
+            content = store.path(NAME).read_bytes()
+            header = encode_header(digest, length, bytes(16), present)
+            store.path(NAME).write_bytes(header + content[len(header) :])
+            assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
+            assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("present", [0b001, 0b011, EVERY])
+@pytest.mark.parametrize("change", [-9000, -1, 1, 4096], ids=str)
+def test_a_file_that_is_not_as_long_as_its_bits_say_is_neither_served_nor_kept(
+    store: FileStore, present: int, change: int
+) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for number in (1, 2):
+                await put_columns(backend, object_name(number), present)
+                path = store.path(object_name(number))
+                os.truncate(path, path.stat().st_size + change)
+            assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.CORRUPT
+            assert await put_columns(backend, object_name(2), 0) is WriteOutcome.OK
+            assert await get_columns(backend, object_name(2), 0) == (ReadOutcome.OK, full_page(0))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("present", [0b001, 0b011, EVERY])
+def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
+    tmp_path: Path, present: int
+) -> None:
+    store = FileStore(tmp_path / "store", direct=True)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for author in range(3):
+                name = object_name(author)
+                aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
+                aligned[:] = full_page(present, author)
+                writes = [Write(name, aligned, columns(present))]
+                assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
+                buffer = memoryview(mmap.mmap(-1, 16 * KIB))
+                reads = [Read(name, buffer, columns(0))]
+                assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+                assert buffer == full_page(0, author)
+
+    run(scenario())
+
+
+def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_too(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv, pwritev = os.preadv, os.pwritev
+
+    def some(views: Any) -> list[memoryview]:
+        return [memoryview(next(view for view in views if len(view)))[:7001]]
+
+    def read_some(fd: int, views: Any, at: int) -> int:
+        return preadv(fd, some(views), at)
+
+    def write_some(fd: int, views: Any, at: int) -> int:
+        return pwritev(fd, some(views), at)
+
+    monkeypatch.setattr(os, "preadv", read_some)
+    monkeypatch.setattr(os, "pwritev", write_some)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for present in (0, 0b001, 0b110):
+                assert await put_columns(backend, NAME, present) is WriteOutcome.OK
+            for asked in range(EVERY + 1):
+                assert await get_columns(backend, NAME, asked) == (ReadOutcome.OK, full_page(asked))
+
+    run(scenario())

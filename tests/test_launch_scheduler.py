@@ -132,13 +132,14 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
 
 
 @pytest.mark.parametrize(
-    ("profile", "sizes"),
+    ("profile", "depth", "sizes"),
     [
-        ("gemma", {"window_device_pages": 40, "window_host_pages": 30}),
-        ("qwen-next", {"state_device_pages": 4, "state_host_pages": 3}),
-        ("gpt-oss", {"window_device_pages": 4, "window_host_pages": 2}),
+        ("gemma", 0, {"window_device_pages": 40, "window_host_pages": 30}),
+        ("qwen-next", 1, {"state_device_pages": 4, "state_host_pages": 3}),
+        ("gpt-oss", 1, {"window_device_pages": 4, "window_host_pages": 2}),
         (
             "hybrid-all",
+            0,
             {
                 "window_device_pages": 30,
                 "window_host_pages": 20,
@@ -148,9 +149,8 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
         ),
     ],
 )
-@pytest.mark.parametrize("depth", [0, 1])
 def test_hybrid_models_with_small_pools_are_slower_and_never_wrong_or_stuck(
-    tmp_path: Path, profile: str, sizes: dict[str, int], depth: int
+    tmp_path: Path, profile: str, depth: int, sizes: dict[str, int]
 ) -> None:
     settings = ReplaySettings(
         ranks=1,

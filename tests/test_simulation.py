@@ -18,10 +18,10 @@ from lockstep.simulation.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
 
-SEEDS = range(60)
-LENT_SEEDS = range(60, 100)
+SEEDS = range(40)
+LENT_SEEDS = range(60, 90)
 HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
-HYBRID_SEEDS = range(100, 124)
+HYBRID_SEEDS = range(100, 116)
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])

@@ -77,6 +77,7 @@ def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
     assert hit_tokens(warm) > hit_tokens(cold)
 
 
+@pytest.mark.slow
 def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path) -> None:
     pressure = ("--device-pages", 120, "--host-pages", 110, "--stop-policy", "timeout")
     store = ("--store", (tmp_path / "store").as_uri())
@@ -140,7 +141,14 @@ def test_ray_actors_give_what_the_built_in_launcher_gives(
         assert by_ray[name] == ours[name], name
 
 
-@pytest.mark.parametrize("launcher", ["torch", "torchrun", "ray"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torch",
+        pytest.param("torchrun", marks=pytest.mark.slow),
+        pytest.param("ray", marks=pytest.mark.slow),
+    ],
+)
 def test_a_store_with_another_page_size_is_refused_in_one_line(
     trace: Path, store_of_64: str, launcher: str
 ) -> None:

@@ -77,10 +77,10 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
     [
         ("ctrl-c", "torch"),
         ("ctrl-c", "ray"),
-        ("sigint", "torch"),
+        pytest.param("sigint", "torch", marks=pytest.mark.slow),
         pytest.param("sigint", "ray", marks=pytest.mark.slow),
         ("sigterm", "torch"),
-        ("sigterm", "ray"),
+        pytest.param("sigterm", "ray", marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_replay_ends_at_once_and_leaves_nothing(
@@ -115,7 +115,7 @@ def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
     assert [line for line in command.said().splitlines() if line.startswith("lockstep: ")] == []
 
 
-@pytest.mark.parametrize("ranks_only", [True, False])
+@pytest.mark.parametrize("ranks_only", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ranks_whose_launcher_was_killed_end_by_themselves(
     running: list[Running], tmp_path: Path, ranks_only: bool
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InternalError
+from ..ranks.agreed_pools import shard_layouts
 from ..ranks.config import Recurrent, SlidingWindow
 from ..ranks.orders import KV_POOL
 from .contents import KeyedTokens, PageContents
@@ -42,12 +43,11 @@ class ForwardPass:
 
     def __init__(self, cache: "Cache") -> None:
         config = cache.config
-        layouts = {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
         self._cache = cache
         self._page_tokens = config.layout.page_tokens
         self._contents = {
-            pool: PageContents(layout.shard(cache.rank, cache.world_size), pool)
-            for pool, layout in layouts.items()
+            pool: PageContents(shard, pool)
+            for pool, shard in shard_layouts(config, cache.rank, cache.world_size).items()
         }
         self._windows = {
             each.pool: each.window_tokens

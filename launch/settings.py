@@ -8,9 +8,9 @@ from typing import cast
 from ..coordinator.bootstrap import Scalar, flatten
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
+from ..ranks.agreed_pools import shard_layouts
 from ..ranks.config import CacheConfig, Eviction, Timeouts, WritePolicy
 from ..ranks.executor.host_memory import check_host_memory
-from ..ranks.orders import KV_POOL
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import parse_uri
 from .profiles import find_profile
@@ -125,16 +125,12 @@ class ReplaySettings:
 
         Raises `ConfigError` if the ranks cannot divide the pages between them.
         """
-        config = self.cache_config()
-        layouts = {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
-        return {pool: each.shard(0, self.ranks).page_bytes for pool, each in layouts.items()}
+        shards = shard_layouts(self.cache_config(), 0, self.ranks)
+        return {pool: shard.page_bytes for pool, shard in shards.items()}
 
     def pool_pages(self) -> dict[str, tuple[int, int]]:
         """Return the pages on the device and on the host, by the pool's name."""
-        pages = {KV_POOL: (self.device_pages, self.host_pages)}
-        for each in self.cache_config().components:
-            pages[each.pool] = (each.device_pages, each.host_pages)
-        return pages
+        return self.cache_config().pool_sizes()
 
     def check_memory(self, *, ranks_here: int) -> None:
         """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine."""

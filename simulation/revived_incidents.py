@@ -13,8 +13,8 @@ from ..coordinator.verdict import Arrived
 from ..ranks.orders import CopyToDevice, CopyTransfer, Order
 from ..ranks.replica import serving
 from ..ranks.replica.components.needs import Needs
-from ..ranks.replica.loading_back import LoadingBack, Missing
-from ..ranks.replica.matching import reach
+from ..ranks.replica.loading_back import LoadingBack
+from ..ranks.replica.matching import Missing, reach
 from ..ranks.replica.pages import PageRun, page_run
 from ..ranks.replica.prefetching import Prefetching
 from ..ranks.replica.request import Request

@@ -9,7 +9,8 @@ from lockstep.coordinator.ballot import Ended
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import CopyToDevice, Fence, Order
 from lockstep.ranks.replica import state as state_module
-from lockstep.ranks.replica.loading_back import LoadingBack, Missing
+from lockstep.ranks.replica.loading_back import LoadingBack
+from lockstep.ranks.replica.matching import Missing
 from lockstep.ranks.replica.offloading import Offloading
 from lockstep.ranks.replica.operations import Copy
 from lockstep.ranks.replica.page_keys import namespace_seed

@@ -13,7 +13,7 @@ from ...errors import InternalError
 from ..config import WritePolicy
 from ..orders import CopyToHost, CopyTransfer, ObjectTransfer
 from ..orders import Persist as PersistOrder
-from .matching import needed_without
+from .matching import lacking
 from .operations import Copy, Persist, Segment
 from .pages import PageRun, page_run
 from .state import ReplicaState
@@ -66,11 +66,9 @@ class BackingUp:
         segments, whole = self._full_attention(node, room[0])
         if whole:
             segments += self._others(node, room)
-        return (
-            self._begin_backup(node if whole else segments[-1].node, segments, lent)
-            if (segments)
-            else None
-        )
+        if not segments:
+            return None
+        return self._begin_backup(node if whole else segments[-1].node, segments, lent)
 
     def comes_to(self, node: Node) -> bool:
         """Say whether a backup in flight fills this node's host pages of full attention."""
@@ -121,7 +119,7 @@ class BackingUp:
             index = component.index
             missing = [
                 each
-                for each in needed_without(component, node, HOST)
+                for each, _ in lacking((component,), node, HOST)
                 if not state.fills(each, HOST, index)
             ]
             pages = sum(component.pages_of(each.width) for each in missing)

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
 from ..orders import CopyToDevice, CopyTransfer
+from .matching import Missing
 from .operations import Copy, Segment
 from .pages import PageRun, page_run
 from .request import Request
 from .state import ReplicaState
 from .tree import DEVICE, HOST, Node
-
-Missing = tuple[Node, int]
-"""A node, and a component whose pages it has on the host and not on the device."""
 
 
 class LoadingBack:

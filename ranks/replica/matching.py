@@ -5,12 +5,13 @@ device or the host: the only anchor for a load back (incident B). `last_host_nod
 down to which full attention is in host memory: the anchor of a prefetch.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from .components.base import Component
 from .components.needs import Needs
 from .state import ReplicaState
-from .tree import Node
+from .tree import Node, needed
 
 
 class Match(NamedTuple):
@@ -99,14 +100,15 @@ def match(state: ReplicaState, place: tuple[str, int], tokens: bytes | memoryvie
     return Match(device * unit, best * unit, last_host * unit)
 
 
-def needed_without(component: Component, node: Node, tier: int) -> list[Node]:
-    """Return the nodes, from the top, that a match ending at `node` needs and that lack a value."""
-    start = component.needed_from(node.end)
-    missing: list[Node] = []
-    for each in node.path():
-        if each.end <= start:
-            break
-        if each.values[tier][component.index] is None:
-            missing.append(each)
-    missing.reverse()
-    return missing
+Missing = tuple[Node, int]
+"""A node, and a component that has no value there on some tier."""
+
+
+def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Missing]:
+    """Return what a match ending at `node` needs and a tier has not, by component, from the top."""
+    return [
+        (each, component.index)
+        for component in components
+        for each in reversed(list(needed(component, node)))
+        if each.values[tier][component.index] is None
+    ]

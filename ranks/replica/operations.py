@@ -108,8 +108,6 @@ class Prefetch(Operation):
     floor: int = 0
     tokens: bytes = b""
     """The tokens of the pages of full attention that are asked for."""
-    keys: tuple[bytes, ...] = ()
-    """The keys of those pages."""
     needs: tuple[Need, ...] = ()
     """What the lookup asks for; full attention first."""
     bound: int = UNBOUNDED
@@ -142,6 +140,11 @@ class Prefetch(Operation):
         self.owned.clear()
         for each in self.wanted:
             self.own(HOST, each.component, page_run((each.page,)))
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys of the pages of full attention that are asked for."""
+        return self.needs[0].keys
 
     @property
     def end(self) -> int:

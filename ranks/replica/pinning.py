@@ -11,7 +11,7 @@ from operator import add
 from ...errors import UsageError
 from .backing_up import BackingUp
 from .holds import Receipt
-from .matching import needed_without, reach
+from .matching import lacking, reach
 from .state import ReplicaState
 from .tree import DEVICE, HOST, Node, Place
 
@@ -107,7 +107,7 @@ class Pinning:
         return all(count <= bound for count, bound in zip(pages, most, strict=True))
 
     def _is_on_host(self, node: Node) -> bool:
-        return not any(needed_without(each, node, HOST) for each in self._state.components)
+        return not lacking(self._state.components, node, HOST)
 
     def _release(self, receipts: list[Receipt]) -> None:
         for receipt in receipts:

@@ -62,7 +62,6 @@ class Prefetching:
             anchor=plan.anchor,
             floor=plan.floor,
             tokens=plan.tokens,
-            keys=plan.needs[0].keys,
             needs=plan.needs,
             waits_since_ms=state.time_ms,
         )

@@ -56,7 +56,7 @@ class Residence:
         """By tier and component."""
         self.tree_pages = tuple([0] * len(self._components) for _ in TIERS)
         """By tier and component: pages that nodes of the tree own."""
-        self.holds = Holds(len(self._components), self._released)
+        self.holds = Holds(len(self._components), self._offer)
         policy = find_policy(config.eviction)
         self.queues = tuple(
             tuple(
@@ -203,6 +203,8 @@ class Residence:
 
     def enforce_limits(self, now_ms: int) -> None:
         """Evict what namespaces keep beyond their quotas or times, as far as nothing holds it."""
+        if not self.limits.are_set:
+            return
         for tier in TIERS:
             freed = self.nothing_freed()
             victims: list[int] = []
@@ -345,9 +347,6 @@ class Residence:
             self.queues[tier][component].offer(node)
             if not component:
                 self.limits.offer(node, tier)
-
-    def _released(self, node: Node, tier: int, component: int) -> None:
-        self._offer(node, tier, component)
 
 
 def _pool_name(tier: int, pool: str, index: int) -> str:

@@ -11,8 +11,8 @@ from ...coordinator.operation import Kind, Phase, Queue
 from ...errors import UsageError
 from ..orders import CopyToHost, CopyTransfer
 from .backing_up import BackingUp
-from .loading_back import LoadingBack, Missing
-from .matching import needed_without
+from .loading_back import LoadingBack
+from .matching import Missing, lacking
 from .operations import Copy, Segment
 from .pages import PageRun, page_run
 from .request import Request
@@ -36,6 +36,8 @@ class Retracting:
         self._serving = serving
         self._loading_back = loading_back
         self._backing_up = backing_up
+        self._shared = [each for each in state.components if each.held_by_requests]
+        """The components of which a request uses what lies in the tree."""
 
     def retract(self, request: Request, tokens: bytes) -> bool:
         """Copy all that a request holds to host memory; its device pages are free once that is done.
@@ -115,7 +117,7 @@ class Retracting:
         if request.saved is None or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
         node, saved = request.node, request.saved
-        missing = self._off_device(node)
+        missing = lacking(self._shared, node, DEVICE)
         if any(self._loading_back.comes_to(each) for each in missing):
             return Wait.LOADING
         if any(each.values[HOST][index] is None for each, index in missing):
@@ -134,7 +136,7 @@ class Retracting:
         request.own = [run[len(host) :] for run, host in zip(own, saved, strict=True)]
         state.tick()
         state.use(node)
-        number = self._begin(request, self._off_device(node), loading, tail, saved)
+        number = self._begin(request, lacking(self._shared, node, DEVICE), loading, tail, saved)
         return Admission(
             device_tokens=0,
             host_tokens=request.computed,
@@ -174,19 +176,9 @@ class Retracting:
     def _off_host(self, node: Node) -> list[Missing]:
         """Return what a resume needs of the tree that is not on the host, nor on its way there."""
         return [
-            (each, component.index)
-            for component in self._state.components
-            if component.held_by_requests
-            for each in needed_without(component, node, HOST)
-            if not self._state.fills(each, HOST, component.index)
-        ]
-
-    def _off_device(self, node: Node) -> list[Missing]:
-        return [
-            (each, component.index)
-            for component in self._state.components
-            if component.held_by_requests
-            for each in needed_without(component, node, DEVICE)
+            (each, index)
+            for each, index in lacking(self._shared, node, HOST)
+            if not self._state.fills(each, HOST, index)
         ]
 
     def _tail(self, request: Request, computed_bytes: int) -> list[PageRun]:

@@ -12,8 +12,8 @@ from ..orders import Fork
 from .backing_up import BackingUp
 from .components.recurrent import Recurrent
 from .holds import Receipt
-from .loading_back import LoadingBack, Missing
-from .matching import needed_without, reach
+from .loading_back import LoadingBack
+from .matching import Missing, lacking, reach
 from .operations import Copy
 from .pages import PageRun, page_run
 from .request import Request
@@ -95,7 +95,7 @@ class Serving:
         on_device, best_end, _ = reach(state.needs, nodes)
         best = next((node for node in nodes if node.end == best_end), root)
         state.cut_for(best)
-        missing = self._missing(best)
+        missing = lacking(state.components, best, DEVICE)
         if any(self._loading_back.comes_to(each) for each in missing):
             return Wait.LOADING
         reserved = max(0, -(-reserve_tokens // state.config.page_tokens) - best.end)
@@ -105,7 +105,7 @@ class Serving:
             return Wait.NO_ROOM
         loading, own, locks = pages
         # Making room may have cut nodes, which divides what is missing and changes no order.
-        missing = self._missing(best)
+        missing = lacking(state.components, best, DEVICE)
         request.admitted = True
         request.load_failed = False
         request.prefix, request.node, request.own, request.locks = best.end, best, own, locks
@@ -123,13 +123,6 @@ class Serving:
             self._fork_state(request)
         self._backing_up.was_hit(best)
         return self._admission(request, on_device, best.end, tokens)
-
-    def _missing(self, best: Node) -> list[Missing]:
-        return [
-            (node, component.index)
-            for component in self._state.components
-            for node in needed_without(component, best, DEVICE)
-        ]
 
     def take(
         self, best: Node, missing: list[Missing], room: list[int]
@@ -222,8 +215,9 @@ class Serving:
             node = state.add(node, tokens[node.end * state.tree.page_bytes :])
             self._publish(request, node)
         self._extend_lock(request, node)
-        for each in node.path():
-            each.priority = max(each.priority, request.priority)
+        if request.priority > 0:
+            for each in node.path():
+                each.priority = max(each.priority, request.priority)
         state.use(node)
         if node.parent is not None:
             if is_at_page:

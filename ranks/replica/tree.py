@@ -293,18 +293,21 @@ class Tree:
         if not index:
             # Parents have full attention wherever a child has it.
             return last.has(0)
-        start = component.needed_from(last.end)
-        for node in last.path():
-            if node.end <= start:
-                break
-            if not node.has(index):
-                return False
-        return True
+        return all(node.has(index) for node in needed(component, last))
 
     def _new_id(self) -> int:
         number = self._next_id
         self._next_id += 1
         return number
+
+
+def needed(component: Component, last: Node) -> Iterator[Node]:
+    """Yield the nodes, deepest first, whose value of a component a match ending at `last` needs."""
+    start = component.needed_from(last.end)
+    for node in last.path():
+        if node.end <= start:
+            return
+        yield node
 
 
 def _common_pages(run: bytes, view: memoryview, step: int) -> int:

@@ -25,10 +25,13 @@ class Component(Protocol):
     """Its place in a node's value lists."""
     per_page: bool
     """Whether a value has one page for each page of tokens, or one in all, for the node's end."""
-    span: int | None
-    """How many positions before its end a match needs; None stands for all."""
     held_by_requests: bool
     """Whether a request uses the tree's device pages while it computes."""
+
+    @property
+    def span(self) -> int | None:
+        """How many positions before its end a match needs; None stands for all."""
+        ...
 
     def needed_from(self, end: int) -> int:
         """Return the first position that a match ending at `end` needs."""
@@ -41,3 +44,17 @@ class Component(Protocol):
     def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
         """Divide a node's value where its run is cut after `pages` pages."""
         ...
+
+
+class PerPage:
+    """What components have in common that keep one page for each page of tokens."""
+
+    per_page = True
+
+    def pages_of(self, width: int) -> int:
+        """One page for each page of tokens."""
+        return width
+
+    def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
+        """Each half keeps the pages of its own tokens."""
+        return run[:pages], run[pages:]

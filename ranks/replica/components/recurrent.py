@@ -13,18 +13,18 @@ class Recurrent:
 
     name = "recurrent"
     per_page = False
+    span = 1
     held_by_requests = False
 
     def __init__(self, index: int, pool: str, checkpoint_pages: int) -> None:
         self.index = index
         self.pool = pool
-        self.span: int | None = 1
         self.checkpoint_pages = checkpoint_pages
         """A checkpoint is kept at every multiple of this."""
 
     def needed_from(self, end: int) -> int:
         """Return the last position: the state of a node lies at its end."""
-        return max(0, end - 1)
+        return max(0, end - self.span)
 
     def pages_of(self, width: int) -> int:
         """One slot, however long the run is."""

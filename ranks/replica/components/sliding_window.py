@@ -5,30 +5,20 @@ value that has left is a gap, behind which the count begins anew, and pages that
 reaches may leave in any order, those nearest to the root first.
 """
 
-from ..pages import PageRun
+from .base import PerPage
 
 
-class SlidingWindow:
+class SlidingWindow(PerPage):
     """The component of layers that attend to the last tokens only; see `Component`."""
 
     name = "sliding_window"
-    per_page = True
     held_by_requests = True
 
     def __init__(self, index: int, pool: str, window_pages: int) -> None:
         self.index = index
         self.pool = pool
-        self.span: int | None = window_pages
-        self._window = window_pages
+        self.span = window_pages
 
     def needed_from(self, end: int) -> int:
         """Return where the trailing window begins."""
-        return max(0, end - self._window)
-
-    def pages_of(self, width: int) -> int:
-        """One page for each page of tokens."""
-        return width
-
-    def split(self, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
-        """Each half keeps the pages of its own tokens."""
-        return run[:pages], run[pages:]
+        return max(0, end - self.span)

@@ -84,8 +84,11 @@ class Engine(ABC, Generic[CacheT]):
         """The device pages hold on every rank what the engine has put there."""
 
     @abstractmethod
-    def probe(self) -> None:
-        """At rest, with nothing in flight: every page must be there to be had."""
+    def probe(self) -> bool:
+        """At rest, with nothing in flight: every page must be there to be had.
+
+        False if the cache has to work for that first: let it take a step, and ask again.
+        """
 
     def _arrive(self) -> None:
         namespace, tokens = self._prompts.draw()

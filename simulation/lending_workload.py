@@ -92,7 +92,7 @@ class LendingWorkload(Engine[HostCache]):
         self._pages.check(self._model.expected(self.requests)[KV_POOL])
         check_loads(self._caches[0])
 
-    def probe(self) -> None:
+    def probe(self) -> bool:
         """Every device page is free, and a reset leaves every host page free."""
         if self._leaving or self._pages.free != self._pages.count:
             raise Violated(
@@ -107,6 +107,7 @@ class LendingWorkload(Engine[HostCache]):
                 f"{pool.free} of {pool.capacity} host pages are free after a reset at rest, and the "
                 f"tree has {state.tree.node_count} nodes and {len(state.tree.roots)} roots"
             )
+        return True
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from ..ranks.replica.matching import Match
 from ..ranks.replica.serving import Admission
+from ..ranks.replica.state import ReplicaState
 from ..ranks.replica.tree import DEVICE
 from .checkers import Violated
 from .engine_request import EngineRequest
@@ -74,15 +75,16 @@ class Published:
                 f"{count * self._page} were published and never had to leave"
             )
 
-    def check_shared(self, found: Match, request: EngineRequest) -> None:
+    def check_shared(self, found: Match, request: EngineRequest, state: ReplicaState) -> None:
         """What a request that is admitted shares is found, right after it was published or restored.
 
         In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
-        there on any tier, since one that host memory has need not be published again.
+        there on any tier, since one that host memory has need not be published again. Operations in
+        flight take room as well: a retract that failed keeps its slot for as long as it is touched.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:
-            if not self._keeps_state(request):
+            if not self._keeps_state(request, state):
                 return
             there = found.host_tokens
         if there < shared:
@@ -90,13 +92,20 @@ class Published:
                 f"request {request.name} shares {shared} tokens, and match finds {there} of them"
             )
 
-    def _keeps_state(self, request: EngineRequest) -> bool:
+    def _keeps_state(self, request: EngineRequest, state: ReplicaState) -> bool:
         """Say whether the tree must have the state that the request has computed last."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         # Each request works on a slot of its own.
         used = len(self._ends) + self._loads + self._world.requests_max
-        slots = min(self._world.pools[pool][DEVICE] for pool in self._world.state_pools)
+        slots = min(
+            state.pools[DEVICE][each.index].capacity
+            - sum(
+                len(o.owned_pages(DEVICE, each.index)) for o in state.operations.in_flight.values()
+            )
+            for each in state.components
+            if not each.per_page
+        )
         is_checkpoint = not shared % every or shared in request.checkpoints
         return request.computed == shared and is_checkpoint and used <= slots
 

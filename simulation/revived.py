@@ -73,6 +73,13 @@ _BUGS = (
         profile="qwen-next",
     ),
     RevivedBug(
+        name="views",
+        about="what a retracted request saves are views of its slots on the device, which others use"
+        " until it resumes (incident E)",
+        put_back=incidents.retract_hands_out_views,
+        profile="qwen-next",
+    ),
+    RevivedBug(
         name="local-free",
         about="a rank gives pages back once its own transfers are over, before the others' are"
         " (sglang#33442, TensorRT-LLM#14020)",

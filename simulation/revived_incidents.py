@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ..coordinator.operation import Phase
 from ..coordinator.verdict import Arrived
-from ..ranks.orders import CopyToDevice, CopyTransfer, Order
+from ..ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
 from ..ranks.replica import serving
 from ..ranks.replica.components.needs import Needs
 from ..ranks.replica.loading_back import LoadingBack
@@ -21,7 +21,10 @@ from ..ranks.replica.request import Request
 from ..ranks.replica.residence import TIERS, Freed, Residence
 from ..ranks.replica.retracting import Retracting
 from ..ranks.replica.tree import DEVICE, HOST, Node
+from .conditions import Work
+from .copies import Copies
 from .executor import SimulatedExecutor
+from .memory import Slots
 from .replacing import replaced
 
 
@@ -146,4 +149,30 @@ def retract_the_kv_alone() -> Generator[None]:
         return [kept[0], *(run[:0] for run in kept[1:])]
 
     with replaced(Retracting, "_tail", tail_of_kv):
+        yield
+
+
+@contextmanager
+def retract_hands_out_views() -> Generator[None]:
+    """Incident E, its other half: what a retracted request has of its own is saved as a view.
+
+    What is read when it resumes is what its slots on the device hold by then.
+    """
+    begin = Copies.begin
+    views: dict[tuple[Slots, int], tuple[Slots, int]] = {}
+    """By host pool and page: what the page is a view of."""
+
+    def begin_with_views(self: Copies, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        for transfer in order.transfers if isinstance(order, CopyToDevice) else ():
+            host = self._memory.host[transfer.pool]
+            for page in transfer.sources if transfer.sealed else ():
+                device, slot = views[host, page]
+                host.content[page] = device.content[slot]
+        begin(self, order, work)
+        for transfer in order.transfers if isinstance(order, CopyToHost) else ():
+            host, device = self._memory.host[transfer.pool], self._memory.device[transfer.pool]
+            for page, slot in zip(transfer.destinations, transfer.sources, strict=True):
+                views[host, page] = device, slot
+
+    with replaced(Copies, "begin", begin_with_views):
         yield

@@ -72,31 +72,38 @@ class Workload(Engine[Cache]):
             self._match(namespace, tokens)
         self._coverage["pins"] += self._pins.step(self._caches, self._prompts)
 
-    def probe(self) -> None:
-        """Ask for as many device pages as one request can have, and for every slot of a state."""
-        if self._world.config.write_policy is WritePolicy.WRITE_BACK:
-            # What leaves is backed up first, which takes steps.
-            return
+    def probe(self) -> bool:
+        """Ask for as many device pages as one request can have, and for every slot of a state.
+
+        Under write-back what leaves is backed up first: False if that takes steps.
+        """
         pools, states = self._world.pools, self._world.state_pools
         pages = min(device for pool, (device, _) in pools.items() if pool not in states)
         count = max((pools[pool][0] for pool in states), default=1)
         names = [f"probe{number}" for number in range(count)]
-        for name in names:
-            self._reserve(name, pages * self._page if name == names[0] else 0)
-        for pool, (device, _) in pools.items():
+        reserved = [
+            self._reserve(name, 0 if each else pages * self._page)
+            for each, name in enumerate(names)
+        ]
+        had_all = all(reserved)
+        for pool, (device, _) in pools.items() if had_all else ():
             had = [page for name in names for page in self._page_table(name, pool)]
             wanted = device if pool in states else pages
             if len(had) != wanted or len(set(had)) != wanted or NO_PAGE in had:
                 raise Violated(f"{wanted} device {pool} pages can be had, and these are: {had}")
         for name in names:
             self._let_go(name)
+        return had_all
 
-    def _reserve(self, name: str, tokens: int) -> None:
+    def _reserve(self, name: str, tokens: int) -> bool:
         answer = self._ask_all(
             "load_back of nothing", lambda c: c.load_back(name, b"", reserve_tokens=tokens)
         )
-        if isinstance(answer, Wait):
+        if not isinstance(answer, Wait):
+            return True
+        if self._world.config.write_policy is not WritePolicy.WRITE_BACK:
             raise Violated(f"nobody holds device pages, and not all can be had: {answer}")
+        return False
 
     def _let_go(self, name: str) -> None:
         self._ask_all(f"release of request {name}", lambda c: c.release(name))
@@ -252,7 +259,7 @@ class Workload(Engine[Cache]):
 
     def _check_shared(self, request: EngineRequest) -> None:
         found = self._match(request.namespace, request.head(request.shared))
-        self._published.check_shared(found, request)
+        self._published.check_shared(found, request, self._caches[0].replica.state)
 
     def _read_tables(self, request: EngineRequest) -> None:
         """Read the page tables, and check that the pages hold on every rank what they must."""

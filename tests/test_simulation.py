@@ -325,6 +325,12 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
     assert report["outcomes"].get("prefetch expired")
 
 
+def test_a_slot_that_a_failed_retract_keeps_is_no_room_for_a_checkpoint() -> None:
+    seeds = range(20_207, 20_208)
+    report = explore(seeds, ranks=4, profile="hybrid-all", l1=REPLICA, processes=1)
+    assert_no_violation(report)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 4])

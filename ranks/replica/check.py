@@ -63,7 +63,8 @@ def _check_node(state: ReplicaState, node: Node) -> None:
     first = node.tokens[: state.tree.page_bytes]
     _require(node.width > 0, 1, f"{name} has an empty key")
     _require(len(node.tokens) == node.width * state.tree.page_bytes, 1, f"{name} is misaligned")
-    _require(parent.children.get(first) is node, 1, f"{name} does not hang under its parent")
+    hangs = node.first == first and parent.children.get(first) is node
+    _require(hangs, 1, f"{name} does not hang under its parent")
     _require(node.start == parent.end, 1, f"{name} does not continue its parent")
     for tier in TIERS:
         _check_values(state, node, tier)
@@ -73,7 +74,9 @@ def _check_node(state: ReplicaState, node: Node) -> None:
             _violated(4, node, tier, "has pages and its parent has none")
         if parent.held[tier][0] < node.held[tier][0]:
             _violated(5, node, tier, "is held more often than its parent")
-    _require(node.has(0) or node.is_held, 2, f"{name} is dead")
+    held = sum(map(sum, node.held))
+    _require(node.hold_count == held, 5, f"{name} miscounts what holds it")
+    _require(node.has(0) or bool(held), 2, f"{name} is dead")
 
 
 def _check_values(state: ReplicaState, node: Node, tier: int) -> None:

@@ -41,8 +41,7 @@ class Holds:
         first = node.end
         for each in _interval(node, start):
             first = each.start
-            each.held[tier][component] += 1
-            if each.held[tier][component] == 1:
+            if each.hold(tier, component) == 1:
                 self._count(each, tier, component, 1)
         return Receipt(tier, component, node, first, node.end)
 
@@ -52,10 +51,7 @@ class Holds:
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
         for each in _interval(node, receipt.start):
-            each.held[tier][component] -= 1
-            if each.held[tier][component] < 0:
-                raise InternalError(f"node {each.id} was released more often than it was held")
-            if not each.held[tier][component]:
+            if not each.let_go(tier, component):
                 self._count(each, tier, component, -1)
                 self._released(each, tier, component)
 

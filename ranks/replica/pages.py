@@ -59,7 +59,7 @@ class PagePool:
         """Put pages back, which the caller owned. They are handed out again in the same order."""
         if not pages:
             return
-        self._free.extend(reversed(pages))
+        self._free.extend(pages[::-1])
         self._record("give back", pages)
         if len(self._free) > self.capacity:
             raise InternalError(f"more {self.name} pages were given back than there are")

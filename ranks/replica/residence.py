@@ -264,7 +264,7 @@ class Residence:
         Says whether it did. A tombstone that is held leaves by `prune` once it is let go.
         """
         parent = node.parent
-        if node.there or node.children or parent is None or node.is_held:
+        if node.there or node.children or parent is None or node.hold_count:
             return False
         self._tree.remove(node)
         if parent.parent is None and not parent.children:
@@ -273,7 +273,7 @@ class Residence:
 
     def prune(self, node: Node) -> None:
         """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
-        while node.parent is not None and not node.is_held:
+        while node.parent is not None and not node.hold_count:
             parent = node.parent
             if not self.remove_if_dead(node):
                 return
@@ -285,7 +285,7 @@ class Residence:
         It stops at whatever is locked or pinned on either tier, is worked on by an operation, or has
         children: a parent under a prefetch or backup must not vanish (incident D).
         """
-        while node.parent is not None and not (node.children or node.is_held or node.marks):
+        while node.parent is not None and not (node.children or node.hold_count or node.marks):
             if self._tree.is_whole(node):
                 return
             parent = node.parent

@@ -7,6 +7,7 @@ refers to a node refers to the end of its run, before and after.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ...errors import InternalError
@@ -28,13 +29,28 @@ class Place(NamedTuple):
     """How often the cache had been reset when the tree began."""
 
 
+@cache
+def _not_held(components: int) -> tuple[list[int], list[int]]:
+    """Return the counts of all nodes that nothing holds, which is nearly every node."""
+    return [0] * components, [0] * components
+
+
+_CHILDLESS: "dict[bytes, Node]" = {}
+"""The children of all nodes that have none."""
+
+
 class Node:
-    """A run of pages; see the module. Lengths and positions are in pages."""
+    """A run of pages; see the module. Lengths and positions are in pages.
+
+    Most nodes are leaves that nothing holds: what they have nothing in, they share.
+    """
 
     __slots__ = (
         "children",
+        "first",
         "held",
         "hits",
+        "hold_count",
         "id",
         "keys",
         "last_access",
@@ -59,16 +75,20 @@ class Node:
         self.id = number
         self.parent = parent
         self.tokens = tokens
+        self.first = b""
+        """The tokens of its first page, by which its parent finds it."""
         self.width = width
         self.start = parent.end if parent is not None else 0
-        self.children: dict[bytes, Node] = {}
+        self.children = _CHILDLESS
         self.values: tuple[list[PageRun | None], list[PageRun | None]] = (
             [None] * components,
             [None] * components,
         )
         """By tier and component: the pages that hold the content, or None (a tombstone)."""
-        self.held: tuple[list[int], list[int]] = ([0] * components, [0] * components)
-        """By tier and component: device locks and host pins."""
+        self.held = _not_held(components)
+        """By tier and component: device locks and host pins. `hold` and `let_go` change them."""
+        self.hold_count = 0
+        """Their sum."""
         self.there = 0
         """Which of the values are there: the bit `tier * components + component` of each."""
         self.occupied_children = [0, 0]
@@ -112,10 +132,26 @@ class Node:
         """Say whether anything locks (device) or pins (host) the node."""
         return any(self.held[tier])
 
-    @property
-    def is_held(self) -> bool:
-        """Whether anything locks or pins the node."""
-        return any(self.held[DEVICE]) or any(self.held[HOST])
+    def hold(self, tier: int, component: int) -> int:
+        """Count one lock or pin more, and return how many there are of it."""
+        if not self.hold_count:
+            self.held = [0] * len(self.held[DEVICE]), [0] * len(self.held[HOST])
+        self.hold_count += 1
+        counts = self.held[tier]
+        counts[component] += 1
+        return counts[component]
+
+    def let_go(self, tier: int, component: int) -> int:
+        """Count one lock or pin less, and return how many are left of it."""
+        counts = self.held[tier]
+        left = counts[component] - 1
+        if left < 0:
+            raise InternalError(f"node {self.id} was released more often than it was held")
+        counts[component] = left
+        self.hold_count -= 1
+        if not self.hold_count:
+            self.held = _not_held(len(counts))
+        return left
 
     def path(self) -> Iterator["Node"]:
         """Yield this node and its ancestors below the root, deepest first."""
@@ -213,7 +249,7 @@ class Tree:
         """Hang a new node with a run of whole pages under `parent`, which has no such child."""
         width = self.whole_pages(tokens)
         node = Node(self._new_id(), parent, tokens, width, len(self.components))
-        parent.children[tokens[: self.page_bytes]] = node
+        self._hang(node, parent, tokens[: self.page_bytes])
         self.node_count += 1
         return node
 
@@ -224,7 +260,8 @@ class Tree:
             raise InternalError(f"node {node.id} of {node.width} pages cannot be cut at {pages}")
         cut = pages * self.page_bytes
         upper = Node(self._new_id(), parent, node.tokens[:cut], pages, len(self.components))
-        parent.children[node.tokens[: self.page_bytes]] = upper
+        upper.first = node.first
+        parent.children[upper.first] = upper
         for component in self.components:
             index = component.index
             for tier in (DEVICE, HOST):
@@ -232,7 +269,9 @@ class Tree:
                 if run is not None:
                     parts = component.split(run, pages)
                     upper.values[tier][index], node.values[tier][index] = parts
-                upper.held[tier][index] = node.held[tier][index]
+        if node.hold_count:
+            upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
+            upper.hold_count = node.hold_count
         for tier in (DEVICE, HOST):
             upper.occupied_children[tier] = int(node.values[tier][0] is not None)
         upper.there, node.there = _presence(upper), _presence(node)
@@ -244,11 +283,10 @@ class Tree:
         upper.persisted = frozenset(
             each.index for each in self.components if each.per_page and each.index in node.persisted
         )
-        node.parent = upper
         node.tokens = node.tokens[cut:]
         node.start += pages
         node.width -= pages
-        upper.children[node.tokens[: self.page_bytes]] = node
+        self._hang(node, upper, node.tokens[: self.page_bytes])
         self.node_count += 1
         return upper
 
@@ -256,7 +294,9 @@ class Tree:
         """Take a node without children out of the tree."""
         parent = node.parent
         assert parent is not None
-        del parent.children[node.tokens[: self.page_bytes]]
+        del parent.children[node.first]
+        if not parent.children:
+            parent.children = _CHILDLESS
         node.parent = None
         self.node_count -= 1
 
@@ -294,6 +334,12 @@ class Tree:
             # Parents have full attention wherever a child has it.
             return last.has(0)
         return all(node.has(index) for node in needed(component, last))
+
+    def _hang(self, node: Node, parent: Node, first: bytes) -> None:
+        if not parent.children:
+            parent.children = {}
+        node.parent, node.first = parent, first
+        parent.children[first] = node
 
     def _new_id(self) -> int:
         number = self._next_id

@@ -322,18 +322,21 @@ class Schedule:
 
     def _settle(self) -> None:
         """Take steps until nothing is in flight but what is quarantined, and check that."""
-        cache = self._epoch.caches[0]
+        replica = self._epoch.caches[0].replica
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
-            if cache.replica.idle:
+            if not replica.idle:
+                continue
+            self._clock.advance(_LATE_ENDS_US)
+            # Reports may come late, and those that are quarantined may be asked one at a time.
+            for _ in range(6 + len(replica.state.operations.in_flight)):
+                self._take_step()
+                self._clock.advance(20_000)
+            # A backup may begin that waited for what was quarantined.
+            if replica.idle:
                 break
         else:
             raise Violated(f"the group does not come to rest in {_DRAIN_STEPS_MAX} steps")
-        self._clock.advance(_LATE_ENDS_US)
-        # Reports may come late, and those that are quarantined may be asked one at a time.
-        for _ in range(6 + len(cache.replica.state.operations.in_flight)):
-            self._take_step()
-            self._clock.advance(20_000)
         self._check_rest()
 
     def _check_rest(self) -> None:

@@ -325,8 +325,17 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
     assert report["outcomes"].get("prefetch expired")
 
 
-def test_a_slot_that_a_failed_retract_keeps_is_no_room_for_a_checkpoint() -> None:
-    seeds = range(20_207, 20_208)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A slot that a failed retract keeps is no room for a checkpoint.
+        20_207,
+        # A backup that waited for a quarantined one begins when the group seems to be at rest.
+        21_133,
+    ],
+)
+def test_what_once_looked_like_a_violation_of_a_hybrid_model_is_none(seed: int) -> None:
+    seeds = range(seed, seed + 1)
     report = explore(seeds, ranks=4, profile="hybrid-all", l1=REPLICA, processes=1)
     assert_no_violation(report)
 

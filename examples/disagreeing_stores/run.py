@@ -70,7 +70,11 @@ def serve(folder: Path, connector: str, name: str) -> Answer:
 
 
 def lose_a_page(store: Path) -> None:
-    """Remove one page from the store of one rank: the newest but two, in the middle of the prompt."""
+    """Remove one page of the prompt from the store of one rank.
+
+    It is the newest but two, so mostly the last but two: files may have been written in one tick of
+    the filesystem's clock.
+    """
     files = [path for path in (store / f"rank{SPOILED_RANK}").rglob("*") if path.is_file()]
     sorted(files, key=lambda path: path.stat().st_mtime_ns)[-3].unlink()
 

@@ -22,6 +22,9 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         write_report(path, report)
     for line in report["refusals"]:
         say(f"refused: {line}")
+    unnamed = report["refused"] - len(report["refusals"])
+    if report["refusals"] and unnamed > 0:
+        say(f"refused: {unnamed} more")
     for kind, outcomes in report["operations"].items():
         if outcomes.get("failed"):
             say(f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed")

@@ -171,8 +171,9 @@ def retract_hands_out_views() -> Generator[None]:
         begin(self, order, work)
         for transfer in order.transfers if isinstance(order, CopyToHost) else ():
             host, device = self._memory.host[transfer.pool], self._memory.device[transfer.pool]
-            for page, slot in zip(transfer.destinations, transfer.sources, strict=True):
-                views[host, page] = device, slot
+            if transfer.sealed:
+                for page, slot in zip(transfer.destinations, transfer.sources, strict=True):
+                    views[host, page] = device, slot
 
     with replaced(Copies, "begin", begin_with_views):
         yield

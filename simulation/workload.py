@@ -81,19 +81,17 @@ class Workload(Engine[Cache]):
         pages = min(device for pool, (device, _) in pools.items() if pool not in states)
         count = max((pools[pool][0] for pool in states), default=1)
         names = [f"probe{number}" for number in range(count)]
-        reserved = [
-            self._reserve(name, 0 if each else pages * self._page)
-            for each, name in enumerate(names)
-        ]
-        had_all = all(reserved)
-        for pool, (device, _) in pools.items() if had_all else ():
-            had = [page for name in names for page in self._page_table(name, pool)]
+        tokens = [pages * self._page] + [0] * (count - 1)
+        # All are asked for, whatever becomes of the first, since all are let go of.
+        had = [self._reserve(*each) for each in zip(names, tokens, strict=True)]
+        for pool, (device, _) in pools.items() if all(had) else ():
+            table = [page for name in names for page in self._page_table(name, pool)]
             wanted = device if pool in states else pages
-            if len(had) != wanted or len(set(had)) != wanted or NO_PAGE in had:
-                raise Violated(f"{wanted} device {pool} pages can be had, and these are: {had}")
+            if len(table) != wanted or len(set(table)) != wanted or NO_PAGE in table:
+                raise Violated(f"{wanted} device {pool} pages can be had, and these are: {table}")
         for name in names:
             self._let_go(name)
-        return had_all
+        return all(had)
 
     def _reserve(self, name: str, tokens: int) -> bool:
         answer = self._ask_all(

@@ -7,6 +7,9 @@ from typing import Any
 
 from mixed_prompts import Prompt
 
+BLOCK_TOKENS = 32
+"""How many tokens a block of the engine has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

@@ -10,12 +10,20 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_faults import afflict
-from vllm_plan import Output, Phase, PhaseResult, Plan, RankResult, read_plan, write
+from vllm_plan import (
+    BLOCK_TOKENS,
+    Output,
+    Phase,
+    PhaseResult,
+    Plan,
+    RankResult,
+    read_plan,
+    write,
+)
 
 from lockstep import HostCache
 
 SPOILED_RANK = 1
-BLOCK_TOKENS = 32
 AT_A_TIME = 8
 
 

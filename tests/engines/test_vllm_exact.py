@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mixed_prompts import Prompt, mixed_prompts
 from vllm_group import Group, assert_exact, lockstep_connector
-from vllm_plan import Output, Phase, Plan
+from vllm_plan import BLOCK_TOKENS, Output, Phase, Plan
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -64,15 +64,28 @@ def test_with_chunked_prefill(group: Group, reference: list[Output], tmp_path: P
 
 
 def test_with_preemption(group: Group, reference: list[Output], tmp_path: Path) -> None:
+    """Prompts of one block each fill the engine; each needs a second block for its first output.
+
+    How far the mixed prompts crowd the engine depends on when their lookups come back. The prompts of
+    one block have nothing to look up, so that the engine admits as many as it has blocks.
+    """
+    blocks = 40
+    crowd = [
+        Prompt(tuple(range(first, first + BLOCK_TOKENS))) for first in range(3, 3 + 2 * blocks)
+    ]
+    engine = {"num_gpu_blocks_override": blocks, "max_num_seqs": 2 * blocks}
     connector = lockstep_connector(f"file://{tmp_path}/store")
-    engine = {"num_gpu_blocks_override": 40}
-    phases = [Phase(PROMPTS, "cold"), Phase(PROMPTS, "warm")]
+    mixed = [Phase(PROMPTS, "cold"), Phase(PROMPTS, "warm")]
+    crowded = [Phase(crowd, "crowd"), Phase(crowd, "crowd again")]
 
-    ranks = group.run(Plan(model=group.model, phases=phases, connector=connector, engine=engine))
+    alone = group.run(Plan(model=group.model, phases=[Phase(crowd)]))
+    first = group.run(Plan(model=group.model, phases=mixed, connector=connector, engine=engine))
+    second = group.run(Plan(model=group.model, phases=crowded, connector=connector, engine=engine))
 
-    assert_exact(reference, ranks)
-    assert ranks[0].phase("cold").preemptions > 0
-    assert ranks[0].phase("warm").cached_tokens > ranks[0].phase("cold").cached_tokens
+    assert_exact(reference, first)
+    assert_exact(alone[0].phase("cold").outputs, second)
+    assert first[0].phase("warm").cached_tokens > first[0].phase("cold").cached_tokens
+    assert all(phase.preemptions > 0 for result in second for phase in result.phases)
 
 
 def test_two_salts_share_nothing_and_are_exact(

@@ -14,6 +14,9 @@ from vllm_plan import BLOCK_TOKENS, Output, Phase, Plan
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()
+BLOCKS = 40
+CROWDED = {"num_gpu_blocks_override": BLOCKS, "max_num_seqs": 2 * BLOCKS}
+"""An engine that admits requests until no block is left."""
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
@@ -63,29 +66,34 @@ def test_with_chunked_prefill(group: Group, reference: list[Output], tmp_path: P
     assert ranks[0].phase("warm").cached_tokens > ranks[0].phase("cold").cached_tokens
 
 
-def test_with_preemption(group: Group, reference: list[Output], tmp_path: Path) -> None:
-    """Prompts of one block each fill the engine; each needs a second block for its first output.
-
-    How far the mixed prompts crowd the engine depends on when their lookups come back. The prompts of
-    one block have nothing to look up, so that the engine admits as many as it has blocks.
-    """
-    blocks = 40
-    crowd = [
-        Prompt(tuple(range(first, first + BLOCK_TOKENS))) for first in range(3, 3 + 2 * blocks)
-    ]
-    engine = {"num_gpu_blocks_override": blocks, "max_num_seqs": 2 * blocks}
+def test_with_blocks_for_two_of_the_longest_prompts(
+    group: Group, reference: list[Output], tmp_path: Path
+) -> None:
+    """How many requests are preempted depends on when their lookups come back."""
     connector = lockstep_connector(f"file://{tmp_path}/store")
-    mixed = [Phase(PROMPTS, "cold"), Phase(PROMPTS, "warm")]
-    crowded = [Phase(crowd, "crowd"), Phase(crowd, "crowd again")]
+    phases = [Phase(PROMPTS, "cold"), Phase(PROMPTS, "warm")]
+
+    ranks = group.run(Plan(model=group.model, phases=phases, connector=connector, engine=CROWDED))
+
+    assert_exact(reference, ranks)
+    assert ranks[0].phase("warm").cached_tokens > ranks[0].phase("cold").cached_tokens
+
+
+def test_with_preemption(group: Group, tmp_path: Path) -> None:
+    """Prompts of one block have nothing to look up, and fill the engine at once.
+
+    So many are admitted as there are blocks, and then each needs a second one for its output.
+    """
+    starts = range(3, 3 + 2 * BLOCKS)
+    crowd = [Prompt(tuple(range(start, start + BLOCK_TOKENS))) for start in starts]
+    connector = lockstep_connector(f"file://{tmp_path}/store")
+    phases = [Phase(crowd, "crowd"), Phase(crowd, "crowd again")]
 
     alone = group.run(Plan(model=group.model, phases=[Phase(crowd)]))
-    first = group.run(Plan(model=group.model, phases=mixed, connector=connector, engine=engine))
-    second = group.run(Plan(model=group.model, phases=crowded, connector=connector, engine=engine))
+    ranks = group.run(Plan(model=group.model, phases=phases, connector=connector, engine=CROWDED))
 
-    assert_exact(reference, first)
-    assert_exact(alone[0].phase("cold").outputs, second)
-    assert first[0].phase("warm").cached_tokens > first[0].phase("cold").cached_tokens
-    assert all(phase.preemptions > 0 for result in second for phase in result.phases)
+    assert_exact(alone[0].phase("cold").outputs, ranks)
+    assert all(phase.preemptions > 0 for result in ranks for phase in result.phases)
 
 
 def test_two_salts_share_nothing_and_are_exact(

@@ -1,9 +1,10 @@
 # Every target installs what it needs into .venv, so `make check test` works from a fresh clone.
 
 PYTHON ?= python3
-# Test processes side by side. Tests that start ranks of their own run one at a time whatever this
-# is: two groups at once on two cores turn rounds of microseconds into timeouts.
-JOBS ?= 2
+# Test processes side by side: one more than the cores of a small machine, since many tests wait for
+# other processes. Tests that start ranks of their own run one at a time whatever this is: two groups
+# at once on two cores turn rounds of microseconds into timeouts.
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,12 +14,13 @@ ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-ve
 	--constraint tests/engines/constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
-# One thread for each process: the tests' own processes already fill the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread for each process: the tests' own processes already fill the cores. Many of those start,
+# so what is compiled is kept, even where the environment says otherwise.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 DEFAULT_TESTS := not slow and not engines
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines check test test-slow test-engines disagreeing-stores bench \
+.PHONY: help install install-dev install-engines install-stores check test test-slow test-engines disagreeing-stores bench \
 	bench-engines demo clean
 
 help:  ## Print this list.
@@ -35,7 +37,12 @@ check: install-dev  ## Lint, check the format, check the types.
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-test: install-dev  ## Run the tests, but for the slow ones and those that need an engine.
+# Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
+# missing are skipped with the reason, which fails in CI.
+install-stores:  ## Install redis-server and Mooncake's libraries, where that is allowed.
+	@tests/install_stores.sh
+
+test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
 
@@ -44,7 +51,7 @@ install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .
 test-engines: install-engines  ## Run the tests against real engines.
 	$(ENGINES)/bin/python -m pytest -m engines tests/engines
 
-test-slow: install-dev  ## Run the slow tests.
+test-slow: install-dev install-stores  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
 
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
@@ -75,7 +82,7 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) '.[dev,ray]'
+	$(INSTALL) '.[dev,ray,mooncake,redis,s3]'
 	@touch $(VENV)/.installed $@
 
 # torch comes first, since vLLM's own requirements name builds and companions that are not needed.

@@ -31,6 +31,7 @@ from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
 from .ranks.page_layout import Column, PageLayout
 from .ranks.rank_cache import CacheStats
+from .ranks.replica.attaching import StoreState
 from .ranks.replica.matching import Match
 from .ranks.replica.serving import Admission, LoadState, Wait
 
@@ -64,6 +65,7 @@ __all__ = [
     "StopPolicy",
     "StopRule",
     "StorageError",
+    "StoreState",
     "Timeouts",
     "UsageError",
     "Wait",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..coordinator.ballot import Progress
+from ..coordinator.proposal import Proposal, Readiness
 from ..ranks.executor.base import BytesMoved
 from ..ranks.orders import Order
 
@@ -23,6 +24,16 @@ class SilentExecutor:
     def trouble(self) -> str | None:
         """Be well."""
         return None
+
+    def stage(self, proposal: Proposal) -> None:
+        """Do nothing."""
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:  # noqa: ARG002 - none is staged.
+        """Be ready for nothing."""
+        return Readiness.UNSTAGED
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Do nothing."""
 
     def bytes_moved(self) -> BytesMoved:
         """Return zeros."""

@@ -4,10 +4,11 @@ These exchanges happen before the first round and are, with teardown and the err
 ones outside of it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import cast
+from typing import Final, cast
 
 import msgpack
 
@@ -15,6 +16,8 @@ from ..errors import ConfigError
 from .collectives.base import Collective
 
 Scalar = str | int | float | bool | None
+_VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
+"""What is another on each rank that meets the same problem: a random name, or how long it took."""
 
 
 def flatten(value: object, path: str = "") -> dict[str, Scalar]:
@@ -81,22 +84,27 @@ def agree_that_all_are_ready(collective: Collective, problem: str | None, timeou
 
     Collective; part of the bootstrap. If any rank has a problem, every rank raises the same
     `ConfigError`, which names the ranks and their problems; so no rank is left waiting for another.
+    Problems that are alike but for random names and durations are told once, in the words of the
+    first rank that has them.
     """
     payload: bytes = msgpack.packb(problem)
     said: list[str | None] = [
         msgpack.unpackb(each) for each in collective.gather(payload, timeout_s)
     ]
+    words: dict[str, str] = {}
     ranks_by_problem: dict[str, list[int]] = {}
     for rank, each in enumerate(said):
         if each is not None:
-            ranks_by_problem.setdefault(each, []).append(rank)
+            alike = _VARYING.sub("", each)
+            words.setdefault(alike, each)
+            ranks_by_problem.setdefault(alike, []).append(rank)
     if not ranks_by_problem:
         return
     if len(ranks_by_problem) == 1 and None not in said:
-        raise ConfigError(next(iter(ranks_by_problem)))
+        raise ConfigError(next(iter(words.values())))
     raise ConfigError(
         "; ".join(
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
-            for text, ranks in ranks_by_problem.items()
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {words[alike]}"
+            for alike, ranks in ranks_by_problem.items()
         )
     )

@@ -7,6 +7,9 @@ along: `value * world_size + rank` has the same order as the value, and names th
     header     epoch, round, state digest, layout digest: one pair each
                health: -(rank + 1) of a rank that cannot go on, else 0
                time: this rank's clock in milliseconds
+               proposal: the digest of the one that this rank has staged, as a smallest and a largest
+               of the ranks that have one; how ready this rank is: -(rank + 1) if it refuses, 0 if it
+               has none, 1 if it has, 2 if it is ready
     queues     for each watermark: ended through this ticket; first failed ticket, named
     slots      for each prefetch in the ballot, by phase:
                QUERY      longest length that this rank can restore, at most the slot's bound, named,
@@ -28,6 +31,7 @@ from ..errors import InternalError
 from .ballot import UNBOUNDED, Ballot, Sightings
 from .collectives.base import Vector
 from .operation import Phase, Queue
+from .proposal import NOTHING_STAGED, Readiness, Staged
 
 NEUTRAL = 1 << 62
 """A lane that says nothing: it never is the minimum."""
@@ -37,7 +41,8 @@ NO_ANSWER = -1
 
 EPOCH, ROUND, STATE, LAYOUT = 0, 2, 4, 6
 HEALTH, TIME = 8, 9
-HEADER_LANES = 10
+PROPOSAL, READINESS = 10, 12
+HEADER_LANES = 13
 PAIRS = {"epoch": EPOCH, "round": ROUND, "state digest": STATE, "layout digest": LAYOUT}
 """The header's equality pairs by name, each at its first lane."""
 
@@ -96,6 +101,7 @@ class Voter:
     rank: int
     healthy: bool
     time_ms: int
+    staged: Staged = NOTHING_STAGED
 
 
 def encode(shape: BallotShape, layout: Layout, ballot: Ballot, voter: Voter) -> Vector:
@@ -112,6 +118,7 @@ def encode(shape: BallotShape, layout: Layout, ballot: Ballot, voter: Voter) -> 
         lanes[at], lanes[at + 1] = value, -value
     lanes[HEALTH] = 0 if voter.healthy else -(voter.rank + 1)
     lanes[TIME] = voter.time_ms
+    lanes[PROPOSAL : READINESS + 1] = _proposal_lanes(voter)
     at = QUEUES_AT
     for queue in Queue:
         ended_through, first_failed = ballot.watermark(queue)
@@ -124,6 +131,14 @@ def encode(shape: BallotShape, layout: Layout, ballot: Ballot, voter: Voter) -> 
         lanes[at : at + SLOT_LANES] = _slot_lanes(slot, seen, shape.world_size, voter.rank)
         at += SLOT_LANES
     return np.array(lanes, dtype=np.int64)
+
+
+def _proposal_lanes(voter: Voter) -> tuple[int, int, int]:
+    staged = voter.staged
+    if staged.readiness is Readiness.UNSTAGED:
+        return NEUTRAL, NEUTRAL, staged.readiness
+    ready = -(voter.rank + 1) if staged.readiness is Readiness.REFUSED else staged.readiness
+    return staged.proposal, -staged.proposal, ready
 
 
 def _slot_lanes(slot: Slot, seen: Sightings, world_size: int, rank: int) -> tuple[int, int, int]:

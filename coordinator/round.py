@@ -30,6 +30,7 @@ from .collectives.base import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
 from .lanes import BallotShape, Layout, Slot, Voter, encode
+from .proposal import NOTHING_STAGED, Staged
 from .verdict import Verdict, read, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
@@ -82,6 +83,7 @@ class Rounds:
         *,
         healthy: bool,
         time_ms: int,
+        staged: Staged = NOTHING_STAGED,
     ) -> None:
         """Freeze the layout, fill this rank's lanes and launch the round (P1, P2)."""
         self._raise_if_ended()
@@ -90,7 +92,7 @@ class Rounds:
         layout = Layout(
             epoch=self._epoch, round=self.count + 1, state_digest=state_digest, slots=slots
         )
-        voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms)
+        voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms, staged=staged)
         try:
             pending = self._collective.launch(encode(self.shape, layout, ballot, voter))
         except (GroupError, InternalError) as error:
@@ -127,4 +129,5 @@ class Rounds:
 
     def _raise_if_ended(self) -> None:
         if self._ended_by is not None:
-            raise self._ended_by
+            # The one error is raised each time, and would keep all that it has passed through.
+            raise self._ended_by.with_traceback(None)

@@ -10,8 +10,10 @@ from .collectives.base import Vector
 from .lanes import (
     HEALTH,
     NEUTRAL,
+    PROPOSAL,
     QUEUE_LANES,
     QUEUES_AT,
+    READINESS,
     SLOT_LANES,
     SLOTS_AT,
     TIME,
@@ -20,6 +22,7 @@ from .lanes import (
     Slot,
 )
 from .operation import Phase, Queue
+from .proposal import Readiness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,20 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """What the ranks have staged, if any of them has staged something."""
+
+    proposal: int
+    """Its digest; the smallest where there are several."""
+    differs: bool
+    """Some ranks have staged one proposal, and some another."""
+    readiness: Readiness
+    """How far the last of the ranks is with it."""
+    refused_rank: int | None
+    """The highest rank that cannot do it, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The outcome of one round."""
 
@@ -79,6 +96,7 @@ class Verdict:
     watermarks: tuple[Watermark, ...]
     """By `Queue`."""
     slots: tuple[SlotVerdict, ...]
+    proposed: Proposed | None = None
 
 
 def unhealthy_rank(folded: Vector) -> int | None:
@@ -104,6 +122,20 @@ def read(shape: BallotShape, layout: Layout, folded: Vector) -> Verdict:
         time_ms=lanes[TIME],
         watermarks=tuple(watermarks),
         slots=tuple(slots),
+        proposed=_read_proposed(lanes),
+    )
+
+
+def _read_proposed(lanes: list[int]) -> Proposed | None:
+    smallest, largest = lanes[PROPOSAL], -lanes[PROPOSAL + 1]
+    if smallest == NEUTRAL:
+        return None
+    refused_rank = _marked_rank(lanes[READINESS])
+    return Proposed(
+        proposal=smallest,
+        differs=smallest != largest,
+        readiness=Readiness.REFUSED if refused_rank is not None else Readiness(lanes[READINESS]),
+        refused_rank=refused_rank,
     )
 
 

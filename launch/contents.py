@@ -8,8 +8,8 @@ and not taken from the cache, so that a fault in the cache's own keys shows as w
 A recurrent state is a page too. Its key stands for the tokens that it has seen: at the end of a page
 it is that page's.
 
-Each unit (the bytes of one head of one layer) is a stream of 64-bit words: a well mixed seed of the
-unit, a counter, and a final mix that carries every bit of the sum into every bit of the low half and
+Each strip (the bytes of one head of one layer) is a stream of 64-bit words: a well mixed seed of the
+strip, a counter, and a final mix that carries every bit of the sum into every bit of the low half and
 most of the high half. Every word depends on all inputs, and flipping one bit anywhere is noticed.
 """
 
@@ -90,27 +90,28 @@ class _ColumnContents:
     def __init__(self, pool: str, shard: ColumnShard, page_tokens: int) -> None:
         column = shard.column
         self.name = column.name
-        self.layers = column.layers
+        self.layers = shard.layers
         self.heads = shard.heads
-        self.unit_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
-        self._unit_words = -(-self.unit_bytes // 8)
-        self.page_words = self.layers * self.heads * self._unit_words
+        self.strip_bytes = page_tokens * column.elements * DTYPE_BYTES[column.dtype]
+        self._strip_words = -(-self.strip_bytes // 8)
+        self.page_words = self.layers * self.heads * self._strip_words
         # Stores of earlier versions have pages of full attention, whose names stood for themselves.
         salt = column.name if pool == KV_POOL else f"{pool}/{column.name}"
         name = np.uint64(int.from_bytes(sha256(salt.encode()).digest()[:8], "little"))
-        layers = np.arange(self.layers, dtype=np.uint64)[:, None] << _HALF
+        first = shard.layer_first
+        layers = np.arange(first, first + self.layers, dtype=np.uint64)[:, None] << _HALF
         heads = np.arange(shard.head_first, shard.head_first + shard.heads, dtype=np.uint64)
         self._salts = _mixed(_mixed(layers + heads[None, :] + np.uint64(1)) ^ name)
-        self._counters = np.arange(1, self._unit_words + 1, dtype=np.uint64) * _COUNTER
+        self._counters = np.arange(1, self._strip_words + 1, dtype=np.uint64) * _COUNTER
 
     def expected(self, keys: Words) -> npt.NDArray[np.uint8]:
-        """Return the bytes [layers, pages, heads, unit] of the pages with these keys [pages, 4]."""
+        """Return the bytes [layers, pages, heads, strip] of the pages with these keys [pages, 4]."""
         page = _mixed(_mixed(_mixed(keys[:, 0]) ^ keys[:, 1]) ^ keys[:, 2]) ^ keys[:, 3]
         seeds = _mixed(page[None, :, None] ^ self._salts[:, None, :])
         words = seeds[..., None] + self._counters
         words *= _MIX_A
         words ^= words >> _HALF
-        return words.view(np.uint8)[..., : self.unit_bytes]
+        return words.view(np.uint8)[..., : self.strip_bytes]
 
 
 class PageContents:
@@ -130,7 +131,7 @@ class PageContents:
         """
         for part, some_keys in self._chunks(pages, keys):
             for column in self._columns:
-                tensor = _as_units(pool.column(column.name))
+                tensor = _as_strips(pool.column(column.name))
                 tensor[:, part.to(tensor.device)] = torch.from_numpy(column.expected(some_keys)).to(
                     tensor.device
                 )
@@ -141,7 +142,7 @@ class PageContents:
         for part, some_keys in self._chunks(pages, keys):
             wrong = np.zeros(len(some_keys), dtype=np.bool_)
             for column in self._columns:
-                tensor = _as_units(pool.column(column.name))
+                tensor = _as_strips(pool.column(column.name))
                 held = tensor[:, part.to(tensor.device)].cpu().numpy()
                 wrong |= (held != column.expected(some_keys)).any(axis=(0, 2, 3))
             bad += int(wrong.sum())
@@ -159,7 +160,7 @@ class PageContents:
             yield indices[at : at + self._chunk_pages], words[at : at + self._chunk_pages]
 
 
-def _as_units(column: torch.Tensor) -> torch.Tensor:
-    """Return the column's own memory as bytes [layers, pages, heads, unit]."""
+def _as_strips(column: torch.Tensor) -> torch.Tensor:
+    """Return the column's own memory as bytes [layers, pages, heads, strip]."""
     layers, pages, heads = column.shape[:3]
     return column.view(torch.uint8).view(layers, pages, heads, -1)

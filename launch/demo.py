@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import ConfigError
+from ..storage_backends.uri import without_secrets
 from .command import launch
 from .options import LaunchChoice
 from .outcome import table_of
@@ -54,7 +55,8 @@ def run_demo(*, ranks: int, directory: Path | None, report: Path | None) -> int:
 
 def _check_that_unused(directory: Path) -> None:
     if ":/" in str(directory):
-        raise ConfigError(f"--store is {str(directory)!r}; the demo takes a directory, not a URI")
+        shown = without_secrets(str(directory))
+        raise ConfigError(f"--store is {shown!r}; the demo takes a directory, not a URI")
     if not directory.exists():
         return
     if not directory.is_dir():

@@ -9,8 +9,12 @@ often it has restarted the group. A launcher that has no environment to set make
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..errors import ConfigError
+
+MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
+"""Seconds that the Mooncake client waits over TCP for the next bytes, and for the first answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,17 @@ def prepare_for_ray(temporary: Path) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     os.environ.setdefault("RAY_TMPDIR", str(temporary))
+
+
+def prepare_for_mooncake() -> None:
+    """Let the Mooncake client give a member up that has stopped after two seconds.
+
+    It waits 30 seconds otherwise, for each piece of an object and whatever a call's deadline, and
+    takes no other setting than these variables, which it reads whenever it connects to a member.
+    What the user has set is left alone.
+    """
+    for name in MOONCAKE_TIMEOUTS:
+        os.environ.setdefault(name, "2")
 
 
 def _text(name: str) -> str:

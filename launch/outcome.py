@@ -8,6 +8,7 @@ from rich.table import Table
 from .first_error import EXIT_FAULT, say
 from .profiles import find_profile
 from .report import Report, faults_of, write_report
+from .store_amounts import bytes_in_words, count
 
 
 def conclude(report: Report, *, path: str | None, table: bool) -> int:
@@ -16,7 +17,7 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         console = Console(highlight=False, emoji=False)
         profile = find_profile(str(report["settings"]["profile"]))
         console.print(profile.scale, soft_wrap=True)
-        console.print(table_of({f"{report['ranks']} ranks": report}))
+        console.print(table_of({count(report["ranks"], "rank"): report}))
     # The table comes first: a report that cannot be written must not take the run with it.
     if path is not None:
         write_report(path, report)
@@ -27,7 +28,8 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         say(f"refused: {unnamed} more")
     for kind, outcomes in report["operations"].items():
         if outcomes.get("failed"):
-            say(f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed")
+            failed = f"{outcomes['failed']} of {sum(outcomes.values())} {kind} operations failed"
+            say(f"{failed}; see the warnings before this")
     faults = faults_of(report)
     for fault in faults:
         say(fault)
@@ -75,10 +77,10 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),
         ("  of them failed", f"{failed:,}", False),
         ("operations left at the end", f"{report['operations_left']:,}", False),
-        ("device to host", in_words(moved["l1_to_l2"]), False),
-        ("host to device", in_words(moved["l2_to_l1"]), False),
-        ("host to storage", in_words(moved["l2_to_l3"]), False),
-        ("storage to host", in_words(moved["l3_to_l2"]), True),
+        ("device to host", bytes_in_words(moved["l1_to_l2"]), False),
+        ("host to device", bytes_in_words(moved["l2_to_l1"]), False),
+        ("host to storage", bytes_in_words(moved["l2_to_l3"]), False),
+        ("storage to host", bytes_in_words(moved["l3_to_l2"]), True),
         ("pages verified when used", f"{report['pages_verified']:,}", False),
         ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
         ("pages corrupt", f"{report['pages_corrupt']:,}", False),
@@ -94,17 +96,7 @@ def _pool_rows(report: Report) -> list[tuple[str, str, bool]]:
     for name, pool in pools.items():
         pages = f"{pool['device_pages']:,} + {pool['host_pages']:,}"
         compared = pool["pages_verified"] + pool["pages_rechecked"]
-        size = f"{pages} of {in_words(pool['page_bytes'])}"
+        size = f"{pages} of {bytes_in_words(pool['page_bytes'])}"
         rows.append((f"pool {name}: pages in L1 + L2", size, False))
         rows.append(("  pages compared", f"{compared:,}", name == [*pools][-1]))
     return rows
-
-
-def in_words(nbytes: float) -> str:
-    """Return a number of bytes as a person reads it."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

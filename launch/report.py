@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from ..errors import ConfigError
+from ..storage_backends.uri import without_secrets
 from .counts import Counts, PoolCounts
 from .settings import ReplaySettings
 
@@ -189,8 +190,16 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
         digests=[f"{each.digest:016x}" for each in results],
         wall_s=round(max(each.wall_s for each in results), 3),
         flush_s=round(max(each.flush_s for each in results), 3),
-        settings=asdict(settings),
+        settings=shown_settings(settings),
     )
+
+
+def shown_settings(settings: ReplaySettings) -> dict[str, object]:
+    """Return the settings as a report has them: with a store's URI as it may be shown."""
+    shown: dict[str, object] = asdict(settings)
+    if settings.store is not None:
+        shown["store"] = without_secrets(settings.store)
+    return shown
 
 
 def _pools(settings: ReplaySettings, counts: Sequence[Counts]) -> dict[str, Pool]:
@@ -233,14 +242,19 @@ def check_that_writable(path: str) -> None:
         raise ConfigError(f"cannot write the report {path}: it is a directory")
     if not target.parent.is_dir():
         raise ConfigError(f"cannot write the report {path}: there is no directory {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"cannot write the report {path}: {target.parent} is not writable")
+    trial = _beside(target)
+    try:
+        trial.touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def write_report(path: str, report: Mapping[str, object]) -> None:
     """Write the report, whole or not at all: to a temporary file that is then renamed."""
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = _beside(target)
     try:
         temporary.write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
         temporary.replace(target)
@@ -248,6 +262,10 @@ def write_report(path: str, report: Mapping[str, object]) -> None:
         raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def read_report(path: str | Path) -> Report:

@@ -20,7 +20,7 @@ from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation
-from .environment import RankEnvironment
+from .environment import RankEnvironment, prepare_for_mooncake
 from .interruption import Interrupted
 from .progress import OnDone, nothing
 from .report import RankResult, Report, make_report
@@ -62,6 +62,7 @@ def run_rank(
     the group cannot go on, and `Interrupted` once `watch.stopped` has said so.
     """
     watch = watch or Watch()
+    prepare_for_mooncake()
     torch.set_num_threads(1)
     with _joined(settings, environment, store) as collective:
         watch.on_joined()

@@ -33,7 +33,9 @@ def shard_layouts(config: CacheConfig, rank: int, world_size: int) -> dict[str, 
     divide a layout.
     """
     return {
-        pool: layout.shard(rank, world_size, absent=config.absent_columns)
+        pool: layout.shard(
+            rank, world_size, absent=config.absent_columns, stages=config.pipeline_stages
+        )
         for pool, layout in pool_layouts(config).items()
     }
 

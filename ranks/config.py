@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
+from ..storage_backends.base import MANIFEST_POOL, MARK_POOL
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
 from .page_layout import PageLayout
@@ -14,6 +15,10 @@ from .replica.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
+
+RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
+"""What stands in place of a pool in the names of objects that tell of others: the manifests of models,
+and the marks of groups that have written."""
 
 TIMEOUT_S_MAX = 1e6
 """Every wait is bounded; what is longer than eleven days is not."""
@@ -105,7 +110,8 @@ class Timeouts:
     miss_memory_s: float = 60.0
     """How long a failed read is remembered, in agreed time."""
     open_s: float = 180.0
-    """Until every rank has its memory and its store, when a cache is opened."""
+    """Until every rank has its memory and its store, when a cache is opened; and in agreed time, until
+    every rank has a store that is attached later."""
     flush_s: float = 120.0
     """How long `flush` and `close` wait for what is in flight, in agreed time."""
 
@@ -171,10 +177,11 @@ ComponentConfig = SlidingWindow | Recurrent
 
 
 def _check_pool(component: ComponentConfig) -> None:
-    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool == KV_POOL:
+    taken = (KV_POOL, *RECORD_POOLS)
+    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool in taken:
         raise ConfigError(
             f"a pool cannot be called {component.pool!r}; use up to 32 lower-case letters and"
-            f" digits, and not {KV_POOL!r}"
+            f" digits, and not {', '.join(map(repr, taken))}, which have a meaning already"
         )
     for name in ("device_pages", "host_pages"):
         value = getattr(component, name)
@@ -256,6 +263,9 @@ class CacheConfig:
     (`lockstep.ranks.replica.eviction_policies.register`)."""
     limits: tuple[NamespaceLimit, ...] = ()
     """Quotas and times to live of namespaces."""
+    pipeline_stages: int = 1
+    """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
+    and each keeps the layers of its stage."""
     pipeline_depth: int = 1
     """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -268,6 +278,8 @@ class CacheConfig:
             raise ConfigError(f"device_pages is {self.device_pages}, must be 0 to {PAGES_MAX}")
         if not 0 <= self.host_pages <= PAGES_MAX:
             raise ConfigError(f"host_pages is {self.host_pages}, must be 0 to {PAGES_MAX}")
+        if self.pipeline_stages < 1:
+            raise ConfigError(f"pipeline_stages is {self.pipeline_stages}, must be 1 or more")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
         find_policy(self.eviction)

@@ -2,8 +2,9 @@
 
 import platform
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -15,16 +16,19 @@ from ..errors import LockstepError
 from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
 from ..storage_backends.namespace import Namespace
-from ..storage_backends.registry import make_backend
-from ..storage_backends.uri import parse_uri
+from ..storage_backends.registry import is_built_in, known_schemes, make_backend
+from ..storage_backends.uri import parse_uri, without_secrets
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
 from .cache import Cache
 from .config import CacheConfig
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
+from .executor.shardings import Shardings
+from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache
+from .page_layout import ShardPlace
 from .replica.settings import ReplicaConfig
 
 _RANK = "{rank}"
@@ -77,16 +81,10 @@ def _agree_and_open(
     with _problems_told(collective, timeout_s):
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
+    connect = partial(store_access, config, collective.rank, collective.world_size)
     try:
         with _problems_told(collective, timeout_s):
-            executor = RankExecutor.create(
-                config,
-                pools,
-                device,
-                backend=_backend(config, collective.rank),
-                store_namespace=_namespace(config).digest(),
-                writer=_writer(config, collective.rank, collective.world_size),
-            )
+            executor = RankExecutor.create(config, pools, device, connect=connect)
     except BaseException:
         if executor is not None:
             executor.close()
@@ -136,26 +134,54 @@ def _problems_told(collective: Collective, timeout_s: float) -> Generator[None]:
     agree_that_all_are_ready(collective, problem, timeout_s)
 
 
-def _backend(config: CacheConfig, rank: int) -> StorageBackend | None:
-    if config.store is None:
-        return None
-    return ClaimedBackend(
-        make_backend(config.store.replace(_RANK, str(rank))),
-        model=config.model,
-        weights_version=config.weights_version,
-        layouts=pool_layouts(config),
+def store_access(config: CacheConfig, rank: int, world_size: int, store: str) -> StoreAccess:
+    """Say how a rank uses a store, whether it is there from the start or attached later.
+
+    `store` is the URI that all ranks are given. Raises `ConfigError` for one that makes no sense, by
+    its scheme, a wrapper or an option. Asks no store, and imports no client.
+    """
+    uri = store.replace(_RANK, str(rank))
+    place = ShardPlace.of(rank, world_size, config.pipeline_stages)
+    namespace = _namespace(config).digest()
+    return StoreAccess(
+        make_backend=_maker(config, uri),
+        namespace=namespace,
+        writer=_writer(store, place),
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
 
 
-def _writer(config: CacheConfig, rank: int, world_size: int) -> WriterShare:
+def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:
+    """Return what makes a store's backend: at once, so that a wrong URI is refused, if that is quick.
+
+    What another package imports or does for its scheme is not known, so it must not be done here.
+    """
+    scheme = parse_uri(uri).scheme
+    if not is_built_in(scheme) and scheme in known_schemes():
+        return partial(_backend, config, uri)
+    backend = _backend(config, uri)
+    return lambda: backend
+
+
+def _backend(config: CacheConfig, uri: str) -> StorageBackend:
+    return ClaimedBackend(
+        make_backend(uri),
+        model=config.model,
+        weights_version=config.weights_version,
+        layouts=pool_layouts(config),
+        store=without_secrets(uri),
+    )
+
+
+def _writer(store: str, place: ShardPlace) -> WriterShare:
     """Return what this rank writes of pages that are the same on every rank."""
-    if config.store is None or _RANK in config.store:
+    if _RANK in store:
         return EVERYTHING
-    uri = parse_uri(config.store)
+    uri = parse_uri(store)
     if uri.scheme == "memory" and not uri.host:
         # Private, so it is a store of its own for each rank, too.
         return EVERYTHING
-    return WriterShare(rank=rank, world_size=world_size)
+    return WriterShare(rank=place.tp_rank, world_size=place.tp_size)
 
 
 def _namespace(config: CacheConfig) -> Namespace:

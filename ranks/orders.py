@@ -149,4 +149,35 @@ class Cancel:
     timeout_s: float
 
 
-Order = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Fork | Fence | Cancel
+@dataclass(frozen=True, slots=True)
+class AttachStore:
+    """Carry out from now on what concerns storage against the store that was staged for a proposal.
+
+    It is open on every rank. There is no other store: one that was there before is detached.
+    """
+
+    proposal: int
+    """Its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachStore:
+    """Let go of the store, and close it in the background.
+
+    Nothing is in flight for it but what is quarantined, which still reports `Quiesced` if quiet ever
+    comes. What is ordered of storage after this is refused.
+    """
+
+
+Order = (
+    LookUp
+    | Fetch
+    | Persist
+    | CopyToHost
+    | CopyToDevice
+    | Fork
+    | Fence
+    | Cancel
+    | AttachStore
+    | DetachStore
+)

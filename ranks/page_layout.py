@@ -2,29 +2,39 @@
 
 A page holds what the layers of one component keep for `page_tokens` consecutive tokens; a recurrent
 state has the layout of a page of one. It consists of *columns* (keys, values, and whatever else
-exists for each token). On the host and in storage a page is one contiguous run of bytes, ordered
-column, layer, head, token, element; so the bytes of one KV head of one layer are contiguous, which is
-the unit in which ranks of different TP sizes can share and verify objects. On the device a column is
-one tensor [layer, page, head, token, element], because kernels read by layer.
+exists for each token). On the device a column is one tensor [layer, page, head, token, element],
+because kernels read by layer. On the host and in storage a page is one contiguous run of bytes:
+
+    the columns that are the same on every rank: layer, head, token, element
+    unit by unit, the columns that are divided:  column, layer, head of the unit, token, element
+    the same again for each optional column
+
+A *unit* is the smallest range of KV heads that a rank of any TP size can hold: as many heads of each
+column as the columns' numbers of heads have in common. So whatever a rank holds of a page is a run of
+units, and ranks of different TP sizes share objects and verify what they take of them.
 
 `PageLayout` is the same on every rank and is part of the namespace of every key. `ShardLayout` is
-what one rank holds of it: of each sharded column a contiguous range of heads. The TP size is a
-property of the shard and never of the layout.
+what one rank holds of it: of each divided column a contiguous range of heads, of all columns the
+layers of its pipeline stage. Neither TP size nor stages are a property of the layout.
 
 A column may be *optional*: engines that share a store keep it or not, all ranks of one alike, as the
 KV of a draft model that only some of them run. The layout lists it for all; the shard of an engine
 that does not keep it has shorter pages without it. What is in an object is told by its presence bits.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import NamedTuple
 
 from ..errors import ConfigError
+from ..storage_backends.object_shape import PARTS_MAX, ObjectShape, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 """Element types that a column may have, with their size in bytes; the names are torch's."""
-OPTIONAL_COLUMNS_MAX = 64
-"""A page object's header has so many presence bits."""
+OPTIONAL_COLUMNS_MAX = 16
+"""Of one layout. Each is parts of its own in every object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +67,25 @@ class Column:
             raise ConfigError(f"column {self.name!r}: unknown dtype {self.dtype!r}; known: {known}")
 
 
+class ShardPlace(NamedTuple):
+    """Which ranks' part of a page is meant: one TP rank of one pipeline stage."""
+
+    tp_rank: int
+    tp_size: int
+    stage: int = 0
+    stages: int = 1
+
+    @staticmethod
+    def of(rank: int, world_size: int, stages: int = 1) -> "ShardPlace":
+        """Return the place of a rank of a group; the ranks of a stage are neighbours."""
+        if stages < 1 or world_size % stages:
+            raise ConfigError(
+                f"{world_size} ranks cannot be divided into {stages} pipeline stages evenly"
+            )
+        tp_size = world_size // stages
+        return ShardPlace(rank % tp_size, tp_size, rank // tp_size, stages)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnShard:
     """The part of one column that one rank holds, and where it lies within the page's bytes."""
@@ -64,11 +93,29 @@ class ColumnShard:
     column: Column
     head_first: int
     heads: int
+    layer_first: int
+    layers: int
+    units: int
+    """Runs of bytes that it is divided in, one for each unit of heads; 1 for a replicated column."""
     offset_bytes: int
+    """Where the first of them begins."""
+    stride_bytes: int
+    """From the beginning of one to that of the next."""
     nbytes: int
+    """Of all of them."""
+
+    @property
+    def unit_layer_bytes(self) -> int:
+        """The bytes of one layer of one unit, which are contiguous on every tier."""
+        return self.nbytes // (self.units * self.layers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+PartKey = tuple[int, int]
+"""Which part of a page is meant: the presence bit of a column that is optional, or -1; and a unit, or
+-1 for what is the same on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PageLayout:
     """The columns of a page of `page_tokens` tokens, the same on every rank."""
 
@@ -90,72 +137,206 @@ class PageLayout:
         """The columns that an engine need not keep, in the order of their presence bits."""
         return tuple(column for column in self.columns if column.optional)
 
+    @property
+    def optional_names(self) -> tuple[str, ...]:
+        """What an engine names in order to keep as little as it can."""
+        return tuple(column.name for column in self.optional_columns)
+
     def kept(self, absent: Collection[str]) -> tuple[Column, ...]:
         """Return the columns without the optional ones that `absent` names, which may name others."""
         return tuple(
             column for column in self.columns if not (column.optional and column.name in absent)
         )
 
-    def shard(self, rank: int, world_size: int, *, absent: Collection[str] = ()) -> "ShardLayout":
+    @cached_property
+    def units(self) -> int:
+        """How many units the heads of the whole model are."""
+        whole = self._units_wanted
+        # A cap that left out a power of two would refuse numbers of ranks that are really used.
+        fitting = [
+            units
+            for units in range(1, min(whole, PARTS_MAX) + 1)
+            if not whole % units and self._parts_max(units) <= PARTS_MAX
+        ]
+        return max(fitting, key=lambda units: (units & -units, units), default=1)
+
+    @property
+    def _units_wanted(self) -> int:
+        """How many units there would be, were there no bound on the parts of an object."""
+        divided = [column.heads for column in self.columns if not column.replicated]
+        required = [c.heads for c in self.columns if not (c.replicated or c.optional)]
+        return max(1, gcd(*(required or divided)))
+
+    def shard(
+        self, rank: int, world_size: int, *, absent: Collection[str] = (), stages: int = 1
+    ) -> "ShardLayout":
         """Return what `rank` of `world_size` holds; heads are divided in contiguous ranges.
 
-        `absent` names optional columns that are not kept, as for `kept`.
+        `absent` names optional columns that are not kept, as for `kept`. With pipeline stages the
+        ranks of each stage are neighbours, and hold the layers of their stage.
         """
+        place = ShardPlace.of(rank, world_size, stages)
         kept = self.kept(absent)
-        shards: list[ColumnShard] = []
-        divided: ColumnShard | None = None
-        optional_bytes: list[int] = []
-        present = offset = 0
-        for column in self.columns:
-            shard = self._column_shard(column, rank, world_size, offset, must_divide=column in kept)
-            if column in kept:
-                shards.append(shard)
-                offset += shard.nbytes
-                present |= column.optional << len(optional_bytes)
-            if column.optional:
-                optional_bytes.append(shard.nbytes)
-            if shard.nbytes and not column.replicated:
-                divided = divided or shard
-        layers = max(column.layers for column in self.columns)
-        heads = f"h{divided.head_first}-{divided.head_first + divided.heads}" if divided else "all"
+        # Every rank refuses, also those whose stage has layers: the others would wait for them.
+        for column in kept:
+            if column.layers < place.stages:
+                raise _too_few_layers(column, place)
+        groups = [[column for column in kept if column.replicated and not column.optional]]
+        groups.append([column for column in kept if not (column.replicated or column.optional)])
+        groups += [[column] for column in kept if column.optional]
+        shards: dict[str, ColumnShard] = {}
+        offset = 0
+        for group in groups:
+            offset = self._lay_out(group, place, offset, shards)
+        parts = list(self.parts(place))
+        keys = [key for key, _ in parts]
+        absent_bits = {self._bit(column) for column in self.optional_columns if column not in kept}
+        held = tuple(at for at, key in enumerate(keys) if key[0] not in absent_bits)
         return ShardLayout(
             page_tokens=self.page_tokens,
-            columns=tuple(shards),
+            columns=tuple(shards[column.name] for column in kept),
             page_bytes=offset,
-            name=f"l0-{layers}.{heads}",
-            replicated=divided is None,
-            optional_bytes=tuple(optional_bytes),
-            present=present,
+            name=self.shard_name(place),
+            replicated=all(unit < 0 for _, unit in keys),
+            shape=ObjectShape(tuple(part for _, part in parts), held),
         )
 
-    def _column_shard(
-        self, column: Column, rank: int, world_size: int, offset: int, *, must_divide: bool
-    ) -> ColumnShard:
-        """Return the rank's part of a column, at `offset`.
+    def tp_sizes(self) -> list[int]:
+        """Return the TP sizes whose ranks divide this layout."""
+        return [size for size in range(1, self.units + 1) if not self.units % size]
 
-        It is empty where the ranks cannot divide a column that they do not keep: then no engine of
-        this size keeps it, and no object of such a shard has it.
+    def can_be_held(self, tp_size: int) -> bool:
+        """Say whether ranks of a TP size can hold this layout, if need be without optional columns."""
+        required = any(not (column.replicated or column.optional) for column in self.columns)
+        return not (required and self.units % tp_size)
+
+    def parts(self, place: ShardPlace) -> Iterator[tuple[PartKey, Part]]:
+        """Yield the parts that objects of a place may have, in order.
+
+        An optional column that has no layers in the stage is no part of them. Raises `ConfigError` if
+        another has none.
         """
-        if column.replicated:
-            first, heads = 0, column.heads
-        elif column.heads % world_size == 0:
-            heads = column.heads // world_size
-            first = rank * heads
-        elif must_divide:
-            raise ConfigError(
-                f"column {column.name!r} has {column.heads} KV heads, which {world_size} ranks "
-                "cannot divide evenly; choose a number of ranks that divides them"
-            )
-        else:
-            first = heads = 0
-        per_head = self.page_tokens * column.elements * DTYPE_BYTES[column.dtype]
-        return ColumnShard(
-            column=column,
-            head_first=first,
-            heads=heads,
-            offset_bytes=offset,
-            nbytes=column.layers * heads * per_head,
+        required = [column for column in self.columns if not column.optional]
+        same = sum(
+            self._bytes(column, column.heads, place) for column in required if column.replicated
         )
+        if same:
+            yield (-1, -1), Part(same)
+        divided = [column for column in required if not column.replicated]
+        for unit in self._units_of(place, self.units) if divided else ():
+            nbytes = sum(self._bytes(each, each.heads // self.units, place) for each in divided)
+            yield (-1, unit), Part(nbytes)
+        for column in self.optional_columns:
+            bit = self._bit(column)
+            first, last = _layers_of(column.layers, place)
+            if first == last:
+                continue
+            if column.replicated:
+                yield (bit, -1), Part(self._bytes(column, column.heads, place), bit)
+                continue
+            units = gcd(column.heads, self.units)
+            for unit in self._units_of(place, units):
+                yield (bit, unit), Part(self._bytes(column, column.heads // units, place), bit)
+
+    def _units_of(self, place: ShardPlace, units: int) -> range:
+        """Return which of `units` the ranks of a place hold: none if they cannot divide them."""
+        if units % place.tp_size:
+            return range(0)
+        each = units // place.tp_size
+        return range(place.tp_rank * each, (place.tp_rank + 1) * each)
+
+    def _lay_out(
+        self, group: list[Column], place: ShardPlace, offset: int, shards: dict[str, ColumnShard]
+    ) -> int:
+        """Lay out columns whose units come together, from `offset`; return where they end."""
+        units = range(1)
+        whole = 1
+        if group and not group[0].replicated:
+            whole = gcd(group[0].heads, self.units) if group[0].optional else self.units
+            units = self._units_of(place, whole)
+        if not units:
+            raise self._not_divided(group, whole, place.tp_size)
+        sizes = [self._bytes(column, column.heads // whole, place) for column in group]
+        stride = sum(sizes)
+        for column, size in zip(group, sizes, strict=True):
+            per_unit = column.heads // whole
+            first, last = self._layers(column, place)
+            shards[column.name] = ColumnShard(
+                column=column,
+                head_first=units.start * per_unit,
+                heads=len(units) * per_unit,
+                layer_first=first,
+                layers=last - first,
+                units=len(units),
+                offset_bytes=offset,
+                stride_bytes=stride,
+                nbytes=len(units) * size,
+            )
+            offset += size
+        return offset + (len(units) - 1) * stride
+
+    def _not_divided(self, group: Sequence[Column], units: int, tp_size: int) -> ConfigError:
+        """Return why ranks cannot divide the columns of a group, which are kept in so many units."""
+        for column in group:
+            if column.heads % tp_size:
+                return ConfigError(
+                    f"column {column.name!r} has {column.heads} KV heads, which {tp_size} ranks "
+                    "cannot divide evenly; choose a number of ranks that divides them"
+                )
+        column = group[0]
+        # Without a required column that is divided, units are what the optional ones have in common.
+        for other in self.optional_columns if self._units_wanted % tp_size else ():
+            if not other.replicated and other.heads % tp_size:
+                return ConfigError(
+                    f"column {column.name!r} is kept in {units} units, which it has in common with "
+                    f"column {other.name!r}, whose {other.heads} KV heads {tp_size} ranks cannot "
+                    f"divide evenly; choose a number of ranks that divides {units}, or name "
+                    f"{column.name!r} in absent_columns"
+                )
+        return ConfigError(
+            f"the {column.heads} KV heads of column {column.name!r} are kept in {units} units, since "
+            f"objects have no more than {PARTS_MAX} parts, and {tp_size} ranks cannot divide these "
+            f"evenly; choose a number of ranks that divides {units}"
+        )
+
+    def _bytes(self, column: Column, heads: int, place: ShardPlace) -> int:
+        first, last = self._layers(column, place)
+        per_head = self.page_tokens * column.elements * DTYPE_BYTES[column.dtype]
+        return (last - first) * heads * per_head
+
+    def _layers(self, column: Column, place: ShardPlace) -> tuple[int, int]:
+        """Return the layers of a column from the first up to before the last of a stage."""
+        first, last = _layers_of(column.layers, place)
+        if first == last:
+            raise _too_few_layers(column, place)
+        return first, last
+
+    def shard_name(self, place: ShardPlace) -> str:
+        """Return the shard's part of the names of objects of a place."""
+        # Stages divide columns of different numbers of layers at different places.
+        counts = sorted({column.layers for column in self.columns}, reverse=True)
+        ranges = [_layers_of(count, place) for count in counts[: None if place.stages > 1 else 1]]
+        layers = ".".join(f"l{first}-{last}" for first, last in ranges)
+        for column in self.columns:
+            first, last = _layers_of(column.layers, place)
+            if column.replicated or first == last:
+                continue
+            whole = gcd(column.heads, self.units) if column.optional else self.units
+            units = self._units_of(place, whole)
+            if units:
+                heads = column.heads // whole
+                return f"{layers}.h{units.start * heads}-{units.stop * heads}"
+        return f"{layers}.all"
+
+    def _bit(self, column: Column) -> int:
+        return self.optional_columns.index(column)
+
+    def _parts_max(self, units: int) -> int:
+        divided = any(not (column.replicated or column.optional) for column in self.columns)
+        optional = sum(
+            1 if column.replicated else gcd(column.heads, units) for column in self.optional_columns
+        )
+        return 1 + (units if divided else 0) + optional
 
     def _check_optional(self) -> None:
         optional = [column.name for column in self.optional_columns]
@@ -176,20 +357,33 @@ class PageLayout:
             )
 
 
+def _layers_of(count: int, place: ShardPlace) -> tuple[int, int]:
+    """Return which of so many layers a stage has, from the first up to before the last."""
+    return count * place.stage // place.stages, count * (place.stage + 1) // place.stages
+
+
+def _too_few_layers(column: Column, place: ShardPlace) -> ConfigError:
+    layers = f"{column.layers} layer{'' if column.layers == 1 else 's'}"
+    remedy = ", or name it in absent_columns" if column.optional else ""
+    return ConfigError(
+        f"column {column.name!r} has {layers} for {place.stages} pipeline stages; use fewer stages"
+        f"{remedy}"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
     """One rank's part of a page: `page_bytes` contiguous bytes on the host and in storage."""
 
     page_tokens: int
     columns: tuple[ColumnShard, ...]
-    """Those that are kept here."""
+    """Those that are kept here, in the order of the layout."""
     page_bytes: int
     name: str
     """The shard's part of an object name: the layer range and head range of the whole layout,
-    whichever of its columns are kept."""
+    whichever of its columns are kept. With pipeline stages, a layer range for each number of layers
+    that columns have."""
     replicated: bool
     """Whether a page is the same on every rank: all columns of the layout are replicated."""
-    optional_bytes: tuple[int, ...]
-    """How long each optional column of the layout is in this shard, kept or not."""
-    present: int
-    """The presence bits of what is kept here: bit i is set if the i-th optional column is."""
+    shape: ObjectShape
+    """The parts of its objects, of which a page holds those of the columns that are kept here."""

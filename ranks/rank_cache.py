@@ -7,22 +7,27 @@ engine does.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
+from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
-from ..errors import GroupError, UsageError
+from ..errors import ConfigError, GroupError, InternalError, UsageError
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import BytesMoved, Executor
 from .orders import Order
+from .replica.attaching import StoreState
 from .replica.matching import Match
 from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
 from .replica.tokens import Tokens, as_token_bytes, as_token_view
 from .shortfalls import Shortfalls
+from .staging import Staging
 
 FLUSH_POLL_S = 0.005
 """How long an idle flush waits for local progress before it votes again."""
@@ -48,14 +53,18 @@ class CacheStats:
     bytes_moved: BytesMoved
     pages_corrupt: int
     """Pages whose bytes in storage were wrong; each was a miss."""
+    store: StoreState
+    """Equal on all ranks, as is the next."""
     digest: int
-    """Of the replicated state; equal on all ranks."""
+    """Of the replicated state."""
 
 
 class RankCache:
-    """One rank's member of a group. Not thread-safe: all calls come from one thread.
+    """One rank's member of a group.
 
-    Every rank makes the same calls in the same order with the same arguments.
+    Every rank makes the same calls in the same order with the same arguments, all from one thread. The
+    exceptions are `attach_store`, `detach_store` and `store_state`, which any thread may call at any
+    time.
     """
 
     def __init__(
@@ -84,6 +93,7 @@ class RankCache:
         self._step_s = 0.0
         self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
         self._shortfalls = Shortfalls(collective.rank)
+        self._staging = Staging(collective.rank, executor)
         self._closed = False
 
     @property
@@ -111,6 +121,39 @@ class RankCache:
         started = self.replica.prefetch(request, namespace, as_token_bytes(tokens))
         self._dispatch()
         return started
+
+    def attach_store(self, uri: str) -> "Future[None]":
+        """Propose to use a store from now on; requests go on meanwhile.
+
+        Tell every rank, with the same URI (`{rank}` in it stands for the rank), in any order and at any
+        time: each opens the store in the background, and once it is open on all of them they use it
+        from the same step on. So the engine must go on stepping; do not wait in its thread. The result
+        is there once the store is attached. It is a `StorageError` where the proposal was withdrawn, on
+        every rank: one could not open the store, one was told something else or nothing within
+        `timeouts.open_s`, another store is attached, or stores of before hold on to half of host
+        memory. Where the group or the cache ends first, it is the error that says so. What lies in host
+        memory by then is written to the store with the next pages that continue it.
+
+        Raises `ConfigError` for a URI that makes no sense: an unknown scheme, wrapper or option. What
+        a scheme of another package makes of it shows only when the store is opened. Raises `UsageError`
+        while another proposal is pending on this rank. Saying the same again joins what is pending.
+        """
+        if not self.replica.state.config.host_pages:
+            raise ConfigError("a store needs host memory: set host_pages to 1 or more")
+        return self._staging.stage(Proposal(Change.ATTACH, uri))
+
+    def detach_store(self) -> "Future[None]":
+        """Propose to use the store no more; to be told to every rank, as for `attach_store`.
+
+        The result is there once all ranks have agreed: from then on nothing is begun for the store.
+        What is in flight is aborted, which `store_state` calls DRAINING; after it the store is closed
+        in the background. Another one may be proposed at any time.
+        """
+        return self._staging.stage(Proposal(Change.DETACH))
+
+    def store_state(self) -> StoreState:
+        """Say how far the group is with its store, as of this rank's last step."""
+        return self.replica.attaching.store_state
 
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
         """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
@@ -191,19 +234,23 @@ class RankCache:
         trouble = self.executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self.rank, trouble)
-        self.rounds.open(
-            self.replica.slots(),
-            self.replica.digest,
-            self.ballot,
-            healthy=trouble is None,
-            time_ms=self._clock_ms(),
-        )
+        with self._proposals_end_with_the_group():
+            self.rounds.open(
+                self.replica.slots(),
+                self.replica.digest,
+                self.ballot,
+                healthy=trouble is None,
+                time_ms=self._clock_ms(),
+                staged=self._staging.vote(),
+            )
         self._steps += 1
 
     def close_round(self) -> None:
         """Apply the verdict of the pending round, if there is one."""
         if self.rounds.pending or self.rounds.ended_by is not None:
-            self.replica.apply(self.rounds.close())
+            with self._proposals_end_with_the_group():
+                verdict = self.rounds.close()
+            self.replica.apply(verdict)
             self._dispatch()
 
     def flush(self) -> bool:
@@ -231,6 +278,7 @@ class RankCache:
         except GroupError as error:
             log.warning("rank %d closes without its group: %s", self.rank, error)
         finally:
+            self._staging.close(UsageError("the cache is closed"))
             self.executor.close()
             self._collective.close()
 
@@ -241,6 +289,7 @@ class RankCache:
         """
         if not self._closed:
             self._closed = True
+            self._staging.close(UsageError("the cache is closed"))
             self._collective.close()
             self.executor.close()
 
@@ -257,6 +306,7 @@ class RankCache:
             operations=operations,
             bytes_moved=self.executor.bytes_moved(),
             pages_corrupt=self.executor.pages_corrupt(),
+            store=self.store_state(),
             digest=self.replica.digest,
         )
 
@@ -275,6 +325,14 @@ class RankCache:
                 return False
         return True
 
+    @contextmanager
+    def _proposals_end_with_the_group(self) -> Generator[None]:
+        try:
+            yield
+        except (GroupError, InternalError) as error:
+            self._staging.close(error)
+            raise
+
     def _require_group(self) -> None:
         if self.rounds.ended_by is not None:
             raise self.rounds.ended_by
@@ -283,6 +341,8 @@ class RankCache:
         orders = self.replica.take_orders()
         if orders:
             self._carry_out(orders)
+        # A store that is attached must not be taken for one that was staged in vain.
+        self._staging.decide(self.replica.take_decisions())
         for notice in self.replica.take_notices():
             self._shortfalls.tell(notice)
 

@@ -10,6 +10,7 @@ from ..coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from .clock import Action, Clock
 from .faults import Fault, FaultSource
 from .memory import Finding
+from .stores import OpenStore
 
 LATE_US_MAX = 60_000
 """How much later than usual a report may come."""
@@ -35,6 +36,8 @@ class Work:
     kind: Literal["lookup", "fetch", "persist", "copy"]
     timeout_us: int
     slowness: int = 1
+    store: OpenStore | None = None
+    """That it was ordered against; None for a copy."""
     touching: int = 0
     """Transfers that run now, or that can no longer be kept from running."""
     cancelled: bool = False

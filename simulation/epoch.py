@@ -15,6 +15,7 @@ from .conditions import Conditions
 from .executor import SimulatedExecutor
 from .faults import FaultSource
 from .memory import Finding, Memory, Store
+from .stores import FIRST_STORE, RankStores
 from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10
@@ -55,7 +56,7 @@ def begin_epoch(
     number: int,
     *,
     clock: Clock,
-    stores: list[Store],
+    stores: list[RankStores],
     faults: FaultSource,
     finding: Finding,
     make: MakeExecutor,
@@ -76,7 +77,10 @@ def begin_epoch(
             random=world.stream(f"executor/{number}/{rank}"),
             finding=finding,
         )
-        executor = make(conditions, memory, stores[rank])
+        executor = make(conditions, memory, stores[rank].named(FIRST_STORE))
+        executor.stores.find = stores[rank].named
+        if config.store is None:
+            executor.stores.detach()
         executor.lends_device = world.l1 == ENGINE
         memories.append(memory)
         executors.append(executor)

@@ -12,11 +12,14 @@ from functools import partial
 from typing import Literal
 
 from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
+from ..coordinator.proposal import Proposal, Readiness
 from ..ranks.executor.base import BytesMoved
 from ..ranks.orders import (
+    AttachStore,
     Cancel,
     CopyToDevice,
     CopyToHost,
+    DetachStore,
     Fence,
     Fetch,
     Fork,
@@ -32,6 +35,8 @@ from .conditions import Conditions, Page, Work
 from .copies import Copies
 from .faults import Fault
 from .memory import GARBAGE, TORN, Memory, Slots, Store
+from .opening import Stores
+from .stores import OpenStore
 
 
 class SimulatedExecutor:
@@ -48,7 +53,7 @@ class SimulatedExecutor:
         self.lost_device = False
         """A copy to an engine's device pages did not become quiet."""
         self.conditions = conditions
-        self._store = store
+        self.stores = Stores(store, conditions)
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
@@ -76,6 +81,10 @@ class SimulatedExecutor:
                     self._copies.fence(order.operations, _us(order.timeout_s))
                 case Cancel():
                     self._cancel(order)
+                case AttachStore():
+                    self.stores.attach(order.proposal)
+                case DetachStore():
+                    self.stores.detach()
 
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call."""
@@ -85,6 +94,18 @@ class SimulatedExecutor:
         """Let virtual time pass until something happens."""
         if not self.conditions.has_reports:
             self.conditions.clock.advance_to_next(_us(timeout_s))
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin to open a store."""
+        self.stores.stage(proposal)
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the store of a proposal is."""
+        return self.stores.readiness(proposal)
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Give up a store that was staged."""
+        self.stores.unstage(proposal)
 
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""
@@ -112,10 +133,17 @@ class SimulatedExecutor:
         before = self._works.get(operation)
         if before is not None and before.kind != "lookup":
             self.conditions.find(f"operation {operation} is ordered to {kind} after {before.kind}")
-        slowness = 1 if kind == "copy" else self.conditions.slowness()
-        work = Work(operation, kind, _us(timeout_s), slowness)
+        slowness, store = 1, None
+        if kind != "copy":
+            slowness, store = self.conditions.slowness(), self._store
+            store.touch(f"operation {operation}")
+        work = Work(operation, kind, _us(timeout_s), slowness, store)
         self._works[operation] = work
         return work
+
+    @property
+    def _store(self) -> OpenStore:
+        return self.stores.used
 
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.operation)
@@ -164,6 +192,8 @@ class SimulatedExecutor:
         self.conditions.plan(delay_us, partial(self._answer, work, order))
 
     def _answer(self, work: Work, order: LookUp) -> None:
+        if work.cancelled and _is_closed(work):
+            return
         pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
         work.over = True
         self.conditions.say(Answered(work.operation, pages, beyond))
@@ -242,7 +272,7 @@ class SimulatedExecutor:
         if not work.queue:
             return
         page = work.queue.popleft()
-        work.touching += 1
+        self._touch(work)
         self._slots(page.pool).content[page.page] = TORN
         if self._faults.strikes(Fault.HUNG_READ):
             self.conditions.plan_hung(work, partial(self._read_ended, work, page))
@@ -250,9 +280,14 @@ class SimulatedExecutor:
         delay_us = self.conditions.duration_us(work, 20_000)
         self.conditions.plan(delay_us, partial(self._read_ended, work, page))
 
+    def _touch(self, work: Work) -> None:
+        work.touching += 1
+        if work.store is not None:
+            work.store.touch(f"operation {work.operation}")
+
     def _read_ended(self, work: Work, page: Page) -> None:
         slots = self._slots(page.pool)
-        content = self._read_object(page)
+        content = None if _is_closed(work) else self._read_object(page)
         slots.content[page.page] = GARBAGE if content is None else content
         slots.finish_writing(page.page, work.operation)
         work.touching -= 1
@@ -308,7 +343,7 @@ class SimulatedExecutor:
                 self.conditions.end(work, ok=work.ok)
             return
         page = work.queue.popleft()
-        work.touching += 1
+        self._touch(work)
         if self._faults.strikes(Fault.HUNG_PERSIST):
             self.conditions.plan_hung(work, partial(self._write_ended, work, page))
             return
@@ -320,7 +355,7 @@ class SimulatedExecutor:
         content = slots.content[page.page]
         slots.finish_reading(page.page)
         work.touching -= 1
-        if self._faults.strikes(Fault.FAILED_PERSIST):
+        if _is_closed(work) or self._faults.strikes(Fault.FAILED_PERSIST):
             work.ok = False
         elif not self._faults.strikes(Fault.LOST_WRITE):
             wrong = self._store.write(page.pool, page.key, content)
@@ -329,6 +364,11 @@ class SimulatedExecutor:
                 self.conditions.find(f"persist {work.operation} {wrong}")
         self._next_write(work)
         self.conditions.maybe_quiet(work)
+
+
+def _is_closed(work: Work) -> bool:
+    """Say whether the store was closed on which a call still hangs: the call comes to nothing."""
+    return work.store is not None and work.store.closed
 
 
 def _us(duration_s: float) -> int:

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Literal, TypedDict
 
 from .plain_words import in_plain_words
+from .result import ScheduleResult, Violation
 from .revived import find_bug
-from .schedule import ScheduleResult, Violation, run_schedule
+from .schedule import run_schedule
 from .world import BOTH
 
 

@@ -16,6 +16,7 @@ _CRASHES = {
 }
 """By module and function: what the cache was about to do when it raised."""
 
+_STATES = {"draining": "being detached", "attaching": "being attached"}
 _INVARIANTS = {
     "1": "The cache has lost track of which of its entries continues which",
     "2": "The cache keeps an entry that nothing is cached under and nothing uses",
@@ -213,6 +214,81 @@ def _crashed(found: re.Match[str]) -> str:
     return f"The cache crashed in {module} with {error}{said}."
 
 
+def _closed_store(found: re.Match[str]) -> str:
+    rank, who, store = found.groups()
+    what = "transfer" if who == "operation" else who
+    return (
+        f"On rank {rank} a {what} uses the storage {store} after it was detached and closed there, so"
+        " it may fail or reach something else."
+    )
+
+
+def _not_open(found: re.Match[str]) -> str:
+    return (
+        f"Rank {found[1]} begins to use storage that it has not opened yet, or while it still uses"
+        " another one, so the ranks no longer read and write in the same place."
+    )
+
+
+def _other_stores(found: re.Match[str]) -> str:
+    del found
+    return (
+        "The ranks no longer use the same storage, so one finds there what another does not, and they"
+        " would go on with different work."
+    )
+
+
+def _agreed_store(found: re.Match[str]) -> str:
+    state, used = _STATES.get(found[1], found[1]), found[2]
+    if used == "None":
+        return f"The ranks agree that storage is {state}, and none of them has any in use."
+    return f"The ranks agree that storage is {state}, and they still have {used} in use."
+
+
+def _unanswered(found: re.Match[str]) -> str:
+    rank, change = found.groups()
+    return (
+        f"Rank {rank} was told to {change.lower()} storage, and neither does it nor says that it cannot"
+        " although the time for it is up, so whoever asked waits for ever."
+    )
+
+
+def _kept_store(found: re.Match[str]) -> str:
+    del found
+    return (
+        "Storage was to be detached and nothing uses it any more, but the ranks do not let go of it, so"
+        " no other can ever be attached."
+    )
+
+
+def _left_waiting(found: re.Match[str]) -> str:
+    return (
+        f"Rank {found[1]} has left its group, and whoever told it to attach or detach storage still"
+        " waits for an answer that cannot come any more."
+    )
+
+
+def _done_on_some(found: re.Match[str]) -> str:
+    change, count = found.groups()
+    return (
+        f"Storage was {change.lower()}ed for only {count} of the ranks that were told to do so, where"
+        " it must be all of them or none."
+    )
+
+
+def _done_untold(found: re.Match[str]) -> str:
+    return f"Storage was {found[1].lower()}ed although not every rank had been told to do so."
+
+
+def _kept_pages(found: re.Match[str]) -> str:
+    del found
+    return (
+        "The cache has lost count of the memory that transfers of a detached storage may still write"
+        " to, so it is given to somebody else too early, or to nobody ever again."
+    )
+
+
+_PROPOSAL = r"Proposal\(change=<Change\.(\w+): .*\)"
 _PAGE = r"(host|device) (?:(\S+) )?page (\d+)"
 _CONTENT = r"(nothing|garbage|a half-written page|content \d+)"
 _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tuple(
@@ -241,6 +317,19 @@ _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] =
         (r"^(.+?): rank 0 answers .*, rank (\d+) answers", _other_answers),
         (r"request (\S+) has computed .* page table of pool '(\S+)'", _table),
         (r"stands in \w+ for .* is its limit", _never_ends),
+        (
+            r"rank (\d+): (?:an? )?(\w+)(?: \d+)? touches store (\S+), which was closed",
+            _closed_store,
+        ),
+        (r"rank (\d+): a store is attached that is not open", _not_open),
+        (r"the ranks have different stores", _other_stores),
+        (r"the store is (\w+) on every rank, and they use (\S+)", _agreed_store),
+        (rf"rank (\d+) was told: {_PROPOSAL}, and it does not end", _unanswered),
+        (r"and the store is not let go of", _kept_store),
+        (r"rank (\d+) has left its group, and a proposal waits", _left_waiting),
+        (rf"{_PROPOSAL} was done on (\d+) of the ranks", _done_on_some),
+        (rf"{_PROPOSAL} was done, and not every rank", _done_untold),
+        (r"invariant 9: the pages that a store keeps", _kept_pages),
         (r"invariant (\d):", _invariant),
         (r"(\w+) at (\S+):\d+ in (\w+)(?:: )?(.*)", _crashed),
     )

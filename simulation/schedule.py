@@ -2,9 +2,7 @@
 
 import traceback
 import zlib
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from ..coordinator.operation import Phase
 from ..errors import (
@@ -26,7 +24,10 @@ from .clock import Clock
 from .epoch import Epoch, MakeExecutor, begin_epoch, make_executor
 from .faults import Fault, FaultSource
 from .lending_workload import LendingWorkload
-from .memory import Contents, Store
+from .memory import Contents
+from .proposing import Proposing
+from .result import ScheduleResult, Violation
+from .stores import FIRST_STORE, RankStores
 from .workload import Workload
 from .world import BOTH, ENGINE, World, draw_world
 
@@ -46,46 +47,6 @@ _EXPECTED: dict[Fault, tuple[type[GroupError], ...]] = {
     Fault.SILENT_RANK: _LOSS,
     Fault.UNHEALTHY_RANK: (RankUnhealthy,),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """Something that must hold did not."""
-
-    seed: int
-    step: int
-    what: str
-    """One sentence."""
-    replay: str
-    """The command that shows it again."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ScheduleResult:
-    """What a schedule did."""
-
-    seed: int
-    l1: str
-    """Who owned the device pages."""
-    profile: str
-    """The model's."""
-    steps: int = 0
-    rounds: int = 0
-    """On each rank; the steps of draining are rounds too."""
-    epochs: int = 0
-    collectives_per_step_max: int = 0
-    operations: Counter[str] = field(default_factory=Counter[str])
-    """By kind."""
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    """By kind and outcome."""
-    faults: Counter[str] = field(default_factory=Counter[str])
-    coverage: Counter[str] = field(default_factory=Counter[str])
-    """What the workload ran into."""
-    fingerprint: int = 0
-    """Of the whole run: equal for equal seeds, always."""
-    transcript: list[str] = field(default_factory=list[str])
-    """One line for each command and step, if asked for."""
-    violation: Violation | None = None
 
 
 class _DeviceLost(Exception):
@@ -118,7 +79,7 @@ class Schedule:
         self._findings: list[str] = []
         self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
         meanings: dict[tuple[str, bytes], int] = {}
-        self._stores = [Store(meanings) for _ in range(world.ranks)]
+        self._stores = [RankStores(meanings) for _ in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.config)
         self._deadlines = Deadlines(world.config, step_us_max=world.whole_step_us_max)
         self._workload = (LendingWorkload if world.l1 == ENGINE else Workload)(
@@ -128,6 +89,7 @@ class Schedule:
             coverage=self.result.coverage,
             trace=self._trace if record else None,
         )
+        self._proposing = Proposing(world, coverage=self.result.coverage, trace=self._trace)
         self._epoch = self._begin_epoch()
         for fault, struck in (
             (Fault.TINY_POOLS, world.faults.tiny_pools),
@@ -170,14 +132,15 @@ class Schedule:
         if fault is not None:
             self._strike(*fault)
         self._workload.step()
+        self._proposing.step(self._clock.now_us)
         self._raise_findings()
         try:
             self._take_step(active=True)
         except _DeviceLost:
             self._begin_anew()
         if self._faults.strikes(Fault.LOST_OBJECT):
-            store = self._stores[self._random.randrange(self.world.ranks)]
-            store.lose(self._random.randrange(1 << 16))
+            stores = self._stores[self._random.randrange(self.world.ranks)]
+            stores.named(FIRST_STORE).lose(self._random.randrange(1 << 16))
         self.result.steps += 1
 
     def _take_step(self, *, active: bool = False) -> None:
@@ -185,6 +148,8 @@ class Schedule:
         cluster, half_us = self._epoch.cluster, self.world.step_us_max // 2
         self._clock.advance(self._random.randrange(200, half_us))
         errors = cluster.begin_step(self._random.randrange(200, half_us))
+        if not any(errors):
+            self._proposing.tell(self._clock.now_us, between=True)
         idle_s = 0.0 if any(errors) else self._workload.decide(active=active)
         errors = cluster.end_step(idle_s=idle_s)
         if not any(errors):
@@ -215,6 +180,7 @@ class Schedule:
         if steps % _TREE_EVERY == 0:
             self._trees.check(epoch.caches[0], epoch.memories)
         self._workload.check_pages()
+        self._proposing.check(self._clock.now_us)
         in_flight = epoch.caches[0].replica.state.operations.in_flight.values()
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
@@ -283,6 +249,7 @@ class Schedule:
         else:
             raise Violated(f"rank {rank} steps on after the epoch has ended")
         cache.close()
+        self._proposing.check_gone(rank)
         if len(collective.reached) != reached:
             raise Violated(f"rank {rank} reaches a collective after the epoch has ended")
 
@@ -300,6 +267,7 @@ class Schedule:
         if self._tamper is not None:
             self._tamper(epoch)
         self._workload.begin_epoch(epoch.caches, epoch.memories)
+        self._proposing.begin_epoch(epoch.caches, epoch.executors)
         self._deadlines.begin_epoch()
         return epoch
 
@@ -343,6 +311,7 @@ class Schedule:
         epoch = self._epoch
         check_at_rest(epoch.caches[0], epoch.memories, [e.restless() for e in epoch.executors])
         self._trees.check(epoch.caches[0], epoch.memories)
+        self._proposing.check_rest()
         self._raise_findings()
 
     def _close(self) -> None:

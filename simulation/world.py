@@ -214,6 +214,7 @@ def _draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
         quiesce_s=random.choice((0.03, 0.15)),
         miss_memory_s=random.choice((0.05, 0.5)),
         flush_s=30.0,
+        open_s=0.3,
     )
 
 

@@ -10,23 +10,30 @@ S2  Every call has a deadline. What is not done by then is TIMED_OUT.
 S3  The buffers of a call belong to the backend until the call returns, also when it is cancelled:
     it returns only once nothing touches them any more. (A caller that must go on sooner leaves the
     buffers alone until then.)
-S4  A read is OK only if the buffer holds exactly the bytes that were written under that name, as a
-    checksum shows. Anything else is MISSING or CORRUPT, and the buffer's content is undefined.
+S4  A read is OK only if the buffers hold exactly the bytes that were written for those parts of the
+    object under that name, as checksums show. Anything else is MISSING, CORRUPT or LACKING, and what
+    the buffers hold is undefined.
 S5  A write is visible whole or not at all, to readers in any process, also after a crash.
 S6  The first writer of a name wins. A later one learns it (PRESENT), and the object is unchanged.
 S7  `exists` is a hint. It may be wrong in both directions; only a read decides.
-S8  An object says which optional columns it has (`optional_columns`). A read gets the columns that it
-    asks for out of an object that has more, all of which is verified; an object that lacks one of
-    them is LACKING: a miss. A write that brings a column which the object lacks replaces it, whole
-    and at once, by one that has the columns of both; otherwise S6 holds. So presence only grows.
+S8  An object consists of parts (`object_shape`), and says which optional columns it has. A read gets
+    the parts that it asks for out of an object that has more, and verifies those; an object that
+    lacks a column of them is LACKING: a miss. A write that brings a column which the object lacks
+    replaces it, whole and at once, by one that has the columns of both; otherwise S6 holds. So
+    presence only grows.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
-from .optional_columns import NONE_OPTIONAL, OptionalColumns
+from .object_shape import ObjectShape
+
+MANIFEST_POOL: Final = "manifest"
+MARK_POOL: Final = "sharding"
+"""In place of a component's pool: objects that speak of pages, a model's manifest (`manifest`) and the
+marks of TP sizes (`ranks/executor/shardings`)."""
 
 
 class ReadOutcome(IntEnum):
@@ -76,26 +83,47 @@ class ObjectName:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the object into `buffer`, whose length is the object's expected length in bytes.
+    """Read some parts of the object into `buffers`, one after the other.
 
-    That is the length of all columns that are not optional, and of those optional ones that are
-    asked for.
+    The buffers together are as long as the parts that `shape` holds. They may not overlap those of
+    another read in flight.
     """
 
     name: ObjectName
-    buffer: memoryview
-    optional: OptionalColumns = NONE_OPTIONAL
-    """The layout's, and which of them the buffer has room for and asks for."""
+    buffers: tuple[memoryview, ...]
+    shape: ObjectShape
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the bytes of `buffer` as the object."""
+    """Write the bytes of `buffers`, one after the other, as the object: all parts of it."""
 
     name: ObjectName
-    buffer: memoryview
-    optional: OptionalColumns = NONE_OPTIONAL
-    """The layout's, and which of them the buffer has."""
+    buffers: tuple[memoryview, ...]
+    shape: ObjectShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """What a store says of one object without anybody having asked for it by name."""
+
+    name: ObjectName
+    shape: ObjectShape
+    """Holding all parts that the object has."""
+    age_s: float | None
+    """Since it was written or last used, as the store's clock says; None where it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do beyond the contract, and what it needs."""
+
+    lists: bool = False
+    """`objects` tells what is in the store."""
+    shared: bool = True
+    """Other processes see what is written."""
+    zero_copy: bool = False
+    """Bytes go straight between the store and memory that `open` was told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +136,11 @@ class Counters:
     reads_lacking: int = 0
     """Objects without an optional column that was asked for; each was a miss."""
     reads_failed: int = 0
+    reads_timed_out: int = 0
     writes_ok: int = 0
     writes_present: int = 0
     writes_failed: int = 0
+    writes_timed_out: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
 
@@ -118,8 +148,17 @@ class Counters:
 class StorageBackend(Protocol):
     """One store, used from one asyncio event loop. Deadlines are on `time.monotonic`'s scale."""
 
-    async def open(self) -> None:
-        """Make the store ready, or raise `ConfigError` with the thing and the remedy."""
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend can do; the same before and after `open`."""
+        ...
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
+        """Make the store ready, or raise `ConfigError` with the thing and the remedy.
+
+        `memory` is where most buffers of later calls will lie: a backend may register it, so that
+        bytes go straight there. It stays valid until the backend has been closed.
+        """
         ...
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -136,6 +175,14 @@ class StorageBackend(Protocol):
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
+        ...
+
+    def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store, in any order, as far as it is sound; see `Capabilities.lists`.
+
+        What is written or removed meanwhile may be told or not. Raises `UsageError` where the store
+        cannot list.
+        """
         ...
 
     def counters(self) -> Counters:

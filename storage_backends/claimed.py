@@ -4,15 +4,19 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ..ranks.page_layout import PageLayout
-from .base import Counters, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from .base import StorageBackend
 from .manifest import claim_model
+from .wrapper import Wrapper
 
 CLAIM_TIMEOUT_S = 30.0
 """How long the store may take to say which layouts it has."""
 
 
-class ClaimedBackend:
-    """Another backend, which `open` also claims for a model; see `StorageBackend`."""
+class ClaimedBackend(Wrapper):
+    """Another backend, which `open` also claims for a model; see `StorageBackend`.
+
+    `store` names it in errors, without secrets.
+    """
 
     def __init__(
         self,
@@ -21,44 +25,27 @@ class ClaimedBackend:
         model: str,
         weights_version: str,
         layouts: Mapping[str, PageLayout],
+        store: str = "",
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._model = model
         self._weights_version = weights_version
         self._layouts = layouts
+        self._store = store
 
-    async def open(self) -> None:
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Open the store; refuse it by name if it has this model in other layouts."""
-        await self._backend.open()
+        await self._behind.open(memory)
         try:
             deadline = time.monotonic() + CLAIM_TIMEOUT_S
             await claim_model(
-                self._backend, self._model, self._weights_version, self._layouts, deadline
+                self._behind,
+                self._model,
+                self._weights_version,
+                self._layouts,
+                deadline,
+                store=self._store,
             )
         except BaseException:
-            await self._backend.close()
+            await self._behind.close()
             raise
-
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        return await self._backend.exists(names, deadline=deadline)
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
-        return await self._backend.read(reads, deadline=deadline)
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
-        return await self._backend.write(writes, deadline=deadline)
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        return await self._backend.remove(names, deadline=deadline)
-
-    def counters(self) -> Counters:
-        """See `StorageBackend`."""
-        return self._backend.counters()
-
-    async def close(self) -> None:
-        """See `StorageBackend`."""
-        await self._backend.close()

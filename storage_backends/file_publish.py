@@ -251,7 +251,11 @@ def _try(publisher: Publisher, root_fd: int, flags: int) -> None:
     path = f"{TEMPORARY}/{secrets.token_hex(16)}"
     draft = publisher.draft(TEMPORARY, flags)
     try:
+        # Locked, so that the sweep of another who opens the store leaves the name alone.
+        _lock(draft.fd)
         if draft.publish(path):
-            os.unlink(path, dir_fd=root_fd)
+            # Where there are no locks it may be swept all the same, if the clocks differ much.
+            with suppress(FileNotFoundError):
+                os.unlink(path, dir_fd=root_fd)
     finally:
         draft.close()

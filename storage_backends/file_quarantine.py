@@ -1,7 +1,8 @@
 """Where files go that are not what their name says: kept for inspection, never served, bounded.
 
 The quarantine has a fixed number of places and is filled round and round; a new arrival takes the
-place of an old one.
+place of an old one. What cannot be replaced at once is a directory with something in it: where all
+places have one, the next arrivals take it apart, each a part of it, so that none of them takes long.
 """
 
 import errno
@@ -10,12 +11,16 @@ import os
 import secrets
 from typing import Final
 
+from .file_trees import remove_tree
 from .file_turns import Identity, Turns
 from .page_object import Finding
+from .thread_calls import Stop
 
 QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
 """Entries that the quarantine keeps."""
+TAKEN_APART_MAX: Final = 1024
+"""What one arrival removes of directories that have all the places."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +33,17 @@ class Quarantine:
         self._turns = turns
         self._next = secrets.randbelow(PLACES)
 
-    def take(self, path: str, identity: Identity | None, finding: Finding) -> bool:
+    def take(
+        self, path: str, identity: Identity | None, finding: Finding, stop: Stop | None = None
+    ) -> bool:
         """Move what lies at `path` away; say whether it did.
 
         It moves exactly the file with this `identity`; with None, something that is no regular
-        file. If another process has put a good file in its place meanwhile, that one stays.
+        file. If another process has put a good file in its place meanwhile, that one stays. It does
+        not wait for its turn once `stop` is due.
         """
         try:
-            with self._turns.on(path, identity) as ours:
+            with self._turns.on(path, identity, stop) as ours:
                 taken = ours and self._move(path)
         except OSError as error:
             _log.warning("object %s is bad (%s) and stays: %s", path, finding.name, error)
@@ -45,18 +53,50 @@ class Quarantine:
         return taken
 
     def _move(self, path: str) -> bool:
-        error: OSError | None = None
+        if self._move_to_a_place(path):
+            return True
+        self._free_a_place()
+        if self._move_to_a_place(path):
+            return True
+        # There is nowhere to keep it, and its name must be free.
+        _drop(self._root_fd, path)
+        return True
+
+    def _move_to_a_place(self, path: str) -> bool:
         for _ in range(PLACES):
             self._next = (self._next + 1) % PLACES
             place = f"{QUARANTINE}/{self._next:02x}"
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
-            except OSError as caught:
+            except OSError as error:
                 # A directory can take the place of an empty directory only, and a file not even of
                 # that, so some places may be of no use to this arrival.
-                if caught.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                error = caught
             else:
                 return True
-        raise error if error is not None else OSError(errno.ENOSPC, "the quarantine is full")
+        return False
+
+    def _free_a_place(self) -> None:
+        """Empty the first place that permits it, as far as is done soon."""
+        left = iter(range(TAKEN_APART_MAX))
+        for number in range(self._next + 1, self._next + 1 + PLACES):
+            place = f"{QUARANTINE}/{number % PLACES:02x}"
+            try:
+                os.unlink(place, dir_fd=self._root_fd)
+            except OSError:
+                if not remove_tree(
+                    self._root_fd, place, go_on=lambda: next(left, None) is not None
+                ):
+                    continue
+            return
+
+
+def _drop(root_fd: int, path: str) -> None:
+    """Remove a file or an empty directory."""
+    try:
+        os.unlink(path, dir_fd=root_fd)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+        os.rmdir(path, dir_fd=root_fd)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from .file_publish import NO_LOCKS
+from .thread_calls import Stop
 
 _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
@@ -31,15 +32,15 @@ class Turns:
         self._directory = directory
 
     @contextmanager
-    def on(self, path: str, identity: Identity | None) -> Generator[bool]:
+    def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
         """Wait for a turn, and say whether the file at `path` still has this identity.
 
         None stands for something that is no regular file. Raises OSError if the turn does not come in
-        time, or the path cannot be looked at.
+        time, or before `stop` is due, or if the path cannot be looked at.
         """
         fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
         try:
-            _lock(fd)
+            _lock(fd, stop)
             yield self._is_still(path, identity)
         finally:
             os.close(fd)
@@ -54,13 +55,13 @@ class Turns:
         return (status.st_dev, status.st_ino) == identity
 
 
-def _lock(fd: int) -> None:
+def _lock(fd: int, stop: Stop | None) -> None:
     give_up = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= give_up or (stop is not None and stop.due()):
                 raise TimeoutError(errno.ETIMEDOUT, "others hold the lock of the store") from error
             time.sleep(_RETRY_S)
         except OSError as error:

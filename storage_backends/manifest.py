@@ -15,15 +15,22 @@ import msgpack
 
 from ..errors import ConfigError, StorageError
 from ..ranks.page_layout import Column, PageLayout
-from .base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from .base import MANIFEST_POOL, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from .namespace import layouts_record, model_digest
+from .object_shape import ObjectShape
 
 MANIFEST_BYTES: Final = 16 << 10
 """Every manifest has this length, so that a reader knows it before it reads."""
+_SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
 _FORMAT: Final = 2
 _LENGTH_BYTES: Final = 4
 _ATTEMPTS: Final = 8
 """Each attempt loses only to another claim that made progress, or to a bad object taken away."""
+_CAUSES: Final = {
+    "FAILED": "the store refuses it, so look at the warnings before this error, at the room that the "
+    "store has left, and at who may write to it",
+    "TIMED_OUT": "the store does not answer in time, so look at whether it can be reached",
+}
 _COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated", "optional")
 _COLUMN_FIELDS_LEAST: Final = 6
 """The last field is there only where it is True."""
@@ -42,7 +49,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         digest = model_digest(self.model, self.weights_version)
-        name = ObjectName(namespace=digest, key=digest, pool="manifest", shard="all")
+        name = ObjectName(namespace=digest, key=digest, pool=MANIFEST_POOL, shard="all")
         object.__setattr__(self, "name", name)
 
     def encode(self) -> bytes:
@@ -64,38 +71,45 @@ async def claim_model(
     weights_version: str,
     layouts: Mapping[str, PageLayout],
     deadline: float,
+    *,
+    store: str = "",
 ) -> None:
     """Make sure that everybody who uses `backend` for this model and weights uses `layouts`.
 
     Those are the layouts of all pools by their names. Any number of ranks and groups may call it at
     the same time; those that return have agreed. Raises `ConfigError` naming the pool, the field and
     both values if the store has other ones, and `StorageError` if the store does not answer by
-    `deadline` (on `time.monotonic`'s scale).
+    `deadline` (on `time.monotonic`'s scale). `store` names the store in errors, without secrets.
     """
+    subject = f"store {store}: " if store else ""
+    subject += f"the manifest of model {model!r}"
     ours = Manifest(model=model, weights_version=weights_version, layouts=layouts)
     encoded = ours.encode()
     for _ in range(_ATTEMPTS):
         buffer = bytearray(MANIFEST_BYTES)
-        (read,) = await backend.read([Read(ours.name, memoryview(buffer))], deadline=deadline)
+        (read,) = await backend.read(
+            [Read(ours.name, (memoryview(buffer),), _SHAPE)], deadline=deadline
+        )
         if read is ReadOutcome.OK:
             # What counts is what is in the store, also for the one who wrote it.
             if bytes(buffer) != encoded:
-                _refuse(ours, _decode(bytes(buffer)))
+                refuse_other_layouts(ours, decode_manifest(bytes(buffer)))
             return
         if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
-            raise StorageError(f"the manifest of model {model!r} could not be read: {read.name}")
-        (wrote,) = await backend.write([Write(ours.name, memoryview(encoded))], deadline=deadline)
+            raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
+        (wrote,) = await backend.write(
+            [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
+        )
         if wrote in (WriteOutcome.FAILED, WriteOutcome.TIMED_OUT):
             raise StorageError(
-                f"the manifest of model {model!r} could not be written: {wrote.name}"
+                f"{subject} could not be written: {wrote.name}; {_CAUSES[wrote.name]}"
             )
     raise StorageError(
-        f"the manifest of model {model!r} could not be read back after {_ATTEMPTS} attempts; "
-        "something removes or spoils it"
+        f"{subject} could not be read back after {_ATTEMPTS} attempts; something removes or spoils it"
     )
 
 
-def _decode(content: bytes) -> Manifest | None:
+def decode_manifest(content: bytes) -> Manifest | None:
     """Return the manifest, or None if this version cannot read it, sound as its bytes are."""
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     try:
@@ -117,7 +131,11 @@ def _layout(page_tokens: int, columns: list[list[Any]]) -> PageLayout:
     return PageLayout(page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named))
 
 
-def _refuse(ours: Manifest, theirs: Manifest | None) -> None:
+def refuse_other_layouts(ours: Manifest, theirs: Manifest | None) -> None:
+    """Raise `ConfigError` that names the first thing in which two manifests of a model differ.
+
+    `theirs` is the store's, None if this version cannot read it.
+    """
     subject = f"model {ours.model!r} with weights version {ours.weights_version!r}"
     if theirs is None:
         raise ConfigError(

@@ -8,21 +8,34 @@ backends with that name in this process, as long as one of them exists; `memory:
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from ..errors import ConfigError
-from .base import Counters, ObjectName, Read, ReadOutcome, Write, WriteOutcome
-from .optional_columns import OptionalColumns
+from .base import (
+    Capabilities,
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from .damage import Damage
+from .fitting import fitting
+from .object_shape import ObjectShape
 from .page_object import (
+    HEADER_BYTES,
     Finding,
     check_header,
-    check_payload,
-    encode_header,
+    check_object,
+    encode_object,
     name_digest,
-    payload_checksum,
     presence_bits,
+    read_statement,
+    take_parts,
 )
 from .tally import Tally
 from .uri import StoreUri
@@ -63,7 +76,12 @@ class MemoryBackend:
         self._tally = Tally()
         self._open = False
 
-    async def open(self) -> None:
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`."""
+        return Capabilities(lists=True, shared=False)
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Make the store ready."""
         self._open = True
 
@@ -92,6 +110,29 @@ class MemoryBackend:
                 self.shelf.objects.pop(digest, None)
         return [digest is not None for digest in digests]
 
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store; see `StorageBackend`."""
+        for header, _ in list(self.shelf.objects.values()) if self._open else ():
+            said = read_statement(memoryview(header))
+            if not isinstance(said, Finding):
+                yield StoredObject(name=said.name, shape=said.shape, age_s=None)
+
+    async def damage(self, damage: Damage, *, deadline: float) -> bool:
+        """Damage a stored object; see `Damageable`."""
+        digest, objects = name_digest(damage.name), self.shelf.objects
+        found = None if digest is None else objects.get(digest)
+        if digest is None or found is None or self._clock() >= deadline:
+            return False
+        other = None if damage.other is None else objects.get(name_digest(damage.other) or b"")
+        raw = damage.apply(b"".join(found), None if other is None else b"".join(other))
+        if raw is None:
+            return False
+        with self.shelf.lock:
+            if objects.get(digest) is found:
+                objects[digest] = (raw[:HEADER_BYTES], raw[HEADER_BYTES:])
+                return True
+        return False
+
     def counters(self) -> Counters:
         """Return what was seen since the backend was made."""
         return self._tally.counters()
@@ -106,24 +147,24 @@ class MemoryBackend:
             return ReadOutcome.FAILED
         if self._clock() >= deadline:
             return ReadOutcome.TIMED_OUT
+        buffers = fitting(read.buffers, read.shape.nbytes, writable=True)
+        if buffers is None:
+            return ReadOutcome.FAILED
         found = self.shelf.objects.get(digest)
         if found is None:
             return ReadOutcome.MISSING
-        header, payload = found
-        finding = _check(found, digest, read.buffer.nbytes, read.optional)
+        header, payload = memoryview(found[0]), memoryview(found[1])
+        finding = check_header(header, digest, read.shape)
         if finding is Finding.LACKING:
             return ReadOutcome.LACKING
-        if finding not in (Finding.SOUND, Finding.FULLER):
-            with self.shelf.lock:
-                if self.shelf.objects.get(digest) is found:
-                    del self.shelf.objects[digest]
-            return ReadOutcome.CORRUPT
-        buffer = read.buffer.cast("B")
         if finding is Finding.SOUND:
-            buffer[:] = payload
-        else:
-            read.optional.pick(memoryview(payload), presence_bits(header), buffer)
-        return ReadOutcome.OK
+            finding = take_parts(payload, header, buffers, read.shape)
+        if finding is Finding.SOUND:
+            return ReadOutcome.OK
+        with self.shelf.lock:
+            if self.shelf.objects.get(digest) is found:
+                del self.shelf.objects[digest]
+        return ReadOutcome.CORRUPT
 
     def _write(self, write: Write, deadline: float) -> WriteOutcome:
         digest = name_digest(write.name)
@@ -131,50 +172,44 @@ class MemoryBackend:
             return WriteOutcome.FAILED
         if self._clock() >= deadline:
             return WriteOutcome.TIMED_OUT
-        optional, objects = write.optional, self.shelf.objects
-        kept = _object(digest, bytes(write.buffer), optional.present)
+        objects, buffers = self.shelf.objects, fitting(write.buffers, write.shape.nbytes)
+        if buffers is None:
+            return WriteOutcome.FAILED
+        kept = _encoded(write.name, digest, buffers, write.shape)
         if objects.setdefault(digest, kept) is kept:
             return WriteOutcome.OK
-        if not optional.present:
+        if not write.shape.present:
             return WriteOutcome.PRESENT
         with self.shelf.lock:
             standing = objects.setdefault(digest, kept)
             if standing is not kept:
-                fuller = _fuller(standing, kept, digest, optional)
+                fuller = _fuller(standing, write, digest, buffers)
                 if fuller is None:
                     return WriteOutcome.PRESENT
                 objects[digest] = fuller
         return WriteOutcome.OK
 
 
-def _object(digest: bytes, payload: bytes, present: int) -> Stored:
-    return encode_header(digest, len(payload), payload_checksum(payload), present), payload
-
-
-def _check(stored: Stored, digest: bytes, buffer_bytes: int, optional: OptionalColumns) -> Finding:
-    header, payload = stored
-    finding = check_header(header, digest, buffer_bytes, optional)
-    if finding not in (Finding.SOUND, Finding.FULLER, Finding.LACKING):
-        return finding
-    expected = optional.payload_bytes(buffer_bytes, presence_bits(header))
-    if len(payload) != expected:
-        return Finding.SHORT if len(payload) < expected else Finding.LONG
-    sound = check_payload(header, payload_checksum(payload))
-    return finding if sound is Finding.SOUND else sound
+def _encoded(
+    name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
+) -> Stored:
+    return encode_object(name, digest, buffers, shape), b"".join(buffers)
 
 
 def _fuller(
-    standing: Stored, ours: Stored, digest: bytes, optional: OptionalColumns
+    standing: Stored, write: Write, digest: bytes, buffers: Sequence[memoryview]
 ) -> Stored | None:
     """Return what is to take the place of `standing`; None if it has all columns that we have."""
-    (header, payload), (_, buffer) = standing, ours
-    if check_header(header, digest, len(buffer), optional) in (Finding.SOUND, Finding.FULLER):
+    header, payload = memoryview(standing[0]), memoryview(standing[1])
+    finding = check_header(header, digest, write.shape)
+    if finding is Finding.SOUND:
         return None
-    if _check(standing, digest, len(buffer), optional) is not Finding.LACKING:
-        return ours
-    present = presence_bits(header)
-    united = optional.unite(memoryview(buffer), memoryview(payload), present)
-    return _object(digest, bytes(united), optional.present | present)
+    present = presence_bits(header) if finding is Finding.LACKING else 0
+    theirs = memoryview(b"".join(standing))
+    if present & ~write.shape.present and not isinstance(check_object(theirs), Finding):
+        united = write.shape.unite(buffers, payload, present)
+        return _encoded(write.name, digest, [united], write.shape.with_columns(present))
+    return _encoded(write.name, digest, buffers, write.shape)
 
 
 def from_uri(uri: StoreUri) -> MemoryBackend:
@@ -185,7 +220,5 @@ def from_uri(uri: StoreUri) -> MemoryBackend:
     if not uri.host:
         return MemoryBackend()
     if _NAME.fullmatch(uri.host) is None:
-        raise ConfigError(
-            f"store {uri.text!r}: the name {uri.host!r} may have only a-z, 0-9, '.' and '-'"
-        )
+        raise ConfigError(f"store {uri.text!r}: the name may have only a-z, 0-9, '.' and '-'")
     return MemoryBackend(_shelves.setdefault(uri.host, Shelf()))

@@ -36,7 +36,7 @@ class Namespace:
     def digest(self) -> str:
         """Return the digest as 64 hex digits: equal exactly if all fields are. Worth keeping."""
         return _digest(
-            "lockstep-namespace-1",
+            "lockstep-namespace-2",
             self.model,
             self.weights_version,
             layouts_record(self.layouts),
@@ -46,7 +46,7 @@ class Namespace:
 
 def model_digest(model: str, weights_version: str) -> str:
     """Return the digest of a model with its weights, whatever its layout, as 64 hex digits."""
-    return _digest("lockstep-model-1", model, weights_version)
+    return _digest("lockstep-model-2", model, weights_version)
 
 
 def layouts_record(layouts: Mapping[str, PageLayout]) -> list[PoolRecord]:

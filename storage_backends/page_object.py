@@ -3,46 +3,64 @@
     offset  size  field
          0     8  magic
          8     2  format version
-        10     2  reserved, zero
+        10     2  number of parts (see `object_shape`)
         12     4  length of the header in bytes
         16     8  length of the payload in bytes
-        24     8  presence bits: which optional columns the payload has (see `optional_columns`)
+        24     8  presence bits: which optional columns the payload has
         32    32  digest of the object's full name
-        64    16  checksum of the payload (XXH3, 128 bits; see `payload_checksum`)
-        80     8  reserved, zero
-        88     8  checksum of the 88 bytes before it (XXH3, 64 bits)
+        64     2  length of the full name
+        66   515  the full name, then zeros
+       581     3  zero
+       584   715  the parts: their lengths (4 bytes each), then their presence bits (1 byte each)
+      1299     5  zero
+      1304  2288  the parts' checksums (XXH3, 128 bits each)
+      3592   496  zero
+      4088     8  checksum of the 4088 bytes before it (XXH3, 64 bits)
 
 All integers are little-endian. The name is inside, so that an object that was copied or moved under
-another name is found out. Lengths are compared with what the caller expects and never allocated,
-so a header that claims terabytes costs nothing; an object with other optional columns has a length
-that follows from its bits and the layout.
+another name is found out, and so that a store can say what is in it. Lengths are compared with what
+the caller expects and never allocated, so a header that claims terabytes costs nothing.
+
+The header is a block of 4096 bytes: the payload after it is aligned for direct I/O and for the page
+cache, and since filesystems store whole blocks, it takes no more room than a short header would.
 
 Everything here is pure: bytes in, bytes or a finding out.
 """
 
 import re
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
 from .base import ObjectName
-from .optional_columns import NONE_OPTIONAL, OptionalColumns
+from .object_shape import ALWAYS, PARTS_MAX, ObjectShape, Plan, Run, parts_of, pieces_of
 
 MAGIC: Final = b"LOCKSTEP"
-FORMAT_VERSION: Final = 1
-_FIELDS: Final = struct.Struct("<8sHHIQQ32s16sQ")
+FORMAT_VERSION: Final = 2
+HEADER_BYTES: Final = 4096
+_FIELDS: Final = struct.Struct("<8sHHIQQ32sH")
+_FIRST: Final = struct.Struct("<8sHHIQQ")
+"""The fields before the digest of the name."""
+_NAME_BYTES: Final = struct.Struct("<H")
+_NAME_AT: Final = 66
+_TABLE_AT: Final = 584
+_CHECKSUMS_AT: Final = 1304
 _CHECK: Final = struct.Struct("<Q")
-HEADER_BYTES: Final = _FIELDS.size + _CHECK.size
+_CHECK_AT: Final = HEADER_BYTES - _CHECK.size
+CHECKSUM_BYTES: Final = 16
 NAME_DIGEST_BYTES: Final = 32
 PIECE_BYTES: Final = 256 << 10
-"""A payload is hashed in pieces of this size, so that who reads it can hash each piece while it is
+"""A payload is read and written in pieces of about this size, so that each can be hashed while it is
 still in the core's cache."""
 
-_PART: Final = "[a-z0-9.-]{1,128}"
-_FULL_NAME: Final = re.compile(f"{_PART}/{_PART}/{_PART}/{_PART}")
+_PART: Final = re.compile("[a-z0-9.-]{1,128}")
+_OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
+_KEY_MAX: Final = 128
 
 
 class Finding(IntEnum):
@@ -56,94 +74,149 @@ class Finding(IntEnum):
     MAGIC = 3
     """It is not an object of Lockstep."""
     HEADER = 4
-    """The header does not match its own checksum, a reserved field is not zero, or there are presence
-    bits for columns that the layout does not have."""
+    """The header does not match its own checksum, or there are presence bits for columns that the
+    layout does not have."""
     VERSION = 5
     """It was written in a format that this version does not read."""
     NAME = 6
     """It is the object of another name."""
     LENGTH = 7
-    """Its payload has another length than follows from its columns."""
+    """It has other parts than follow from the layout and its columns."""
     PAYLOAD = 8
-    """The payload does not match its checksum."""
+    """A part does not match its checksum."""
     KIND = 9
     """What lies there is no object at all: a directory, a link, a device."""
-    FULLER = 10
-    """So far sound; it has the optional columns that were asked for, and others."""
-    LACKING = 11
+    LACKING = 10
     """So far sound; it lacks an optional column that was asked for."""
 
 
 def name_digest(name: ObjectName) -> bytes | None:
     """Return the 32-byte digest of the full name, or None if a part has a character it must not."""
-    full_name = f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
-    if _FULL_NAME.fullmatch(full_name) is None:
+    around = _around_key(name.namespace, name.pool, name.shard)
+    key = name.key
+    # One call's names share all parts but the key, and this is on the path of every page.
+    if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
         return None
-    return blake2b(full_name.encode("ascii"), digest_size=NAME_DIGEST_BYTES).digest()
+    text = key.encode()
+    if text.translate(None, _OF_PARTS):
+        return None
+    before, after = around
+    return blake2b(before + text + after, digest_size=NAME_DIGEST_BYTES).digest()
 
 
-def payload_checksum(payload: memoryview | bytes) -> bytes:
-    """Return the checksum of a whole payload, as it stands in the header (16 bytes)."""
-    starts = range(0, max(len(payload), 1), PIECE_BYTES)
-    return join_checksums(
-        [piece_checksum(payload[start : start + PIECE_BYTES]) for start in starts]
-    )
+def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
+    """Return the joined checksums of parts of these sizes, which `views` have one after another."""
+    if len(sizes) == len(views) == 1:
+        return xxhash.xxh3_128_digest(views[0])
+    hashes = PartHashes(sizes)
+    for view in views:
+        hashes.add(view)
+    return hashes.joined()
 
 
-def piece_checksum(piece: memoryview | bytes) -> bytes:
-    """Return the checksum of one piece: `PIECE_BYTES` bytes, or what is left at the end."""
-    return xxhash.xxh3_128_digest(piece)
+class PartHashes:
+    """The checksums of parts that come in pieces, in order; a piece may have several parts' bytes."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = iter(sizes)
+        self._left = 0
+        self._begun: xxhash.xxh3_128 | None = None
+        self._done: list[bytes] = []
+
+    def add(self, piece: memoryview) -> None:
+        """Hash the next bytes."""
+        at, end = 0, len(piece)
+        while at < end:
+            if self._begun is None and not self._left:
+                self._left = self._next()
+            taken = min(self._left, end - at)
+            part = piece[at : at + taken]
+            at += taken
+            self._left -= taken
+            if self._begun is None and not self._left:
+                # Nearly always: the whole part is here.
+                self._done.append(xxhash.xxh3_128_digest(part))
+                continue
+            if self._begun is None:
+                self._begun = xxhash.xxh3_128()
+            self._begun.update(part)
+            if not self._left:
+                self._done.append(self._begun.digest())
+                self._begun = None
+
+    def joined(self) -> bytes:
+        """Return the checksums of all parts, which must have been added whole, one after another."""
+        for size in self._sizes:
+            assert not size
+            self._done.append(xxhash.xxh3_128_digest(b""))
+        return b"".join(self._done)
+
+    def _next(self) -> int:
+        for size in self._sizes:
+            if size:
+                return size
+            self._done.append(xxhash.xxh3_128_digest(b""))
+        raise AssertionError("there are more bytes than the parts have")
 
 
-def join_checksums(pieces: list[bytes]) -> bytes:
-    """Return the payload's checksum from its pieces': a single one itself, else one over all."""
-    return pieces[0] if len(pieces) == 1 else xxhash.xxh3_128_digest(b"".join(pieces))
+def encode_header(
+    name: ObjectName, digest: bytes, present: int, plan: Plan, checksums: bytes
+) -> bytes:
+    """Return the header (`HEADER_BYTES` bytes) of a whole object.
 
-
-def encode_header(digest: bytes, payload_bytes: int, checksum: bytes, present: int = 0) -> bytes:
-    """Return the header (`HEADER_BYTES` bytes) of a payload.
-
-    `digest` is the `name_digest`, `checksum` the `payload_checksum`, `present` the presence bits.
+    `digest` is the `name_digest`, `plan` that of an object with the presence bits `present`, and
+    `checksums` those of its parts, joined.
     """
-    fields = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, 0, HEADER_BYTES, payload_bytes, present, digest, checksum, 0
-    )
-    return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields))
+    text = _full_name(name).encode("ascii")
+    block = bytearray(_template(plan.payload_bytes, present, plan.table))
+    block[_FIRST.size : _FIRST.size + NAME_DIGEST_BYTES] = digest
+    _NAME_BYTES.pack_into(block, _NAME_AT - _NAME_BYTES.size, len(text))
+    block[_NAME_AT : _NAME_AT + len(text)] = text
+    block[_CHECKSUMS_AT : _CHECKSUMS_AT + len(checksums)] = checksums
+    _CHECK.pack_into(block, _CHECK_AT, xxhash.xxh3_64_intdigest(memoryview(block)[:_CHECK_AT]))
+    return bytes(block)
 
 
-def check_header(
-    header: memoryview | bytes,
-    digest: bytes,
-    payload_bytes: int,
-    optional: OptionalColumns = NONE_OPTIONAL,
-) -> Finding:
-    """Say whether `header` is that of the object with this name, and how its columns compare.
+def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Finding:
+    """Say whether `header` is that of the object with this name, and has the columns of `shape`.
 
-    `payload_bytes` is the length of the caller's buffer, `optional` says which columns that has:
-    SOUND if the object has the same ones, FULLER or LACKING if it has others. Does not look at the
-    payload; call `check_payload` once it has been read.
+    SOUND, also if it has more of them; LACKING if it has fewer. Does not look at the payload: what of
+    it is wanted is told by `shape.plan(presence_bits(header))`, and checked by `check_run`.
     """
-    if len(header) < HEADER_BYTES:
-        return Finding.SHORT
-    magic, version, zero, header_bytes, length, present, named, _, zero_too = _FIELDS.unpack_from(
-        header
-    )
-    if magic != MAGIC:
-        return Finding.MAGIC
-    (check,) = _CHECK.unpack_from(header, _FIELDS.size)
-    if check != xxhash.xxh3_64_intdigest(header[: _FIELDS.size]):
-        return Finding.HEADER
-    if version != FORMAT_VERSION:
-        return Finding.VERSION
-    if zero or zero_too or header_bytes != HEADER_BYTES or not optional.knows(present):
-        return Finding.HEADER
+    if is_expected(header, digest, shape):
+        return Finding.SOUND
+    finding = _check_fields(header)
+    if finding is not Finding.SOUND:
+        return finding
+    _, _, _, _, length, present, named, _ = _FIELDS.unpack_from(header)
     if named != digest:
         return Finding.NAME
-    if present == optional.present:
-        return Finding.SOUND if length == payload_bytes else Finding.LENGTH
-    if length != optional.payload_bytes(payload_bytes, present):
+    if not shape.knows(present):
+        return Finding.HEADER
+    plan = shape.plan(present)
+    if length != plan.payload_bytes:
         return Finding.LENGTH
-    return Finding.LACKING if optional.lacks(present) else Finding.FULLER
+    if bytes(header[_TABLE_AT : _TABLE_AT + len(plan.table) + 1]) != plan.table + b"\0":
+        return Finding.LENGTH
+    return Finding.LACKING if shape.lacks(present) else Finding.SOUND
+
+
+def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
+    """Say whether a header is sound and has just the columns of `shape`, as nearly all have.
+
+    Only for speed: no field is taken apart, and what is not expected may be sound all the same.
+    """
+    if len(header) != HEADER_BYTES:
+        return False
+    present = shape.present
+    plan, block = shape.plan(present), bytes(header)
+    return (
+        block.startswith(_first_fields(plan.payload_bytes, present, len(plan.table) // 5))
+        and block.startswith(digest, _FIRST.size)
+        and block.startswith(plan.table, _TABLE_AT)
+        and block[_TABLE_AT + len(plan.table)] == 0
+        and _CHECK.unpack_from(block, _CHECK_AT)[0] == xxhash.xxh3_64_intdigest(header[:_CHECK_AT])
+    )
 
 
 def presence_bits(header: memoryview | bytes) -> int:
@@ -152,7 +225,130 @@ def presence_bits(header: memoryview | bytes) -> int:
     return present
 
 
-def check_payload(header: memoryview | bytes, checksum: bytes) -> Finding:
-    """Say whether a payload with this checksum is the one that the (checked) header speaks of."""
-    stated: bytes = _FIELDS.unpack_from(header)[7]
-    return Finding.SOUND if stated == checksum else Finding.PAYLOAD
+def stated_checksums(header: memoryview | bytes, first: int, count: int) -> bytes:
+    """Return the checksums that a (checked) header states for `count` parts from the `first`."""
+    start = _CHECKSUMS_AT + first * CHECKSUM_BYTES
+    return bytes(header[start : start + count * CHECKSUM_BYTES])
+
+
+def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> Finding:
+    """Say whether the joined checksums of a run's parts are those that a (checked) header states."""
+    stated = stated_checksums(header, run.parts[0][0], len(run.parts))
+    return Finding.SOUND if checksums == stated else Finding.PAYLOAD
+
+
+class Statement(NamedTuple):
+    """What a header says of its object, without anything to compare it with."""
+
+    name: ObjectName
+    present: int
+    shape: ObjectShape
+    """Holding all parts that the object has."""
+
+
+def encode_object(
+    name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
+) -> bytes:
+    """Return the header of the whole object that `buffers` have the parts of."""
+    plan = shape.plan(shape.present)
+    checksums = part_checksums(plan.sizes, buffers)
+    return encode_header(name, digest, shape.present, plan, checksums)
+
+
+def take_parts(
+    payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
+) -> Finding:
+    """Fill `buffers` with what `shape` holds of an object whose header was checked, and check it."""
+    plan = shape.plan(presence_bits(header))
+    if len(payload) != plan.payload_bytes:
+        return Finding.SHORT if len(payload) < plan.payload_bytes else Finding.LONG
+    targets = pieces_of(buffers, [run.nbytes for run in plan.runs])
+    for run, views in zip(plan.runs, targets, strict=True):
+        hashes, at = PartHashes([nbytes for _, nbytes in run.parts]), run.offset
+        for view in views:
+            view[:] = payload[at : at + len(view)]
+            hashes.add(view)
+            at += len(view)
+        if check_run(header, run, hashes.joined()) is not Finding.SOUND:
+            return Finding.PAYLOAD
+    return Finding.SOUND
+
+
+def read_statement(header: memoryview) -> Statement | Finding:
+    """Return what a header says, or what is wrong with it."""
+    finding = _check_fields(header)
+    if finding is not Finding.SOUND:
+        return finding
+    _, _, count, _, length, present, digest, name_bytes = _FIELDS.unpack_from(header)
+    try:
+        parts = bytes(header[_NAME_AT : _NAME_AT + name_bytes]).decode("ascii").split("/")
+        name = ObjectName(*parts)
+    except (UnicodeDecodeError, TypeError):
+        return Finding.NAME
+    if name_digest(name) != digest:
+        return Finding.NAME
+    table = parts_of(bytes(header[_TABLE_AT : _TABLE_AT + 5 * count]))
+    if sum(part.nbytes for part in table) != length or not count:
+        return Finding.LENGTH
+    columns = {part.bit for part in table} - {ALWAYS}
+    if any(bit < 0 or not present >> bit & 1 for bit in columns):
+        return Finding.LENGTH
+    return Statement(name, present, ObjectShape(tuple(table), tuple(range(count))))
+
+
+def check_object(raw: memoryview) -> Statement | Finding:
+    """Return what a whole object (header and payload) says of itself, or what is wrong with it."""
+    if len(raw) < HEADER_BYTES:
+        return Finding.SHORT
+    said = read_statement(raw[:HEADER_BYTES])
+    if isinstance(said, Finding):
+        return said
+    payload = raw[HEADER_BYTES:]
+    if len(payload) != said.shape.nbytes:
+        return Finding.SHORT if len(payload) < said.shape.nbytes else Finding.LONG
+    hashes = PartHashes([part.nbytes for part in said.shape.parts])
+    hashes.add(payload)
+    if hashes.joined() != stated_checksums(raw, 0, len(said.shape.parts)):
+        return Finding.PAYLOAD
+    return said
+
+
+@lru_cache(maxsize=256)
+def _first_fields(payload_bytes: int, present: int, parts: int) -> bytes:
+    return _FIRST.pack(MAGIC, FORMAT_VERSION, parts, HEADER_BYTES, payload_bytes, present)
+
+
+@lru_cache(maxsize=256)
+def _template(payload_bytes: int, present: int, table: bytes) -> bytes:
+    """Return a header with all that these say, and zeros for the rest."""
+    first = _first_fields(payload_bytes, present, len(table) // 5)
+    return (first.ljust(_TABLE_AT, b"\0") + table).ljust(HEADER_BYTES, b"\0")
+
+
+def _check_fields(header: memoryview) -> Finding:
+    if len(header) < HEADER_BYTES:
+        return Finding.SHORT
+    magic, version, count, header_bytes, _, _, _, name_bytes = _FIELDS.unpack_from(header)
+    if magic != MAGIC:
+        return Finding.MAGIC
+    if version != FORMAT_VERSION:
+        return Finding.VERSION
+    (check,) = _CHECK.unpack_from(header, _CHECK_AT)
+    if check != xxhash.xxh3_64_intdigest(header[:_CHECK_AT]):
+        return Finding.HEADER
+    fits = (
+        header_bytes == HEADER_BYTES and count <= PARTS_MAX and name_bytes <= _TABLE_AT - _NAME_AT
+    )
+    return Finding.SOUND if fits else Finding.HEADER
+
+
+@lru_cache(maxsize=256)
+def _around_key(namespace: str, pool: str, shard: str) -> tuple[bytes, bytes] | None:
+    """Return what comes before and after the key in a full name; None if a part is impossible."""
+    if not all(_PART.fullmatch(part) for part in (namespace, pool, shard)):
+        return None
+    return f"{namespace}/".encode(), f"/{pool}/{shard}".encode()
+
+
+def _full_name(name: ObjectName) -> str:
+    return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"

@@ -21,9 +21,21 @@ MakeBackend = Callable[[StoreUri], StorageBackend]
 WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
 """Makes a backend that stands before another one."""
 
-_BUILT_IN = {"memory": ".memory", "file": ".file"}
+_BUILT_IN = {
+    "3fs": ".three_fs",
+    "memory": ".memory",
+    "file": ".file",
+    "mooncake": ".mooncake",
+    "s3": ".s3",
+}
 """The module of each built-in scheme; it has a function `from_uri`, a `MakeBackend`."""
-_WRAPPERS: dict[str, str] = {}
+_WRAPPERS = {
+    "breaker": ".breaker",
+    "fault": ".fault",
+    "limit": ".limit",
+    "metrics": ".metrics",
+    "retry": ".retry",
+}
 """The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
 
 
@@ -50,6 +62,11 @@ async def open_backend(uri: str) -> StorageBackend:
 def known_schemes() -> list[str]:
     """Return the schemes that can be used here, sorted."""
     return sorted({*_BUILT_IN, *(entry.name for entry in _entries())})
+
+
+def is_built_in(scheme: str) -> bool:
+    """Say whether a scheme is this package's own: to make its backend is quick and asks nobody."""
+    return scheme in _BUILT_IN
 
 
 def _maker(uri: StoreUri) -> MakeBackend:

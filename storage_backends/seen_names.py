@@ -4,7 +4,7 @@ It may be wrong about what others have removed since, as existence may (S7); who
 missing or corrupt takes it out again, so that a wrong answer is not repeated.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .base import ObjectName
 
@@ -19,18 +19,28 @@ class SeenNames:
 
     def add(self, names: Iterable[ObjectName]) -> None:
         """Remember that these exist."""
+        namespace = pool = shard = ""
+        keys: set[str] = set()
         for name in names:
-            group = (name.namespace, name.pool, name.shard)
-            keys = self._keys.setdefault(group, set())
+            # As in `look_up`, names that follow each other almost always differ in the key alone.
+            if name.namespace != namespace or name.pool != pool or name.shard != shard:
+                namespace, pool, shard = name.namespace, name.pool, name.shard
+                keys = self._keys.setdefault((namespace, pool, shard), set())
             if name.key in keys:
                 continue
             if self._count >= self._names_max:
                 # Starting over keeps the bound without a price on each look-up; what is still
                 # asked for comes back at the price of one system call each.
-                self._keys = {group: (keys := set())}
+                self._keys = {(namespace, pool, shard): (keys := set())}
                 self._count = 0
             keys.add(name.key)
             self._count += 1
+
+    def __iter__(self) -> Iterator[ObjectName]:
+        """Yield the names, in no order."""
+        for (namespace, pool, shard), keys in self._keys.items():
+            for key in keys:
+                yield ObjectName(namespace, key, pool, shard)
 
     def discard(self, names: Iterable[ObjectName]) -> None:
         """Forget these."""

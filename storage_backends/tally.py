@@ -7,10 +7,7 @@ from .base import Counters, Read, ReadOutcome, Write, WriteOutcome
 
 
 class Tally:
-    """Counts what became of reads and writes. One owner: the event loop's thread.
-
-    A call that timed out for a key is counted as failed, since its bytes did not arrive.
-    """
+    """Counts what became of reads and writes. One owner: the event loop's thread."""
 
     def __init__(self) -> None:
         self._reads: Counter[ReadOutcome] = Counter()
@@ -20,18 +17,32 @@ class Tally:
 
     def reads(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> list[ReadOutcome]:
         """Count the outcomes of one call, and return them."""
-        self._reads.update(outcomes)
+        ok = ReadOutcome.OK
+        done = outcomes.count(ok)
+        self._reads[ok] += done
+        if done == len(outcomes):
+            self._bytes_read += sum([read.shape.nbytes for read in reads])
+            return outcomes
         for read, outcome in zip(reads, outcomes, strict=True):
-            if outcome is ReadOutcome.OK:
-                self._bytes_read += read.buffer.nbytes
+            if outcome is ok:
+                self._bytes_read += read.shape.nbytes
+            else:
+                self._reads[outcome] += 1
         return outcomes
 
     def writes(self, writes: Sequence[Write], outcomes: list[WriteOutcome]) -> list[WriteOutcome]:
         """Count the outcomes of one call, and return them."""
-        self._writes.update(outcomes)
+        ok = WriteOutcome.OK
+        done = outcomes.count(ok)
+        self._writes[ok] += done
+        if done == len(outcomes):
+            self._bytes_written += sum([write.shape.nbytes for write in writes])
+            return outcomes
         for write, outcome in zip(writes, outcomes, strict=True):
-            if outcome is WriteOutcome.OK:
-                self._bytes_written += write.buffer.nbytes
+            if outcome is ok:
+                self._bytes_written += write.shape.nbytes
+            else:
+                self._writes[outcome] += 1
         return outcomes
 
     def counters(self) -> Counters:
@@ -42,10 +53,12 @@ class Tally:
             reads_missing=reads[ReadOutcome.MISSING],
             reads_corrupt=reads[ReadOutcome.CORRUPT],
             reads_lacking=reads[ReadOutcome.LACKING],
-            reads_failed=reads[ReadOutcome.FAILED] + reads[ReadOutcome.TIMED_OUT],
+            reads_failed=reads[ReadOutcome.FAILED],
+            reads_timed_out=reads[ReadOutcome.TIMED_OUT],
             writes_ok=writes[WriteOutcome.OK],
             writes_present=writes[WriteOutcome.PRESENT],
-            writes_failed=writes[WriteOutcome.FAILED] + writes[WriteOutcome.TIMED_OUT],
+            writes_failed=writes[WriteOutcome.FAILED],
+            writes_timed_out=writes[WriteOutcome.TIMED_OUT],
             bytes_read=self._bytes_read,
             bytes_written=self._bytes_written,
         )

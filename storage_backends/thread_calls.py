@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ..errors import StorageError
 from .daemon_threads import DaemonThreads
 
 Item = TypeVar("Item")
@@ -50,9 +51,19 @@ class ThreadCalls:
         """Return what `work` returns, or raise what it raises.
 
         After `timeout_s`, which raises `TimeoutError`, and when it is cancelled, the thread goes on
-        by itself.
+        by itself. Raises `StorageError` if `close` came before a thread began with it.
         """
-        return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(work)), timeout_s)
+        answer = asyncio.wrap_future(self._pool.submit(work))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if answer.cancelled() and task is not None and not task.cancelling():
+                # The threads were told to end: nobody has cancelled the caller.
+                raise StorageError(
+                    "the store was closed before it answered; open it again and repeat the call"
+                ) from None
+            raise
 
     async def run(
         self,
@@ -76,7 +87,7 @@ class ThreadCalls:
         if not items:
             return []
         stop = Stop(deadline)
-        slices = _cut(weights, max(job_weight_min, -(-sum(weights) // self._threads)))
+        slices = _cut(weights, sum(weights), self._threads, job_weight_min)
         self._stops.add(stop)
         self._quiet.clear()
         try:
@@ -112,8 +123,11 @@ class ThreadCalls:
         return True
 
 
-def _cut(weights: Sequence[int], job_weight: int) -> list[slice]:
-    """Cut neighbouring items into jobs of about `job_weight`."""
+def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) -> list[slice]:
+    """Cut neighbouring items into a job for each thread, none under the least weight."""
+    job_weight = max(job_weight_min, -(-total // threads))
+    if total <= job_weight:
+        return [slice(0, len(weights))]
     slices: list[slice] = []
     start = weight = 0
     for index, each in enumerate(weights, start=1):

@@ -4,23 +4,40 @@
     wrapper+wrapper+scheme://...
 
 Wrappers (the outermost first) stand before the scheme. What host, path and options mean is the
-scheme's own business; it reads options through `StoreUri`, so that a misspelt one cannot pass.
+scheme's own business, except that an option `<wrapper>.<name>` belongs to that wrapper. Each reads
+its own through `StoreUri` and refuses what it does not know, so that a misspelt one cannot pass.
+
+A URI may have credentials in it, as that of an index's database may. Whatever is printed, logged,
+raised or reported of one goes through `without_secrets`.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
 from ..errors import ConfigError
 
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
+_DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
+_HIDDEN: Final = "***"
+_USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
+"""Who connects, and the password, which may have characters in it that it must not."""
+_USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
+_SECRET = re.compile(r"secret|token|pass|pwd|cred|auth|key|sig(nature)?$", re.IGNORECASE)
+_SHOWN_PLAIN: Final = ":/?*@,=[]"
+_NESTED_MAX: Final = 4
+"""URIs in options of URIs; what is deeper is not shown at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUri:
-    """A store's URI in its parts. `path` is percent-decoded; `text` is what the user wrote."""
+    """A store's URI in its parts. `path` is percent-decoded.
+
+    `text` is what the user wrote, for messages: `without_secrets`.
+    """
 
     text: str
     wrappers: tuple[str, ...]
@@ -30,12 +47,30 @@ class StoreUri:
     options: Mapping[str, str]
 
     def only_options(self, known: Sequence[str]) -> None:
-        """Raise `ConfigError` if there is an option that is not in `known`."""
+        """Raise `ConfigError` if there is an option that neither `known` nor a wrapper answers for.
+
+        Options of the wrappers that the URI names are theirs to check (`only_wrapper_options`).
+        """
         for name in self.options:
-            if name not in known:
+            owner, dot, _ = name.partition(".")
+            if name in known or (dot and owner in self.wrappers):
+                continue
+            offer = ", ".join(sorted(known)) or "none"
+            hint = f"; it needs {owner}+ before the scheme" if dot else ""
+            raise ConfigError(
+                f"store {self.text!r}: unknown option {name!r}; {self.scheme}:// knows: {offer}{hint}"
+            )
+
+    def only_wrapper_options(self, wrapper: str, known: Sequence[str]) -> None:
+        """Raise `ConfigError` if there is an option of `wrapper` that is not in `known`.
+
+        Names are whole: `retry.attempts`.
+        """
+        for name in self.options:
+            if name.startswith(f"{wrapper}.") and name not in known:
                 offer = ", ".join(sorted(known)) or "none"
                 raise ConfigError(
-                    f"store {self.text!r}: unknown option {name!r}; {self.scheme}:// knows: {offer}"
+                    f"store {self.text!r}: unknown option {name!r}; {wrapper}+ knows: {offer}"
                 )
 
     def choice(self, name: str, values: Sequence[str], default: str) -> str:
@@ -53,53 +88,116 @@ class StoreUri:
         if value is None:
             return default
         if not (value.isascii() and value.isdigit() and len(value) < 20):
-            raise ConfigError(f"store {self.text!r}: {name} is {value!r}, must be a whole number")
+            raise ConfigError(
+                f"store {self.text!r}: {name} is {value!r}, must be a whole number from {low} to {high}"
+            )
         if not low <= int(value) <= high:
             raise ConfigError(
                 f"store {self.text!r}: {name} is {value}, must be from {low} to {high}"
             )
         return int(value)
 
+    def decimal(self, name: str, default: float, *, low: float, high: float) -> float:
+        """Return the option's value as a number from `low` to `high`: seconds, or a fraction."""
+        value = self.options.get(name)
+        if value is None:
+            return default
+        if _DECIMAL.fullmatch(value) is None:
+            raise ConfigError(
+                f"store {self.text!r}: {name} is {value!r}, must be a number such as 2 or 0.01, from "
+                f"{_plain(low)} to {_plain(high)}"
+            )
+        if not low <= float(value) <= high:
+            raise ConfigError(
+                f"store {self.text!r}: {name} is {value}, must be from {_plain(low)} to {_plain(high)}"
+            )
+        return float(value)
+
+
+def _plain(number: float) -> str:
+    """Return a number as an option may be written: in digits, without an exponent."""
+    return f"{number:.9f}".rstrip("0").rstrip(".")
+
+
+def without_secrets(text: str) -> str:
+    """Return a store's URI as it may be shown to anybody, also one that is malformed.
+
+    Users and passwords before '@', and the values of options whose names speak of a secret, are `***`,
+    in the URIs that options have as their values too. Everything else is as it was written; rather too
+    much is hidden than too little.
+    """
+    return _shown(text, _NESTED_MAX)
+
+
+def _shown(text: str, depth: int) -> str:
+    if "://" in text:
+        text = _USER.sub(f"://{_HIDDEN}@", text)
+    else:
+        text = _USER_OF_NO_URI.sub(f"{_HIDDEN}@", text)
+    head, mark, query = text.partition("?")
+    return head + mark + "&".join(_shown_option(each, depth) for each in query.split("&"))
+
+
+def _shown_option(option: str, depth: int) -> str:
+    name, sign, value = option.partition("=")
+    if sign and _SECRET.search(unquote_plus(name)):
+        return f"{name}={_HIDDEN}"
+    plain = unquote_plus(value)
+    if not set(plain).intersection("@=%"):
+        return option
+    shown = _shown(plain, depth - 1) if depth else _HIDDEN
+    return option if shown == plain else f"{name}={quote(shown, safe=_SHOWN_PLAIN)}"
+
 
 def parse_uri(text: str) -> StoreUri:
     """Return the parts of a store's URI, or raise `ConfigError` saying what is wrong with it."""
+    shown = without_secrets(text)
     head, separator, _ = text.partition("://")
     if not separator:
         raise ConfigError(
-            f"store {text!r} is not a URI; write it as scheme://..., for example file:///var/kv"
+            f"store {shown!r} is not a URI; write it as scheme://..., for example file:///var/kv"
         )
     if _SCHEMES.fullmatch(head) is None:
-        raise ConfigError(f"store {text!r}: {head!r} is not a scheme")
+        raise ConfigError(
+            f"store {shown!r}: {without_secrets(head)!r} is not a scheme; schemes are in lower case, "
+            "and wrappers stand before them with a plus sign: file:///var/kv, retry+file:///var/kv"
+        )
     if any(ord(character) <= 32 or ord(character) == 127 for character in text):
-        raise ConfigError(f"store {text!r} has a space or control character; percent-encode it")
+        raise ConfigError(f"store {shown!r} has a space or control character; percent-encode it")
     *wrappers, scheme = head.split("+")
+    for name in wrappers:
+        if wrappers.count(name) > 1:
+            raise ConfigError(
+                f"store {shown!r}: wrapper {name!r} is named twice, and options could not tell the "
+                "two apart"
+            )
     try:
         parts = urlsplit(f"x{text[len(head) :]}")
     except ValueError as error:
-        raise ConfigError(f"store {text!r}: {error}") from error
+        raise ConfigError(f"store {shown!r}: {error}") from error
     if parts.fragment or text.endswith("#"):
-        raise ConfigError(f"store {text!r} has a fragment; percent-encode '#' as %23")
+        raise ConfigError(f"store {shown!r} has a fragment; percent-encode '#' as %23")
     path = unquote(parts.path)
     if "\0" in path:
-        raise ConfigError(f"store {text!r}: the path has a NUL character")
+        raise ConfigError(f"store {shown!r}: the path has a NUL character")
     return StoreUri(
-        text=text,
+        text=shown,
         wrappers=tuple(wrappers),
         scheme=scheme,
         host=parts.netloc,
         path=path,
-        options=_options(text, parts.query),
+        options=_options(shown, parts.query),
     )
 
 
-def _options(text: str, query: str) -> Mapping[str, str]:
+def _options(shown: str, query: str) -> Mapping[str, str]:
     options: dict[str, str] = {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
-        raise ConfigError(f"store {text!r}: options must be written name=value&...") from error
+        raise ConfigError(f"store {shown!r}: options must be written name=value&...") from error
     for name, value in pairs:
         if name in options:
-            raise ConfigError(f"store {text!r}: option {name!r} is given twice")
+            raise ConfigError(f"store {shown!r}: option {name!r} is given twice")
         options[name] = value
     return MappingProxyType(options)

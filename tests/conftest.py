@@ -1,14 +1,22 @@
-"""What every test runs under: deterministic examples, and no silent skips in CI."""
+"""What every test runs under: deterministic examples, nothing left behind, no silent skips in CI."""
 
 import os
 from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+from left_behind import nothing_left_behind
 
 # The same examples on every run, and no deadline for each: a shared machine may stall at any time.
 settings.register_profile("lockstep", derandomize=True, deadline=None)
 settings.load_profile("lockstep")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Generator[None]:
+    """Let a test fail whose stores go on after it, or whose event loops had tasks when they closed."""
+    with nothing_left_behind():
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

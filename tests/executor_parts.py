@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from queue import SimpleQueue
 
@@ -12,15 +12,18 @@ import torch
 from lockstep.coordinator.ballot import Progress
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
+from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Order
 from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
 from lockstep.storage_backends.base import (
+    Capabilities,
     Counters,
     ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,
+    StoredObject,
     Write,
     WriteOutcome,
 )
@@ -91,6 +94,7 @@ def make_executor(
     components: Mapping[str, ShardLayout] | None = None,
     backend: StorageBackend | None = None,
     writer: WriterShare = EVERYTHING,
+    shardings: Shardings | None = None,
     device: str = "cpu",
     device_pages: int = 8,
     host_pages: int = 8,
@@ -110,6 +114,7 @@ def make_executor(
         backend=backend,
         store_namespace=NAMESPACE,
         writer=writer,
+        shardings=shardings,
         inflight_bytes=inflight_bytes,
         close_timeout_s=close_timeout_s,
     )
@@ -169,9 +174,20 @@ def fill_host(pool: HostPool, seed: int) -> list[bytes]:
 
 
 def device_page(pool: DevicePool, page: int) -> bytes:
-    """Return one page of a device pool in the order of `page_layout`: column, layer, the rest."""
-    parts = [pool.column_bytes(shard)[:, page] for shard in pool.layout.columns]
-    return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
+    """Return one page of a device pool in the order of `page_layout`, told in the obvious way."""
+    shards = pool.layout.columns
+    required = [shard for shard in shards if not shard.column.optional]
+    groups = [[shard] for shard in required if shard.column.replicated]
+    groups.append([shard for shard in required if not shard.column.replicated])
+    groups += [[shard] for shard in shards if shard.column.optional]
+    parts: list[torch.Tensor] = []
+    for group in groups:
+        for unit in range(group[0].units if group else 0):
+            for shard in group:
+                heads = shard.heads // shard.units
+                column = pool.column(shard.column.name)
+                parts.append(column[:, page, unit * heads : (unit + 1) * heads])
+    return b"".join(part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
 
 
 class HeldStore:
@@ -209,9 +225,13 @@ class HeldStore:
         """Wait until another read or write has begun; return its keys."""
         return self.entered.get(timeout=PATIENCE_S)
 
-    async def open(self) -> None:
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
         self._loop = asyncio.get_running_loop()
-        await self.inner.open()
+        await self.inner.open(memory)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         self.exists_calls += 1
@@ -220,15 +240,18 @@ class HeldStore:
         return await self.inner.exists(names, deadline=deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        await self._carry([read.name for read in reads], [read.buffer for read in reads])
+        await self._carry(reads)
         return await self.inner.read(reads, deadline=deadline)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        await self._carry([write.name for write in writes], [write.buffer for write in writes])
+        await self._carry(writes)
         return await self.inner.write(writes, deadline=deadline)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         return await self.inner.remove(names, deadline=deadline)
+
+    def objects(self) -> AsyncIterator[StoredObject]:
+        return self.inner.objects()
 
     def counters(self) -> Counters:
         return self.inner.counters()
@@ -237,8 +260,9 @@ class HeldStore:
         await self.inner.close()
         self.closed.set()
 
-    async def _carry(self, names: list[ObjectName], buffers: list[memoryview]) -> None:
-        nbytes = sum(buffer.nbytes for buffer in buffers)
+    async def _carry(self, items: Sequence[Read] | Sequence[Write]) -> None:
+        names = [item.name for item in items]
+        nbytes = sum(item.shape.nbytes for item in items)
         self.bytes_running += nbytes
         self.bytes_running_max = max(self.bytes_running_max, self.bytes_running)
         self.entered.put(tuple(name.key for name in names))

@@ -11,7 +11,10 @@ from typing import Any, Self
 from collective_contract import PATIENCE_S, Program
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["torch.distributed"])
+# Imported once, not by every rank: they take longer than most programs.
+_processes.set_forkserver_preload(
+    ["torch.distributed", "pytest", "lockstep.coordinator.collectives.torch_gloo"]
+)
 
 
 class RanksAsProcesses:

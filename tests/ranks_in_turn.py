@@ -15,15 +15,18 @@ from lockstep.coordinator.ballot import (
     Quiesced,
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.proposal import Proposal, Readiness
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import (
+    AttachStore,
     Cancel,
     CopyToDevice,
     CopyToHost,
+    DetachStore,
     Fence,
     Fetch,
     Fork,
@@ -50,6 +53,8 @@ class ToldExecutor:
         self.orders: list[Order] = []
         self.said: list[Progress] = []
         self.ill: str | None = None
+        self.staged: dict[int, Readiness | str] = {}
+        """What became of the proposals that are staged, by their digests; the test says it."""
         self.closed = False
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -64,6 +69,15 @@ class ToldExecutor:
 
     def trouble(self) -> str | None:
         return self.ill
+
+    def stage(self, proposal: Proposal) -> None:
+        self.staged[proposal.digest] = Readiness.STAGED
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        return self.staged[proposal.digest]
+
+    def unstage(self, proposal: Proposal) -> None:
+        del self.staged[proposal.digest]
 
     def bytes_moved(self) -> BytesMoved:
         return BytesMoved()
@@ -101,7 +115,7 @@ class ToldExecutor:
                     self.said += [Ended(operation, ok=True) for operation in operations]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
-                case Fork():
+                case Fork() | AttachStore() | DetachStore():
                     pass
 
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,16 +55,17 @@ def _read(file: Path, root: Path) -> Module:
     return Module(PurePosixPath(file.relative_to(root)), file.read_text(encoding="utf-8"))
 
 
-def absolute_names(module: Module) -> set[str]:
+@cache
+def absolute_names(module: Module) -> frozenset[str]:
     """The dotted names from outside the library that this module imports or reaches.
 
     Both `from torch import distributed` and `import torch as t` followed by `t.distributed` give
     `torch.distributed`.
     """
-    tree = module.parse()
+    nodes = list(ast.walk(module.parse()))
     bound: dict[str, str] = {}
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names.add(alias.name)
@@ -74,12 +76,12 @@ def absolute_names(module: Module) -> set[str]:
                 name = f"{node.module}.{alias.name}"
                 names.add(name)
                 bound[alias.asname or alias.name] = name
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             base, *rest = _dotted(node) or [""]
             if base in bound:
                 names.add(".".join([bound[base], *rest]))
-    return names
+    return frozenset(names)
 
 
 def _dotted(node: ast.expr) -> list[str] | None:

@@ -1,132 +1,75 @@
 """The contract of `storage_backends.base`, as tests that every backend must pass.
 
-A test module gives a `store` fixture and makes a subclass of `StorageContract`.
+A test module gives a `store` fixture and makes a subclass of `StorageContract`, which holds the
+backend to S1 to S7 here, to S8 in `storage_contract_parts` and `storage_contract_columns`, and to what
+concerns callers' buffers in `storage_contract_buffers`.
 """
 
 import asyncio
+import mmap
 import random
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from contextlib import suppress
 
 import pytest
-
-from lockstep.storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
+from storage_calls import (
+    EVERY,
+    KIB,
+    OPTIONAL_BYTES,
+    SIZES,
+    StoreUnderTest,
+    columns,
+    cut,
+    full_page,
+    get,
+    get_columns,
+    listed,
+    object_name,
+    opened,
+    page,
+    put,
+    put_columns,
+    reading,
+    run,
+    soon,
+    writing,
 )
-from lockstep.storage_backends.optional_columns import NONE_OPTIONAL, OptionalColumns
+from storage_contract_buffers import BuffersContract
+from storage_contract_columns import ColumnsContract
+from storage_contract_parts import PartsContract
 
-T = TypeVar("T")
-KIB = 1 << 10
-SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
-OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
-"""Optional columns, two of them of one length, so that lengths do not tell which is there."""
-EVERY = (1 << len(OPTIONAL_BYTES)) - 1
-"""The presence bits of a page with all of them."""
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
 
-
-class StoreUnderTest(Protocol):
-    """One store, and what a test needs to look behind its back."""
-
-    def backend(self) -> StorageBackend:
-        """Return a new backend on this same store, not open yet."""
-        ...
-
-    def spoil(self, name: ObjectName, at: int = 0) -> None:
-        """Flip one bit of byte `at` of the object's payload where it is stored."""
-        ...
-
-    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
-        """Store a copy of what is stored under `name` under `other`."""
-        ...
-
-
-def object_name(number: int, pool: str = "kv") -> ObjectName:
-    return ObjectName(namespace="ab" * 32, key=f"{number:064x}", pool=pool, shard="l0-4.h0-2")
-
-
-def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
-    return bytearray(random.Random(number).randbytes(nbytes))
+__all__ = [
+    "EVERY",
+    "KIB",
+    "OPTIONAL_BYTES",
+    "SIZES",
+    "StorageContract",
+    "StoreUnderTest",
+    "columns",
+    "cut",
+    "full_page",
+    "get",
+    "get_columns",
+    "listed",
+    "object_name",
+    "opened",
+    "page",
+    "put",
+    "put_columns",
+    "reading",
+    "run",
+    "soon",
+    "writing",
+]
 
 
-def soon() -> float:
-    """A deadline that no healthy call comes near."""
-    return time.monotonic() + 60.0
+class StorageContract(BuffersContract, ColumnsContract, PartsContract):
+    """The promises, each test named after what it holds the backend to."""
 
-
-def run(scenario: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(scenario)
-
-
-@asynccontextmanager
-async def opened(store: StoreUnderTest) -> AsyncGenerator[StorageBackend]:
-    backend = store.backend()
-    await backend.open()
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
-async def put(
-    backend: StorageBackend,
-    name: ObjectName,
-    content: bytearray,
-    optional: OptionalColumns = NONE_OPTIONAL,
-) -> WriteOutcome:
-    (outcome,) = await backend.write([Write(name, memoryview(content), optional)], deadline=soon())
-    return outcome
-
-
-async def get(
-    backend: StorageBackend,
-    name: ObjectName,
-    nbytes: int = 16 * KIB,
-    optional: OptionalColumns = NONE_OPTIONAL,
-) -> tuple[ReadOutcome, bytearray]:
-    buffer = bytearray(nbytes)
-    (outcome,) = await backend.read([Read(name, memoryview(buffer), optional)], deadline=soon())
-    return outcome, buffer
-
-
-def columns(present: int) -> OptionalColumns:
-    """The columns of `OPTIONAL_BYTES`, and a buffer that has those of `present`."""
-    return OptionalColumns(nbytes=OPTIONAL_BYTES, present=present)
-
-
-def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
-    """What an author writes: `nbytes` that every engine keeps, and the columns of `present`."""
-    content = page(author, nbytes)
-    for number, length in enumerate(OPTIONAL_BYTES):
-        content += page(10 * author + number, length) if present >> number & 1 else b""
-    return content
-
-
-async def put_columns(
-    backend: StorageBackend,
-    name: ObjectName,
-    present: int,
-    author: int = 1,
-    nbytes: int = 16 * KIB,
-) -> WriteOutcome:
-    return await put(backend, name, full_page(present, author, nbytes), columns(present))
-
-
-async def get_columns(
-    backend: StorageBackend, name: ObjectName, present: int, nbytes: int = 16 * KIB
-) -> tuple[ReadOutcome, bytearray]:
-    length = len(full_page(present, nbytes=nbytes))
-    return await get(backend, name, length, columns(present))
-
-
-class StorageContract:
-    """The promises S1 to S8, each test named after what it holds the backend to."""
+    large_batch = 600
+    """Objects of a large call; fewer where a store of the tests takes milliseconds for each."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
     def test_s4_a_page_comes_back_as_it_was_written(
@@ -161,9 +104,7 @@ class StorageContract:
                     True,
                 ]
                 buffers = [bytearray(16 * KIB) for _ in order]
-                reads = [
-                    Read(name, memoryview(each)) for name, each in zip(order, buffers, strict=True)
-                ]
+                reads = [reading(name, each) for name, each in zip(order, buffers, strict=True)]
                 assert await backend.read(reads, deadline=soon()) == [
                     ReadOutcome.OK,
                     ReadOutcome.MISSING,
@@ -172,7 +113,7 @@ class StorageContract:
                     ReadOutcome.OK,
                 ]
                 assert (buffers[0], buffers[4]) == (page(5), page(0))
-                writes = [Write(name, memoryview(page(1))) for name in order]
+                writes = [writing(name, page(1)) for name in order]
                 assert await backend.write(writes, deadline=soon()) == [
                     WriteOutcome.PRESENT,
                     WriteOutcome.OK,
@@ -201,17 +142,18 @@ class StorageContract:
         run(scenario())
 
     def test_s1_a_large_batch_keeps_its_order(self, store: StoreUnderTest) -> None:
-        numbers = list(range(600))
+        count = self.large_batch
+        numbers = list(range(count))
         random.Random(7).shuffle(numbers)
 
         async def scenario() -> None:
             async with opened(store) as backend:
-                writes = [Write(object_name(n), memoryview(page(n, 9000))) for n in numbers]
+                writes = [writing(object_name(n), page(n, 9000)) for n in numbers]
                 assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-                buffers = [bytearray(9000) for _ in range(600)]
-                reads = [Read(object_name(n), memoryview(buffers[n])) for n in range(600)]
+                buffers = [bytearray(9000) for _ in range(count)]
+                reads = [reading(object_name(n), buffers[n]) for n in range(count)]
                 assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
-                assert buffers == [page(n, 9000) for n in range(600)]
+                assert buffers == [page(n, 9000) for n in range(count)]
 
         run(scenario())
 
@@ -221,10 +163,10 @@ class StorageContract:
                 await put(backend, object_name(1), page(1))
                 late = time.monotonic() - 1.0
                 buffers = [bytearray(16 * KIB) for _ in range(3)]
-                reads = [Read(object_name(1), memoryview(each)) for each in buffers]
+                reads = [reading(object_name(1), each) for each in buffers]
                 assert await backend.read(reads, deadline=late) == [ReadOutcome.TIMED_OUT] * 3
                 assert buffers == [bytearray(16 * KIB)] * 3
-                writes = [Write(object_name(2), memoryview(page(2)))]
+                writes = [writing(object_name(2), page(2))]
                 assert await backend.write(writes, deadline=late) == [WriteOutcome.TIMED_OUT]
                 assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
 
@@ -236,10 +178,10 @@ class StorageContract:
         async def scenario() -> None:
             async with opened(store) as backend:
                 pages = [page(n, 1 << 20) for n in range(24)]
-                writes = [Write(object_name(n), memoryview(pages[n])) for n in range(24)]
+                writes = [writing(object_name(n), pages[n]) for n in range(24)]
                 await backend.write(writes, deadline=soon())
                 buffers = [bytearray(1 << 20) for _ in range(24)]
-                reads = [Read(object_name(n), memoryview(buffers[n])) for n in range(24)]
+                reads = [reading(object_name(n), buffers[n]) for n in range(24)]
                 call = asyncio.create_task(backend.read(reads, deadline=soon()))
                 await asyncio.sleep(0)
                 call.cancel()
@@ -342,7 +284,7 @@ class StorageContract:
     def test_s6_of_many_writers_at_once_exactly_one_wins(self, store: StoreUnderTest) -> None:
         async def scenario() -> None:
             async with opened(store) as first, opened(store) as second:
-                for number in range(10):
+                for number in range(self.races):
                     outcomes = await asyncio.gather(
                         *(
                             put((first, second)[each % 2], object_name(number), page(each))
@@ -352,6 +294,30 @@ class StorageContract:
                     assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
                     winner = outcomes.index(WriteOutcome.OK)
                     assert await get(first, object_name(number)) == (ReadOutcome.OK, page(winner))
+
+        run(scenario())
+
+    def test_bytes_go_to_and_from_memory_that_the_store_was_told_of_as_to_and_from_any_other(
+        self, store: StoreUnderTest
+    ) -> None:
+        nbytes, pages = 16 * KIB, 8
+        memory = memoryview(mmap.mmap(-1, 2 * pages * nbytes))
+        slots = [memory[n * nbytes : (n + 1) * nbytes] for n in range(2 * pages)]
+
+        async def scenario() -> None:
+            async with opened(store, [memory]) as backend:
+                for number in range(pages):
+                    slots[number][:] = page(number)
+                writes = [writing(object_name(n), slots[n]) for n in range(pages)]
+                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+                reads = [reading(object_name(n), slots[pages + n]) for n in range(pages)]
+                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+                assert [bytes(slots[pages + n]) for n in range(pages)] == [
+                    bytes(page(n)) for n in range(pages)
+                ]
+                assert [await get(backend, object_name(n)) for n in range(pages)] == [
+                    (ReadOutcome.OK, page(n)) for n in range(pages)
+                ]
 
         run(scenario())
 
@@ -365,183 +331,6 @@ class StorageContract:
                 assert await other.remove([object_name(1)], deadline=soon()) == [True]
                 assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
                 assert await backend.exists([object_name(1)], deadline=soon()) == [False]
-
-        run(scenario())
-
-    @pytest.mark.parametrize("present", range(EVERY + 1))
-    def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
-        self, store: StoreUnderTest, present: int
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                assert await put_columns(backend, object_name(1), present) is WriteOutcome.OK
-                assert await get_columns(backend, object_name(1), present) == (
-                    ReadOutcome.OK,
-                    full_page(present),
-                )
-
-        run(scenario())
-
-    @pytest.mark.parametrize("nbytes", SIZES)
-    def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(
-        self, store: StoreUnderTest, nbytes: int
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
-                for asked in range(EVERY + 1):
-                    assert await get_columns(backend, object_name(1), asked, nbytes) == (
-                        ReadOutcome.OK,
-                        full_page(asked, nbytes=nbytes),
-                    )
-
-        run(scenario())
-
-    @pytest.mark.parametrize("present", range(EVERY + 1))
-    def test_s8_an_object_that_lacks_a_column_is_a_miss_which_is_counted_apart(
-        self, store: StoreUnderTest, present: int
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), present)
-                too_much = [asked for asked in range(EVERY + 1) if asked & ~present]
-                for asked in too_much:
-                    outcome, _ = await get_columns(backend, object_name(1), asked)
-                    assert outcome is ReadOutcome.LACKING
-                seen = backend.counters()
-                assert (seen.reads_lacking, seen.reads_missing) == (len(too_much), 0)
-                assert await get_columns(backend, object_name(1), present) == (
-                    ReadOutcome.OK,
-                    full_page(present),
-                )
-
-        run(scenario())
-
-    @pytest.mark.parametrize("asked", [0, 0b001, 0b110])
-    def test_s8_a_bit_that_is_wrong_in_a_column_nobody_asked_for_is_found(
-        self, store: StoreUnderTest, asked: int
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), EVERY)
-                at = 16 * KIB + (5000 if asked == 0b001 else 10)
-                store.spoil(object_name(1), at)
-                assert (await get_columns(backend, object_name(1), asked))[0] is ReadOutcome.CORRUPT
-                assert (await get_columns(backend, object_name(1), asked))[0] is ReadOutcome.MISSING
-
-        run(scenario())
-
-    def test_s8_a_fuller_object_takes_the_place_of_one_that_lacks_columns(
-        self, store: StoreUnderTest
-    ) -> None:
-        name = object_name(1)
-
-        async def scenario() -> None:
-            async with opened(store) as lean, opened(store) as full:
-                assert await put_columns(lean, name, 0, author=1) is WriteOutcome.OK
-                assert await put_columns(full, name, EVERY, author=2) is WriteOutcome.OK
-                assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
-                assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
-                assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
-                for asked in (0, 0b101, EVERY):
-                    assert await get_columns(lean, name, asked) == (
-                        ReadOutcome.OK,
-                        full_page(asked, author=2),
-                    )
-
-        run(scenario())
-
-    def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
-        self, store: StoreUnderTest
-    ) -> None:
-        name = object_name(1)
-
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                await put_columns(first, name, 0b001, author=1)
-                assert await put_columns(second, name, 0b110, author=2) is WriteOutcome.OK
-                outcome, both = await get_columns(first, name, EVERY)
-                assert outcome is ReadOutcome.OK
-                assert both[: 16 * KIB] == page(2)
-                assert both[16 * KIB : 20 * KIB] == page(10, OPTIONAL_BYTES[0])
-                assert both[20 * KIB :] == full_page(0b110, author=2)[16 * KIB :]
-
-        run(scenario())
-
-    def test_s8_what_is_not_sound_is_not_carried_over_into_a_fuller_object(
-        self, store: StoreUnderTest
-    ) -> None:
-        name = object_name(1)
-
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, name, 0b001)
-                store.spoil(name, 17 * KIB)
-                assert await put_columns(backend, name, 0b010) is WriteOutcome.OK
-                assert (await get_columns(backend, name, 0b011))[0] is ReadOutcome.LACKING
-                assert await get_columns(backend, name, 0b010) == (
-                    ReadOutcome.OK,
-                    full_page(0b010),
-                )
-
-        run(scenario())
-
-    def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
-        self, store: StoreUnderTest
-    ) -> None:
-        size = 1 << 20
-
-        async def scenario() -> None:
-            async with opened(store) as writer, opened(store) as reader:
-                contents = [full_page(0, author, size) for author in range(4)]
-                for number in range(5):
-                    name = object_name(number)
-                    await put_columns(writer, name, 0, 0, size)
-                    for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
-                        write = asyncio.create_task(
-                            put_columns(writer, name, present, author, size)
-                        )
-                        while not write.done():
-                            outcome, buffer = await get_columns(reader, name, 0, size)
-                            assert outcome is ReadOutcome.OK
-                            assert buffer in contents[author - 1 : author + 1]
-                            await asyncio.sleep(0)
-                        assert await write is WriteOutcome.OK
-
-        run(scenario())
-
-    def test_s8_of_many_writers_at_once_no_column_is_lost(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                for number in range(10):
-                    name = object_name(number)
-                    outcomes = await asyncio.gather(
-                        *(
-                            put_columns((first, second)[each % 2], name, present)
-                            for each, present in enumerate((0, 0b001, 0b010, 0b100, 0b001, 0))
-                        )
-                    )
-                    assert set(outcomes) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
-                    for asked in range(EVERY + 1):
-                        assert await get_columns(first, name, asked) == (
-                            ReadOutcome.OK,
-                            full_page(asked),
-                        )
-
-        run(scenario())
-
-    @pytest.mark.parametrize(
-        "other", [(), (4 * KIB,), (4 * KIB, 4 * KIB, 9000), (9001, 4 * KIB)], ids=str
-    )
-    def test_s8_an_object_in_other_optional_columns_than_the_layout_s_is_never_served(
-        self, store: StoreUnderTest, other: tuple[int, ...]
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), EVERY)
-                optional = OptionalColumns(nbytes=other)
-                outcome, _ = await get(backend, object_name(1), optional=optional)
-                assert outcome is ReadOutcome.CORRUPT
 
         run(scenario())
 

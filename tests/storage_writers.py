@@ -15,12 +15,13 @@ import sys
 import time
 from pathlib import Path
 
-from storage_contract import columns, full_page, object_name, page, soon
+from storage_contract import columns, full_page, object_name, page, soon, writing
 from storage_files import open_without_unnamed_files
 
-from lockstep.storage_backends.base import Write, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_objects import Durability, ObjectFiles
+from lockstep.storage_backends.object_shape import ObjectShape
 from lockstep.storage_backends.thread_calls import Stop
 
 PAGES = 8
@@ -41,9 +42,9 @@ def write_and_be_killed(root: Path, seed: int, kills: int) -> None:
         if child == 0:
             files = ObjectFiles(root, Durability.NONE, direct=False)
             files.open()
-            stop = Stop(soon())
+            stop, shape = Stop(soon()), ObjectShape.whole(PAGE_BYTES)
             for number in range(kill * 1000, kill * 1000 + 1000):
-                files.write(object_name(number), pages[number % PAGES], stop)
+                files.write(object_name(number), [pages[number % PAGES]], shape, stop)
                 os.write(tell, b".")
             os._exit(0)
         os.close(tell)
@@ -63,7 +64,7 @@ async def race(root: Path, writer: int, names: int) -> None:
     content = memoryview(page(writer, PAGE_BYTES))
     won = 0
     for start in range(0, names, 4):
-        writes = [Write(object_name(number), content) for number in range(start, start + 4)]
+        writes = [writing(object_name(number), content) for number in range(start, start + 4)]
         won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
     await backend.close()
     sys.stdout.write(f"{won}\n")
@@ -78,7 +79,7 @@ async def bring(root: Path, column: int, names: int) -> None:
     failed = 0
     for start in range(0, names, 4):
         writes = [
-            Write(object_name(number), content, columns(present))
+            writing(object_name(number), content, columns(present))
             for number in range(start, start + 4)
         ]
         outcomes = await backend.write(writes, deadline=soon())
@@ -93,7 +94,7 @@ async def fill(root: Path) -> None:
     backend = FileBackend(root)
     await backend.open()
     sizes = (16 << 10, 1 << 20, 60 << 10)
-    writes = [Write(object_name(n), memoryview(page(n, size))) for n, size in enumerate(sizes)]
+    writes = [writing(object_name(n), page(n, size)) for n, size in enumerate(sizes)]
     outcomes = await backend.write(writes, deadline=soon())
     sys.stdout.write(f"{[outcome.name for outcome in outcomes]}\n")
     await backend.close()

@@ -149,6 +149,15 @@ def test_nothing_is_raised_when_every_rank_is_ready() -> None:
         (["no room", None, "no store"], "rank 0: no room; rank 2: no store"),
         (["no room", "no room", "no room"], "no room"),
         ([None, "", None], "rank 1: "),
+        (
+            [f"no PUT of x/{digit * 32} in 1{digit}.5ms; try again" for digit in "012"],
+            f"no PUT of x/{'0' * 32} in 10.5ms; try again",
+        ),
+        (
+            [None, f"x/{'1' * 32}: no room", f"x/{'2' * 32}: no room"],
+            f"ranks 1, 2: x/{'1' * 32}: no room",
+        ),
+        (["no 0", "no 1", "no 1"], "rank 0: no 0; ranks 1, 2: no 1"),
     ],
 )
 def test_the_problem_of_one_rank_reaches_all(problems: list[str | None], message: str) -> None:

@@ -21,6 +21,8 @@ from executor_parts import (
     plain_layout,
     waited,
 )
+from reference_pages import LAYOUTS as REFERENCE_LAYOUTS
+from reference_pages import head_bytes, place_of, reference_page
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import InternalError
@@ -28,7 +30,7 @@ from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.staging import gather, scatter
+from lockstep.ranks.executor.staging import gather, host_rows, scatter
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
 from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 
@@ -43,6 +45,12 @@ ORDERS = {
     "every third": list(range(0, PAGES, 3)),
     "one": [PAGES - 1],
 }
+UNITED = {
+    "eight units": REFERENCE_LAYOUTS["optional"].shard(0, 1, absent=["flags"]),
+    "four of eight units": REFERENCE_LAYOUTS["replicated between"].shard(1, 2),
+    "one stage": REFERENCE_LAYOUTS["divided"].shard(2, 4, stages=2),
+}
+"""Pages in which the heads of several units follow each other, with all columns of each."""
 KERNEL_CYCLES = 200_000_000
 """A kernel that sleeps for about a tenth of a second, so that a copy that does not wait is wrong."""
 
@@ -119,11 +127,11 @@ def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevic
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS | UNITED)
 def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
     start: Start, layout: str, order: str, device: str
 ) -> None:
-    executor = start(LAYOUTS[layout], device)
+    executor = start((LAYOUTS | UNITED)[layout], device)
     pool = executor.device_pool
     fill_device(pool, seed=1)
     pages = ORDERS[order]
@@ -162,25 +170,54 @@ def test_a_column_means_the_same_elements_on_both_tiers(
     happened(executor, [to_host(1, [4, 0, 3], [1, 5, 2])], includes(Ended(1, ok=True)))
 
     for shard in layout.columns:
-        on_host = executor.host_pool.column_view(shard)
+        on_host = host_rows(executor.host_pool.bytes_tensor, shard)
         on_device = executor.device_pool.column(shard.column.name).cpu()
         for page, slot in ((4, 1), (0, 5), (3, 2)):
             expected = on_device[:, page].contiguous().view(torch.uint8)
-            assert torch.equal(on_host[slot].contiguous().view(torch.uint8), expected)
+            assert torch.equal(on_host[:, slot].reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rank", "tp_size"), [(0, 1), (1, 2), (3, 4)])
+def test_host_pages_are_in_the_order_that_ranks_of_all_sizes_share(
+    start: Start, rank: int, tp_size: int, device: str
+) -> None:
+    layout, place = REFERENCE_LAYOUTS["optional"], place_of(rank, tp_size)
+    absent = ["narrow"]
+    shard = layout.shard(rank, tp_size, absent=absent)
+    executor = start(shard, device, 2)
+    for part in shard.columns:
+        tensor = executor.device_pool.column(part.column.name)
+        content = b"".join(
+            head_bytes(layout, part.column, layer, head, page)
+            for layer in range(part.layers)
+            for page in range(2)
+            for head in range(part.head_first, part.head_first + part.heads)
+        )
+        values = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        tensor.view(torch.uint8).copy_(values.view(tensor.view(torch.uint8).shape))
+
+    happened(executor, [to_host(1, [0, 1], [1, 0])], includes(Ended(1, ok=True)))
+
+    assert [bytes(executor.host_pool.page(slot)) for slot in (1, 0)] == [
+        reference_page(layout, place, absent, page) for page in range(2)
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: str) -> None:
-    executor = start(plain_layout(3 << 20), device, 40)
+    # Without a staging buffer, on a CPU, a copy is made in runs of 8 MiB.
+    count = 8 if device == "cpu" else 40
+    executor = start(plain_layout(3 << 20), device, count)
     fill_device(executor.device_pool, seed=4)
-    pages = random.Random(5).sample(range(40), 40)
+    pages = random.Random(5).sample(range(count), count)
 
-    happened(executor, [to_host(1, pages, list(range(40)))], includes(Ended(1, ok=True)))
-    before = [bytes(executor.host_pool.page(slot)) for slot in range(40)]
+    happened(executor, [to_host(1, pages, list(range(count)))], includes(Ended(1, ok=True)))
+    before = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
     assert before == [device_page(executor.device_pool, page) for page in pages]
 
     fill_device(executor.device_pool, seed=5)
-    happened(executor, [to_device(2, list(range(40)), pages)], includes(Ended(2, ok=True)))
+    happened(executor, [to_device(2, list(range(count)), pages)], includes(Ended(2, ok=True)))
 
     assert [device_page(executor.device_pool, page) for page in pages] == before
 
@@ -356,9 +393,9 @@ def test_close_waits_for_the_copy_that_runs_and_drops_the_rest(start: Start, dev
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS | UNITED)
 def test_gather_and_scatter_are_each_other_s_inverse(layout: str) -> None:
-    shard = LAYOUTS[layout]
+    shard = (LAYOUTS | UNITED)[layout]
     cpu = torch.device("cpu")
     device = DevicePool(shard, 9, cpu)
     pools = TierPools(device, HostPool(shard, 1, pinned=False))

@@ -17,7 +17,7 @@ from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
-from lockstep.ranks.executor.staging import gather, scatter
+from lockstep.ranks.executor.staging import gather, host_rows, scatter
 from lockstep.ranks.orders import (
     KV_POOL,
     Cancel,
@@ -110,8 +110,10 @@ def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tens
 
     gather(pools, chosen, staging)
 
-    rows = [row.view(torch.float32).view(LAYERS, HEADS, TOKENS, ELEMENTS) for row in staging]
-    assert all(torch.equal(row, want) for row, want in zip(rows, expected, strict=True))
+    [column] = shard().columns
+    rows = host_rows(staging, column, torch.float32)
+    for row, want in enumerate(expected):
+        assert torch.equal(rows[:, row].reshape(want.shape), want)
     scatter(pools, torch.tensor([2, 3]), staging)
     assert all(torch.equal(layer[2], layer[4]) for layer in layers)
     assert all(torch.equal(layer[3], layer[1]) for layer in layers)
@@ -128,8 +130,9 @@ def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -
 
     [column] = shard().columns
     pools.host.bytes_tensor.copy_(staging)
-    view = pools.host.column_view(column)[0]
-    assert torch.equal(view, torch.stack([layer[2] for layer in layers]))
+    rows = host_rows(pools.host.bytes_tensor, column)[:, 0]
+    expected = torch.stack([layer[2] for layer in layers]).view(torch.uint8)
+    assert torch.equal(rows.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(

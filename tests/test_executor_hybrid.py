@@ -24,13 +24,15 @@ from lockstep.coordinator.ballot import Answered, Capped, Ended, Expired, Landed
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS, StoreLookUp
 from lockstep.ranks.executor.pools import HostPool
+from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.page_layout import ShardLayout
+from lockstep.ranks.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.restorable import restorable
 from lockstep.storage_backends.base import ObjectName, Write
 from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.object_shape import ObjectShape
 
 LONG_S = 600.0
 SOON_S = 0.02
@@ -271,6 +273,7 @@ PLACES = ObjectPlaces(
     },
     namespace=NAMESPACE,
     writer=EVERYTHING,
+    shardings=Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
 )
 PAGES = 8
 
@@ -317,9 +320,10 @@ def test_what_a_lookup_does_not_ask_for_makes_no_difference_to_its_answer(
             for key, there in zip(each.keys, has, strict=True)
             if key and there
         ]
-        await backend.write([Write(name, memoryview(b"x")) for name in names], deadline=deadline)
+        written = [Write(name, (memoryview(b"x"),), ObjectShape.whole(1)) for name in names]
+        await backend.write(written, deadline=deadline)
         lookup = StoreLookUp(order, backend, PLACES)
-        await lookup.ask(deadline)
+        await lookup.ask(time.monotonic(), deadline)
         return lookup.answer()
 
     assert asyncio.run(answered()) == Answered(1, *restorable(order, stored))

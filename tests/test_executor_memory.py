@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_parts import LAYOUTS, NAMESPACE, mixed_layout
+from executor_parts import LAYOUTS, mixed_layout
 
 from lockstep.errors import ConfigError, InternalError
 from lockstep.ranks.agreed_pools import agreed_pools
@@ -14,7 +14,8 @@ from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
 from lockstep.ranks.executor.pools import DevicePages, DevicePool, HostPool
-from lockstep.ranks.executor.writers import EVERYTHING
+from lockstep.ranks.executor.staging import host_rows
+from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.page_layout import Column, PageLayout
 
 GIB = 1 << 30
@@ -52,15 +53,17 @@ SIZES = {
 }
 
 
+def no_store(uri: str) -> StoreAccess:
+    raise AssertionError(f"nobody names a store, and {uri} was asked for")
+
+
 def create(device: torch.device | DevicePages) -> RankExecutor:
     """Make the executor of rank 1 of 2 of a hybrid model, with what the ranks agreed on."""
     return RankExecutor.create(
         HYBRID,
         agreed_pools(HYBRID, SIZES, rank=1, world_size=2),
         device,
-        backend=None,
-        store_namespace=NAMESPACE,
-        writer=EVERYTHING,
+        connect=no_store,
     )
 
 
@@ -111,26 +114,41 @@ def test_host_pages_follow_each_other_from_an_aligned_address(layout: str) -> No
     assert [int(page.max()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
 
 
-def test_a_column_view_shows_the_elements_that_the_page_s_bytes_hold() -> None:
+def test_a_store_is_told_of_the_memory_that_all_pages_lie_in() -> None:
+    shard = mixed_layout()
+    pool = HostPool(shard, 3, pinned=False)
+    pool.page(1)[:] = bytes([7]) * shard.page_bytes
+
+    page_bytes = shard.page_bytes
+    assert pool.memory.nbytes == 3 * page_bytes
+    assert bytes(pool.memory[page_bytes : 2 * page_bytes]) == bytes(pool.page(1))
+
+
+def test_rows_of_a_column_are_its_bytes_in_every_page_and_unit() -> None:
     columns = (
         Column(name="k", layers=2, heads=3, elements=4, dtype="float32"),
         Column(name="v", layers=1, heads=3, elements=2, dtype="float16"),
     )
     shard = PageLayout(page_tokens=2, columns=columns).shard(0, 1)
     pool = HostPool(shard, 3, pinned=False)
-    values = torch.arange(48, dtype=torch.float32)
-    pool.page(1)[:192] = values.numpy().tobytes()
+    # Each unit is a head: two layers of keys, and one of values behind them.
+    unit_k, unit_v = 2 * 2 * 4 * 4, 2 * 2 * 2
+    page = pool.page(1)
+    for head in range(3):
+        start = head * (unit_k + unit_v)
+        page[start : start + unit_k // 2] = bytes([10 + head]) * (unit_k // 2)
+        page[start + unit_k // 2 : start + unit_k] = bytes([20 + head]) * (unit_k // 2)
+        page[start + unit_k : start + unit_k + unit_v] = bytes([30 + head]) * unit_v
 
-    assert torch.equal(pool.column_view(shard.columns[0])[1].flatten(), values)
-    assert pool.column_view(shard.columns[1]).shape == (3, 1, 3, 2, 2)
+    k, v = (host_rows(pool.bytes_tensor, each) for each in shard.columns)
 
-
-def test_a_column_at_an_odd_byte_is_copied_but_not_viewed() -> None:
-    shard = mixed_layout()
-    pool = HostPool(shard, 1, pinned=False)
-
-    with pytest.raises(ConfigError, match="larger elements first"):
-        pool.column_view(shard.columns[2])
+    assert k.shape == (2, 3, 3, unit_k // 2)
+    assert v.shape == (1, 3, 3, unit_v)
+    for head in range(3):
+        for layer in range(2):
+            assert bool((k[layer, 1, head] == 10 * layer + 10 + head).all())
+        assert bool((v[0, 1, head] == 30 + head).all())
+    assert not k[:, [0, 2]].any()
 
 
 def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:

@@ -28,13 +28,13 @@ class Rank:
     contents: PageContents
 
     def column(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a column [layers, pages, heads, unit]."""
+        """The bytes of a column [layers, pages, heads, strip]."""
         tensor = self.pool.column(name).view(torch.uint8)
         return tensor.view(*tensor.shape[:3], -1).numpy().copy()
 
 
-def filled(layout: PageLayout, rank: int, world_size: int) -> Rank:
-    shard = layout.shard(rank, world_size)
+def filled(layout: PageLayout, rank: int, world_size: int, stages: int = 1) -> Rank:
+    shard = layout.shard(rank, world_size, stages=stages)
     pool = DevicePool(shard, len(KEYS), torch.device("cpu"))
     contents = PageContents(shard)
     contents.fill(pool, np.arange(len(KEYS), dtype=np.int32), KEYS)
@@ -60,6 +60,14 @@ def test_a_head_holds_the_same_bytes_under_any_number_of_ranks(world_size: int) 
         assert np.array_equal(expected, together[name]), name
 
 
+def test_a_layer_holds_the_same_bytes_under_any_number_of_stages() -> None:
+    alone, stages = filled(LAYOUT, 0, 1), [filled(LAYOUT, rank, 2, stages=2) for rank in range(2)]
+
+    for column in LAYOUT.columns:
+        together = np.concatenate([stage.column(column.name) for stage in stages])
+        assert np.array_equal(alone.column(column.name), together), column.name
+
+
 def test_a_replicated_column_is_the_same_on_every_rank() -> None:
     first, second = filled(LAYOUT, 0, 2), filled(LAYOUT, 1, 2)
 
@@ -67,15 +75,15 @@ def test_a_replicated_column_is_the_same_on_every_rank() -> None:
     assert not np.array_equal(first.column("k"), second.column("k"))
 
 
-def test_units_of_all_pages_columns_layers_and_heads_differ() -> None:
-    units = [
-        unit.tobytes()
+def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
+    strips = [
+        strip.tobytes()
         for name, pages in bytes_of(LAYOUT, 1).items()
         if name != "index"
-        for unit in pages.reshape(-1, pages.shape[-1])
+        for strip in pages.reshape(-1, pages.shape[-1])
     ]
 
-    assert len(set(units)) == len(units)
+    assert len(set(strips)) == len(strips)
 
 
 def test_any_flipped_bit_and_any_swapped_page_is_noticed() -> None:

@@ -1,14 +1,12 @@
 """The scheduler on a real cache of one rank: everything counted once, nothing wrong, never stuck."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from replays_in_process import opened, replayed, scheduler
 
-from lockstep import Cache
-from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.launch.counts import Counts, PoolCounts
 from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import (
@@ -19,7 +17,6 @@ from lockstep.launch.report import (
     write_report,
 )
 from lockstep.launch.request import Request
-from lockstep.launch.scheduler import Limits, Scheduler
 from lockstep.launch.settings import ReplaySettings
 from lockstep.launch.workload import synthetic_requests
 
@@ -27,43 +24,6 @@ PAGE = 64
 ROOMY = ReplaySettings(
     ranks=1, requests=40, concurrency=1, device_pages=4000, host_pages=4000, output_tokens_max=4
 )
-
-
-def opened(settings: ReplaySettings) -> Cache:
-    collective = InProcessGroup(1).member(0)
-    return Cache.open(settings.cache_config(), collective, device=torch.device("cpu"))
-
-
-def scheduler(
-    settings: ReplaySettings,
-    cache: Cache,
-    requests: Iterator[Request] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Scheduler:
-    return Scheduler(
-        cache,
-        synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
-        Limits(
-            concurrency=settings.concurrency,
-            page_tokens=settings.page_tokens,
-            device_pages=settings.device_pages,
-            prefill_tokens=settings.prefill_tokens,
-            output_tokens_max=settings.output_tokens_max,
-            idle_steps_max=5000,
-        ),
-        stopped=stopped,
-    )
-
-
-def replayed(settings: ReplaySettings) -> Counts:
-    cache = opened(settings)
-    try:
-        run = scheduler(settings, cache)
-        assert run.run()
-        assert cache.flush()
-        return run.counts
-    finally:
-        cache.close()
 
 
 def ideal_hits(requests: Iterator[Request]) -> int:
@@ -108,12 +68,13 @@ def test_one_request_at_a_time_with_room_hits_exactly_what_an_ideal_cache_hits(
 
 @pytest.mark.parametrize("stop_policy", ["best_effort", "wait_complete", "timeout"])
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("requests", [25, pytest.param(60, marks=pytest.mark.slow)])
 def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
-    tmp_path: Path, stop_policy: str, depth: int
+    tmp_path: Path, stop_policy: str, depth: int, requests: int
 ) -> None:
     settings = ReplaySettings(
         ranks=1,
-        requests=60,
+        requests=requests,
         concurrency=6,
         device_pages=140,
         host_pages=150,
@@ -125,7 +86,7 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
 
     counts = replayed(settings)
 
-    assert counts.requests + counts.refused == 60
+    assert counts.requests + counts.refused == requests
     assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
     assert counts.pages_corrupt == 0
     assert counts.pages_rechecked > 0
@@ -149,13 +110,14 @@ def test_small_pools_make_it_slower_and_never_wrong_or_stuck(
         ),
     ],
 )
+@pytest.mark.parametrize("requests", [20, pytest.param(40, marks=pytest.mark.slow)])
 def test_hybrid_models_with_small_pools_are_slower_and_never_wrong_or_stuck(
-    tmp_path: Path, profile: str, depth: int, sizes: dict[str, int]
+    tmp_path: Path, profile: str, depth: int, sizes: dict[str, int], requests: int
 ) -> None:
     settings = ReplaySettings(
         ranks=1,
         profile=profile,
-        requests=40,
+        requests=requests,
         concurrency=6,
         device_pages=140,
         host_pages=150,
@@ -166,7 +128,7 @@ def test_hybrid_models_with_small_pools_are_slower_and_never_wrong_or_stuck(
 
     counts = replayed(settings)
 
-    assert counts.requests + counts.refused == 40
+    assert counts.requests + counts.refused == requests
     assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens
     assert counts.pages_corrupt == 0
     assert all(pool.pages_rechecked for pool in counts.pools.values())
@@ -221,10 +183,11 @@ def test_when_chunks_leave_no_room_to_decode_the_youngest_request_begins_again(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("requests", [12, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_second_run_on_the_same_store_hits_what_the_first_persisted(
-    tmp_path: Path, profile: str
+    tmp_path: Path, profile: str, requests: int
 ) -> None:
-    settings = replace(ROOMY, profile=profile, store=tmp_path.as_uri())
+    settings = replace(ROOMY, profile=profile, requests=requests, store=tmp_path.as_uri())
 
     cold, warm = replayed(settings), replayed(settings)
 

@@ -54,7 +54,7 @@ def prompt(number: int, pages: int = 3) -> list[int]:
 
 
 @DEPTHS
-@pytest.mark.parametrize("wanted", [0, 1, 32, 500])
+@pytest.mark.parametrize("wanted", [0, 1, 100, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
     depth: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """Rule R12: what all ranks must compute alike cannot reach a clock, a thread or a collective."""
 
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 
 from source_tree import Module, absolute_names, matches, neighbours, read_library
 
@@ -93,21 +95,28 @@ def reaches(module: Module, *prefixes: str) -> bool:
 def impure_paths(modules: list[Module]) -> list[str]:
     """One line for each pure module and impure name: the way from the first to the second."""
     library = {module.path: module for module in modules}
+
+    @cache
+    def imported_by(module: Module) -> tuple[Module, ...]:
+        return tuple(neighbours(module, library))
+
     lines: list[str] = []
     for start in modules:
         if start.is_under(*PURE_FOLDERS) and not start.is_under(TRANSPORTS):
-            for way in ways_from(start, library):
+            for way in ways_from(start, imported_by):
                 steps = " -> ".join(str(module.path) for module in way)
                 lines += [f"{steps} reaches {name}" for name in impure_names(way[-1])]
     return lines
 
 
-def ways_from(start: Module, library: dict[PurePosixPath, Module]) -> list[list[Module]]:
+def ways_from(
+    start: Module, imported_by: Callable[[Module], tuple[Module, ...]]
+) -> list[list[Module]]:
     """The shortest way from one module to each that it imports, itself included."""
     ways = [[start]]
     seen = {start.path}
     for way in ways:
-        for neighbour in neighbours(way[-1], library):
+        for neighbour in imported_by(way[-1]):
             if neighbour.path not in seen:
                 seen.add(neighbour.path)
                 ways.append([*way, neighbour])

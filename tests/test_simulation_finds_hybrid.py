@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from planted_bugs import assert_found, making, violations
+from planted_bugs import assert_found, making, seeds_from, violations
 
 from lockstep.coordinator.ballot import Landed
 from lockstep.ranks.orders import KV_POOL, Fetch, Fork, Order
@@ -75,14 +75,19 @@ def test_a_checkpoint_that_is_never_copied_is_found() -> None:
     assert_found(found, "state page")
 
 
-def test_a_prefetch_that_is_over_before_its_last_pool_is_found() -> None:
+@seeds_from(24)
+def test_a_prefetch_that_is_over_before_its_last_pool_is_found(seeds: range) -> None:
     """The ranks agree that everything has landed, and a state has not."""
     found = violations(
-        profile=QWEN_NEXT, faults="storage", make=making(_FirstPoolOnly, every_rank=True)
+        profile=QWEN_NEXT,
+        faults="storage",
+        make=making(_FirstPoolOnly, every_rank=True),
+        seeds=seeds,
     )
     assert_found(found, "the tree offers host state page", "state page")
 
 
-def test_a_page_of_full_attention_where_one_of_a_window_belongs_is_found() -> None:
-    found = violations(profile=GEMMA, faults="storage", make=making(_WrongPool))
+@seeds_from(8)
+def test_a_page_of_full_attention_where_one_of_a_window_belongs_is_found(seeds: range) -> None:
+    found = violations(profile=GEMMA, faults="storage", make=making(_WrongPool), seeds=seeds)
     assert_found(found, "the tree offers host window page")

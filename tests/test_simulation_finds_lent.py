@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from planted_bugs import assert_found, making, violations
+from planted_bugs import assert_found, making, seeds_from, violations
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.ranks.host_cache import HostCache
@@ -123,12 +123,13 @@ def test_a_dead_tombstone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_found(violations(l1=ENGINE), "is dead")
 
 
-def test_a_hit_after_a_reset_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@seeds_from(10)
+def test_a_hit_after_a_reset_is_found(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     def reset_nothing(self: ReplicaState) -> None:
         self.journal.record("reset", self.generation)
 
     monkeypatch.setattr(ReplicaState, "reset", reset_nothing)
-    assert_found(violations(l1=ENGINE), "right after a reset")
+    assert_found(violations(l1=ENGINE, seeds=seeds), "right after a reset")
 
 
 def test_keys_that_outlive_a_reset_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +186,18 @@ def test_a_load_that_is_ready_too_early_is_found() -> None:
     )
 
 
-def test_a_fenced_backup_that_counts_is_found() -> None:
-    found = violations(make=making(_Unfenced, every_rank=True), l1=ENGINE)
+@seeds_from(12)
+def test_a_fenced_backup_that_counts_is_found(seeds: range) -> None:
+    found = violations(make=making(_Unfenced, every_rank=True), l1=ENGINE, seeds=seeds)
     assert_found(found, "the tree offers host kv page", "still writes it", "copies host kv page")
 
 
-def test_an_executor_that_gives_up_no_device_is_found() -> None:
+@seeds_from(54)
+def test_an_executor_that_gives_up_no_device_is_found(seeds: range) -> None:
     """Pages of an engine cannot be quarantined: a copy that hangs has to end the epoch."""
 
     def quarantine(epoch: Epoch) -> None:
         for executor in epoch.executors:
             executor._give_up = executor.conditions.give_up_quiet  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
 
-    assert_found(violations(tamper=quarantine, l1=ENGINE), "is quarantined")
+    assert_found(violations(tamper=quarantine, l1=ENGINE, seeds=seeds), "is quarantined")

@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_contract import KIB, get, object_name, opened, page, put, run, soon
-from storage_files import FileStore, flip, forbid_unnamed_files
+from storage_contract import (
+    KIB,
+    get,
+    listed,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    writing,
+)
+from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.errors import ConfigError, UsageError
-from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_quarantine import PLACES
-from lockstep.storage_backends.page_object import encode_header, name_digest
+from lockstep.storage_backends.object_shape import Part, Plan, part_table
+from lockstep.storage_backends.page_object import HEADER_BYTES, encode_header, name_digest
 
 SIZE = 16 * KIB
 
@@ -51,7 +64,8 @@ def replace_by_pipe(path: Path) -> None:
 def claim_terabytes(path: Path) -> None:
     digest = name_digest(object_name(1))
     assert digest is not None
-    header = encode_header(digest, 1 << 42, bytes(16))
+    plan = Plan(1 << 42, part_table([Part(SIZE)]), ())
+    header = encode_header(object_name(1), digest, 0, plan, bytes(16))
     path.write_bytes(header + path.read_bytes()[len(header) :])
 
 
@@ -92,7 +106,7 @@ def test_what_is_not_the_object_is_corrupt_once_and_then_gone(
             await put(backend, object_name(1), page(1))
             damage(store.path(object_name(1)))
             buffer = memoryview(mmap.mmap(-1, SIZE))
-            reads = [Read(object_name(1), buffer)]
+            reads = [reading(object_name(1), buffer)]
             assert await backend.read(reads, deadline=soon()) == [ReadOutcome.CORRUPT]
             assert await backend.read(reads, deadline=soon()) == [ReadOutcome.MISSING]
             assert len(store.quarantined()) == 1
@@ -124,10 +138,13 @@ def test_a_write_is_never_lost_to_a_file_of_another_size(
     run(scenario())
 
 
-def test_a_flipped_bit_anywhere_in_the_file_is_found(store: FileStore) -> None:
-    size = 600 * KIB
+@pytest.mark.parametrize("where", ["header", "anywhere"])
+def test_a_flipped_bit_anywhere_in_the_file_is_found(store: FileStore, where: str) -> None:
+    size = 9000 if where == "header" else 600 * KIB
     draw = random.Random(20)
-    bits = [*range(8 * 96), *(draw.randrange(8 * (BLOCK_BYTES + size)) for _ in range(100))]
+    bits = [draw.randrange(8 * (BLOCK_BYTES + size)) for _ in range(100)]
+    if where == "header":
+        bits = [*range(8 * 96), *(draw.randrange(8 * HEADER_BYTES) for _ in range(100))]
 
     async def scenario() -> None:
         async with opened(store) as backend:
@@ -135,11 +152,51 @@ def test_a_flipped_bit_anywhere_in_the_file_is_found(store: FileStore) -> None:
             path = store.path(object_name(1))
             good = path.read_bytes()
             for bit in bits:
-                path.write_bytes(good)
-                flip(path, bit)
+                spoilt = bytearray(good)
+                spoilt[bit // 8] ^= 1 << bit % 8
+                path.write_bytes(spoilt)
                 outcome, _ = await get(backend, object_name(1), size)
                 assert outcome is ReadOutcome.CORRUPT, f"bit {bit}"
             assert len(store.quarantined()) == PLACES
+
+    run(scenario())
+
+
+def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for number in range(8):
+                await put(backend, object_name(number), page(number))
+            replace_by_directory(store.path(object_name(1)))
+            replace_by_link(store.path(object_name(2)))
+            replace_by_pipe(store.path(object_name(3)))
+            replace_by_zeros(store.path(object_name(4)))
+            cut(BLOCK_BYTES - 1)(store.path(object_name(5)))
+            store.spoil(object_name(6))
+            assert (await get(backend, object_name(6)))[0] is ReadOutcome.CORRUPT
+            (store.root / "objects" / "file").write_bytes(b"x")
+            (store.root / "objects" / "link").symlink_to(store.root / "objects")
+            names = {each.name for each in await listed(backend)}
+            # What was moved is sound, but nobody who asks for it is led there.
+            assert names == {object_name(0), object_name(7)}
+
+    run(scenario())
+
+
+def test_a_store_lists_as_many_objects_as_there_are_and_none_after_it_was_closed(
+    store: FileStore,
+) -> None:
+    names = {object_name(number) for number in range(600)}
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await backend.write([writing(name, b"x") for name in names], deadline=soon())
+            found = await listed(backend)
+            assert {each.name for each in found} == names
+            assert len(found) == len(names)
+            assert all(each.age_s is not None and 0 <= each.age_s < 3600 for each in found)
+            await backend.close()
+            assert await listed(backend) == []
 
     run(scenario())
 
@@ -192,7 +249,7 @@ def test_a_store_leaves_no_temporary_file(
     async def scenario() -> None:
         async with opened(store) as backend:
             for _ in range(2):
-                writes = [Write(object_name(n), memoryview(page(n))) for n in range(20)]
+                writes = [writing(object_name(n), page(n)) for n in range(20)]
                 await backend.write(writes, deadline=soon())
         assert len(store.objects()) == 20
         assert store.temporary() == []
@@ -284,16 +341,16 @@ def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
             aligned = memoryview(mmap.mmap(-1, nbytes))
             aligned[:] = page(1, nbytes)
             monkeypatch.setattr(os, "open", watched)
-            writes = [Write(object_name(1), aligned)]
+            writes = [writing(object_name(1), aligned)]
             assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
             aligned[:] = bytes(nbytes)
-            reads = [Read(object_name(1), aligned)]
+            reads = [reading(object_name(1), aligned)]
             assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
             assert aligned == page(1, nbytes)
             assert [bool(flag & os.O_DIRECT) for flag in flags if not flag & os.O_PATH][-1]
             # The same file serves a buffer that direct I/O cannot take.
             unaligned = memoryview(mmap.mmap(-1, nbytes + 1))[1:]
-            reads = [Read(object_name(1), unaligned)]
+            reads = [reading(object_name(1), unaligned)]
             assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
             assert unaligned == page(1, nbytes)
             assert not flags[-1] & os.O_DIRECT
@@ -333,7 +390,9 @@ def test_a_directory_without_room_for_a_file_is_refused_at_open(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "link", full)
-    with pytest.raises(ConfigError, match="Read-only file system"):
+    with pytest.raises(
+        ConfigError, match="Read-only file system; mount its filesystem for writing"
+    ):
         run(FileStore(tmp_path / "store").backend().open())
 
 
@@ -391,7 +450,7 @@ def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buffer(
                 await put(backend, object_name(number), page(number))
             gate = Gate(monkeypatch)
             buffers = [bytearray(SIZE), bytearray(SIZE)]
-            reads = [Read(object_name(n), memoryview(buffers[n])) for n in range(2)]
+            reads = [reading(object_name(n), buffers[n]) for n in range(2)]
             call = asyncio.create_task(backend.read(reads, deadline=soon()))
             await gate.entered()
             for _ in range(3):
@@ -421,7 +480,7 @@ def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hang
         hanging = asyncio.create_task(get(backend, object_name(1)))
         await gate.entered()
         buffer = bytearray(SIZE)
-        reads = [Read(object_name(1), memoryview(buffer))]
+        reads = [reading(object_name(1), buffer)]
         outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
         assert outcome == [ReadOutcome.TIMED_OUT]
         assert not hanging.done()
@@ -436,17 +495,19 @@ def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hang
 def test_s2_what_has_not_begun_at_the_deadline_never_begins(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real_time = time.monotonic
+
     async def scenario() -> None:
         async with opened(store) as backend:
             for number in range(2):
                 await put(backend, object_name(number), page(number, 1 << 20))
             gate = Gate(monkeypatch)
             buffers = [bytearray(1 << 20), bytearray(1 << 20)]
-            reads = [Read(object_name(n), memoryview(buffers[n])) for n in range(2)]
-            deadline = time.monotonic() + 0.5
-            call = asyncio.create_task(backend.read(reads, deadline=deadline))
+            reads = [reading(object_name(n), buffers[n]) for n in range(2)]
+            call = asyncio.create_task(backend.read(reads, deadline=soon()))
             await gate.entered()
-            await asyncio.wait([call], timeout=deadline + 0.05 - time.monotonic())
+            monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
+            await turns()
             assert not call.done()
             gate.open()
             assert await call == [ReadOutcome.TIMED_OUT] * 2
@@ -484,7 +545,7 @@ def test_names_that_were_seen_are_answered_without_asking_the_kernel(
 
     async def scenario() -> None:
         async with opened(store) as writer, opened(store) as other:
-            writes = [Write(name, memoryview(page(1))) for name in names]
+            writes = [writing(name, page(1)) for name in names]
             await writer.write(writes, deadline=soon())
             assert all(await other.exists(names, deadline=soon()))
             monkeypatch.setattr(os, "access", never)

@@ -1,130 +1,296 @@
 """The header of a stored object: what it says, and that no flipped bit gets past it."""
 
+import random
+import struct
+from hashlib import sha256
+
 import pytest
+import xxhash
 
 from lockstep.storage_backends.base import ObjectName
-from lockstep.storage_backends.optional_columns import OptionalColumns
+from lockstep.storage_backends.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
 from lockstep.storage_backends.page_object import (
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
     Finding,
+    PartHashes,
+    Statement,
     check_header,
-    check_payload,
+    check_object,
     encode_header,
-    join_checksums,
+    encode_object,
     name_digest,
-    payload_checksum,
-    piece_checksum,
+    part_checksums,
     presence_bits,
+    read_statement,
+    stated_checksums,
+    take_parts,
 )
 
-PAYLOAD = bytes(range(256)) * 5
-DIGEST = bytes(range(32))
-HEADER = encode_header(DIGEST, len(PAYLOAD), payload_checksum(PAYLOAD))
+NAME = ObjectName("ab" * 32, "cd" * 32, "kv", "l0-4.h0-2")
+SHAPE = ObjectShape((Part(1000), Part(280), Part(100, 0), Part(100, 1), Part(7, 1)), (0, 1))
+FULL = ObjectShape(SHAPE.parts, (0, 1, 2, 3, 4))
+PAYLOAD = bytearray(bytes(range(256)) * 5)
 
 
-def test_a_header_is_96_bytes_and_sound() -> None:
-    assert len(HEADER) == HEADER_BYTES == 96
-    assert check_header(HEADER, DIGEST, len(PAYLOAD)) is Finding.SOUND
-    assert check_payload(HEADER, payload_checksum(PAYLOAD)) is Finding.SOUND
+def digest_of(name: ObjectName) -> bytes:
+    digest = name_digest(name)
+    assert digest is not None
+    return digest
+
+
+DIGEST = digest_of(NAME)
+HEADER = memoryview(encode_object(NAME, DIGEST, [memoryview(PAYLOAD)], SHAPE))
+
+
+def encoded(shape: ObjectShape, name: ObjectName = NAME) -> bytes:
+    """A whole object with the columns of a shape."""
+    payload = random.Random(1).randbytes(shape.nbytes)
+    return encode_object(name, digest_of(name), [memoryview(payload)], shape) + payload
+
+
+def sealed(header: bytes) -> memoryview:
+    """A header that was changed, with the checksum of what it says now."""
+    checked = header[: HEADER_BYTES - 8]
+    return memoryview(checked + xxhash.xxh3_64_intdigest(checked).to_bytes(8, "little"))
+
+
+def changed(offset: int, content: bytes, header: memoryview = HEADER) -> memoryview:
+    """A header that says something else at one place, and has the checksum of that."""
+    return sealed(bytes(header[:offset]) + content + bytes(header[offset + len(content) :]))
+
+
+def test_a_header_is_a_block_and_sound() -> None:
+    buffer = bytearray(len(PAYLOAD))
+
+    assert len(HEADER) == HEADER_BYTES == 4096
+    assert check_header(HEADER, DIGEST, SHAPE) is Finding.SOUND
+    assert take_parts(memoryview(PAYLOAD), HEADER, [memoryview(buffer)], SHAPE) is Finding.SOUND
+    assert buffer == PAYLOAD
 
 
 def test_the_format_is_what_it_was() -> None:
     """Stores outlive versions: whoever changes these bytes must change the format version."""
-    assert HEADER.hex() == (
-        "4c4f434b53544550010000006000000000050000000000000000000000000000"
-        "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"
-        "d92ab3a1cb0542a74844b009e164352e00000000000000005116c7b769e4b727"
+    payload_1, payload_2 = PAYLOAD[:1000], PAYLOAD[1000:]
+    name = f"{'ab' * 32}/{'cd' * 32}/kv/l0-4.h0-2".encode()
+    expected = bytearray(4096)
+    expected[:8] = b"LOCKSTEP"
+    expected[8:12] = bytes([2, 0, 2, 0])
+    expected[12:16] = (4096).to_bytes(4, "little")
+    expected[16:24] = (1280).to_bytes(8, "little")
+    expected[32:64] = DIGEST
+    expected[64:66] = len(name).to_bytes(2, "little")
+    expected[66 : 66 + len(name)] = name
+    expected[584:592] = (1000).to_bytes(4, "little") + (280).to_bytes(4, "little")
+    expected[592:594] = b"\xff\xff"
+    expected[1304:1336] = xxhash.xxh3_128_digest(payload_1) + xxhash.xxh3_128_digest(payload_2)
+    expected[4088:] = xxhash.xxh3_64_intdigest(bytes(expected[:4088])).to_bytes(8, "little")
+
+    assert bytes(HEADER) == bytes(expected)
+    assert sha256(HEADER).hexdigest() == (
+        "a07f0fe62f349eb4eb57d4234cc9a4ee1140640b6cc8902c68638ff65bb5d3b2"
     )
 
 
-def test_the_format_of_presence_bits_is_what_it_was() -> None:
-    """See above; a page without optional columns has the header that it always had."""
-    header = encode_header(DIGEST, len(PAYLOAD), payload_checksum(PAYLOAD), 0b101)
+def test_a_header_says_which_optional_columns_the_payload_has() -> None:
+    shape = ObjectShape(SHAPE.parts, (0, 1, 3, 4))
+    header = encoded(shape)[:HEADER_BYTES]
 
-    assert presence_bits(header) == 0b101
-    assert header[:24] + header[32:88] == HEADER[:24] + HEADER[32:88]
-    assert header[24:32].hex() == "0500000000000000"
+    assert presence_bits(header) == 0b10
+    assert header[24:32].hex() == "0200000000000000"
+    assert header[10:12] == bytes([4, 0])
+    assert header[584:600] == struct.pack("<4I", 1000, 280, 100, 7)
+    assert header[600:604] == struct.pack("<4b", ALWAYS, ALWAYS, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("written", "asked", "finding"),
     [
-        (0b00, 0b00, Finding.SOUND),
-        (0b11, 0b11, Finding.SOUND),
-        (0b01, 0b00, Finding.FULLER),
-        (0b11, 0b10, Finding.FULLER),
-        (0b00, 0b01, Finding.LACKING),
-        (0b01, 0b10, Finding.LACKING),
+        ((0, 1), (0, 1), Finding.SOUND),
+        ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), Finding.SOUND),
+        ((0, 1, 2), (0, 1), Finding.SOUND),
+        ((0, 1, 2, 3, 4), (1, 4), Finding.SOUND),
+        ((0, 1), (2,), Finding.LACKING),
+        ((0, 1, 2), (0, 3), Finding.LACKING),
     ],
 )
 def test_a_header_with_other_columns_than_were_asked_for_is_told_apart(
-    written: int, asked: int, finding: Finding
+    written: tuple[int, ...], asked: tuple[int, ...], finding: Finding
 ) -> None:
-    columns = OptionalColumns(nbytes=(100, 100), present=asked)
-    header = encode_header(DIGEST, 1000 + 100 * written.bit_count(), bytes(16), written)
-    longer = encode_header(DIGEST, 1001 + 100 * written.bit_count(), bytes(16), written)
-    buffer_bytes = 1000 + 100 * asked.bit_count()
+    shape = ObjectShape(SHAPE.parts, asked)
+    header = memoryview(encoded(ObjectShape(SHAPE.parts, written)))[:HEADER_BYTES]
+    length = sum(SHAPE.parts[number].nbytes for number in written)
 
-    assert check_header(header, DIGEST, buffer_bytes, columns) is finding
-    assert check_header(header, bytes(32), buffer_bytes, columns) is Finding.NAME
-    assert check_header(longer, DIGEST, buffer_bytes, columns) is Finding.LENGTH
+    assert check_header(header, DIGEST, shape) is finding
+    assert check_header(header, bytes(32), shape) is Finding.NAME
+    longer = changed(16, (length + 1).to_bytes(8, "little"), header)
+    assert check_header(longer, DIGEST, shape) is Finding.LENGTH
 
 
 def test_a_header_with_bits_of_columns_that_the_layout_does_not_have_is_refused() -> None:
-    header = encode_header(DIGEST, 1000, bytes(16), 0b100)
+    header = memoryview(encoded(FULL))[:HEADER_BYTES]
 
-    columns = OptionalColumns(nbytes=(100, 100))
-    assert check_header(header, DIGEST, 1000, columns) is Finding.HEADER
+    fewer = ObjectShape(SHAPE.parts[:3], (0, 1))
+    assert check_header(header, DIGEST, fewer) is Finding.HEADER
 
 
-def test_any_flipped_bit_of_a_header_is_found() -> None:
+@pytest.mark.parametrize("shape", [SHAPE, FULL], ids=["the very object", "part of it"])
+def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
+    header = bytearray(encoded(FULL)[:HEADER_BYTES])
     for bit in range(8 * HEADER_BYTES):
-        flipped = bytearray(HEADER)
-        flipped[bit // 8] ^= 1 << (bit % 8)
-        assert check_header(bytes(flipped), DIGEST, len(PAYLOAD)) is not Finding.SOUND, bit
+        header[bit // 8] ^= 1 << (bit % 8)
+        assert check_header(memoryview(header), DIGEST, shape) not in (
+            Finding.SOUND,
+            Finding.LACKING,
+        ), bit
+        assert isinstance(read_statement(memoryview(header)), Finding)
+        header[bit // 8] ^= 1 << (bit % 8)
 
 
-@pytest.mark.parametrize("length", range(HEADER_BYTES))
+@pytest.mark.parametrize("length", [0, 1, 7, 66, 584, 1304, 2048, HEADER_BYTES - 1])
 def test_a_header_cut_anywhere_is_short(length: int) -> None:
-    assert check_header(HEADER[:length], DIGEST, len(PAYLOAD)) is Finding.SHORT
+    assert check_header(HEADER[:length], DIGEST, SHAPE) is Finding.SHORT
+    assert read_statement(HEADER[:length]) is Finding.SHORT
+    assert check_object(HEADER[:length]) is Finding.SHORT
 
 
 def test_a_header_of_another_name_or_length_is_told_apart() -> None:
-    assert check_header(HEADER, bytes(32), len(PAYLOAD)) is Finding.NAME
-    assert check_header(HEADER, DIGEST, len(PAYLOAD) + 1) is Finding.LENGTH
-    huge = encode_header(DIGEST, (1 << 64) - 1, bytes(16))
-    assert check_header(huge, DIGEST, len(PAYLOAD)) is Finding.LENGTH
+    assert check_header(HEADER, bytes(32), SHAPE) is Finding.NAME
+    longer = ObjectShape((Part(1000), Part(281), *SHAPE.parts[2:]), (0, 1))
+    divided = ObjectShape((Part(1001), Part(279), *SHAPE.parts[2:]), (0, 1))
+    for other in (longer, divided, ObjectShape.whole(1280)):
+        assert check_header(HEADER, DIGEST, other) is Finding.LENGTH
+    table = SHAPE.plan(0).table
+    huge = encode_header(NAME, DIGEST, 0, Plan((1 << 64) - 1, table, ()), bytes(32))
+    assert check_header(memoryview(huge), DIGEST, SHAPE) is Finding.LENGTH
 
 
-def test_a_header_of_another_version_or_with_reserved_bits_is_refused() -> None:
-    import xxhash
-
-    for offset, finding in ((8, Finding.VERSION), (10, Finding.HEADER), (24, Finding.HEADER)):
-        changed = bytearray(HEADER[:88])
-        changed[offset] ^= 2
-        whole = bytes(changed) + xxhash.xxh3_64_intdigest(bytes(changed)).to_bytes(8, "little")
-        assert check_header(whole, DIGEST, len(PAYLOAD)) is finding
-
-
-def test_a_payload_with_a_flipped_bit_is_found() -> None:
-    for bit in range(0, 8 * len(PAYLOAD), 37):
-        flipped = bytearray(PAYLOAD)
-        flipped[bit // 8] ^= 1 << (bit % 8)
-        assert check_payload(HEADER, payload_checksum(bytes(flipped))) is Finding.PAYLOAD
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-def test_a_checksum_is_the_same_in_pieces_and_in_one(nbytes: int) -> None:
-    payload = memoryview(bytes(nbytes))
-    pieces = [
-        piece_checksum(payload[start : start + PIECE_BYTES])
-        for start in range(0, max(nbytes, 1), PIECE_BYTES)
-    ]
-    assert join_checksums(pieces) == payload_checksum(payload)
+@pytest.mark.parametrize(
+    ("offset", "content", "finding"),
+    [
+        (0, b"M", Finding.MAGIC),
+        (8, b"\1", Finding.VERSION),
+        (8, b"\3", Finding.VERSION),
+        (10, (PARTS_MAX + 1).to_bytes(2, "little"), Finding.HEADER),
+        (12, (4096 * 2).to_bytes(4, "little"), Finding.HEADER),
+        (24, bytes([0b100]), Finding.HEADER),
+        (4000, b"x", Finding.SOUND),
+    ],
+)
+def test_a_header_of_another_version_or_with_impossible_fields_is_refused(
+    offset: int, content: bytes, finding: Finding
+) -> None:
+    """What is reserved is for later versions that this one can read."""
+    assert check_header(changed(offset, content), DIGEST, SHAPE) is finding
 
 
-@pytest.mark.parametrize("part", ["", "A", "a/b", "..\n", "ü", "a b", "x" * 129])
+def test_a_statement_is_what_was_written() -> None:
+    for held in ((0, 1), (0, 1, 2), (0, 1, 3, 4), (0, 1, 2, 3, 4)):
+        shape = ObjectShape(SHAPE.parts, held)
+        raw = memoryview(encoded(shape))
+
+        said = check_object(raw)
+
+        assert said == read_statement(raw[:HEADER_BYTES])
+        assert isinstance(said, Statement)
+        assert (said.name, said.present) == (NAME, shape.present)
+        assert said.shape.parts == tuple(SHAPE.parts[number] for number in held)
+        assert said.shape.is_whole
+
+
+@pytest.mark.parametrize(
+    ("offset", "content", "finding"),
+    [
+        (66, b"z", Finding.NAME),
+        (66, b"/", Finding.NAME),
+        (66, b"\xff", Finding.NAME),
+        (64, b"\1", Finding.NAME),
+        (64, (519).to_bytes(2, "little"), Finding.HEADER),
+        (10, b"\0", Finding.LENGTH),
+        (10, b"\1", Finding.LENGTH),
+        (10, b"\3", Finding.LENGTH),
+        (16, b"\1", Finding.LENGTH),
+        (584, b"\0", Finding.LENGTH),
+        (592, b"\0", Finding.LENGTH),
+        (592, b"\x80", Finding.LENGTH),
+        (593, b"\x7f", Finding.LENGTH),
+    ],
+)
+def test_a_header_that_does_not_make_sense_states_nothing(
+    offset: int, content: bytes, finding: Finding
+) -> None:
+    """Whoever wrote it has made its checksum right."""
+    assert read_statement(changed(offset, content)) is finding
+
+
+def test_any_flipped_bit_of_an_object_and_any_other_length_is_found() -> None:
+    raw = bytearray(encoded(FULL))
+    for bit in [*range(8 * HEADER_BYTES, 8 * len(raw), 37), 8 * len(raw) - 1]:
+        raw[bit // 8] ^= 1 << (bit % 8)
+        assert check_object(memoryview(raw)) is Finding.PAYLOAD
+        raw[bit // 8] ^= 1 << (bit % 8)
+    assert check_object(memoryview(raw[:-1])) is Finding.SHORT
+    assert check_object(memoryview(raw + b"x")) is Finding.LONG
+    assert isinstance(check_object(memoryview(raw)), Statement)
+
+
+def test_parts_are_taken_out_of_a_payload_and_only_they_are_checked() -> None:
+    raw = encoded(FULL)
+    header = memoryview(raw)[:HEADER_BYTES]
+    wanted = ObjectShape(SHAPE.parts, (1, 3))
+    content = raw[HEADER_BYTES:]
+    for at in range(0, len(content), 13):
+        payload = bytearray(content)
+        payload[at] ^= 1
+        buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
+
+        finding = take_parts(memoryview(payload), header, buffers, wanted)
+
+        if 1000 <= at < 1280 or 1380 <= at < 1480:
+            assert finding is Finding.PAYLOAD
+        else:
+            assert finding is Finding.SOUND
+            assert b"".join(buffers) == content[1000:1280] + content[1380:1480]
+    for length, finding in ((-1, Finding.SHORT), (1, Finding.LONG)):
+        payload = bytearray(content)
+        payload = payload[:length] if length < 0 else payload + b"x"
+        buffers = [memoryview(bytearray(wanted.nbytes))]
+        assert take_parts(memoryview(payload), header, buffers, wanted) is finding
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 4096, PIECE_BYTES])
+@pytest.mark.parametrize(
+    "sizes", [(0,), (1,), (300, 0, 0, 5), (0, 4096, 1, 4095), (9000,)], ids=str
+)
+def test_checksums_are_the_same_in_pieces_and_in_one(sizes: tuple[int, ...], step: int) -> None:
+    content = random.Random(7).randbytes(sum(sizes))
+    parts = [content[sum(sizes[:at]) : sum(sizes[: at + 1])] for at in range(len(sizes))]
+    expected = b"".join(xxhash.xxh3_128_digest(part) for part in parts)
+    pieces = [memoryview(content[at : at + step]) for at in range(0, len(content), step)]
+
+    hashes = PartHashes(sizes)
+    for piece in pieces:
+        hashes.add(piece)
+
+    assert hashes.joined() == part_checksums(sizes, pieces) == expected
+    assert len(expected) == CHECKSUM_BYTES * len(sizes)
+    assert part_checksums(sizes, [memoryview(content)]) == expected
+
+
+def test_a_header_has_room_for_as_many_parts_as_there_may_be() -> None:
+    shape = ObjectShape((Part(3),) * PARTS_MAX, tuple(range(PARTS_MAX)))
+    longest = ObjectName("a" * 128, "b" * 128, "c" * 128, "d" * 128)
+    raw = memoryview(encoded(shape, longest))
+
+    said = check_object(raw)
+
+    assert isinstance(said, Statement)
+    assert (said.name, said.shape) == (longest, shape)
+    assert stated_checksums(raw, PARTS_MAX - 1, 1) == xxhash.xxh3_128_digest(raw[-3:])
+
+
+@pytest.mark.parametrize("part", ["", "A", "a/b", "..\n", "ü", "a b", "x" * 129, "ab\n"])
 def test_a_name_with_an_impossible_part_has_no_digest(part: str) -> None:
     for place in range(4):
         parts = ["ab", "cd", "kv", "l0-1.all"]

@@ -1,4 +1,4 @@
-"""Presence bits beyond the contract: the arithmetic of columns, and how `file://` replaces a file."""
+"""Presence bits beyond the contract: how `file://` replaces a file by a fuller one."""
 
 import errno
 import fcntl
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from storage_contract import (
     EVERY,
     KIB,
@@ -18,18 +16,21 @@ from storage_contract import (
     get_columns,
     object_name,
     opened,
+    page,
+    put,
     put_columns,
+    reading,
     run,
     soon,
+    writing,
 )
 from storage_files import FileStore, forbid_unnamed_files
 
-from lockstep.errors import InternalError
 from lockstep.storage_backends import file_turns
-from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_objects import ObjectFiles
-from lockstep.storage_backends.optional_columns import OptionalColumns
+from lockstep.storage_backends.object_shape import ObjectShape, Part, Plan
 from lockstep.storage_backends.page_object import encode_header, name_digest
 from lockstep.storage_backends.thread_calls import Stop
 
@@ -40,46 +41,6 @@ MODES = pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"]
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
     return FileStore(tmp_path / "store")
-
-
-def payload(required: bytes, parts: dict[int, bytes], present: int) -> bytes:
-    """A payload, told in the most obvious way."""
-    return required + b"".join(parts[number] for number in sorted(parts) if present >> number & 1)
-
-
-@given(st.data())
-def test_columns_are_picked_and_united_as_the_layout_orders_them(data: st.DataObject) -> None:
-    lengths = data.draw(st.lists(st.integers(0, 5), max_size=6))
-    required = data.draw(st.binary(max_size=5))
-    ours, theirs = (
-        {number: bytes([mark + number]) * length for number, length in enumerate(lengths)}
-        for mark in (100, 200)
-    )
-    bits = st.integers(0, (1 << len(lengths)) - 1)
-    mine, other = data.draw(bits), data.draw(bits)
-    optional = OptionalColumns(nbytes=tuple(lengths), present=mine)
-    buffer = bytearray(payload(required, ours, mine))
-
-    united = optional.unite(memoryview(buffer), memoryview(payload(b"", theirs, other)), other)
-    optional.pick(
-        memoryview(payload(required, theirs, mine | other)), mine | other, memoryview(buffer)
-    )
-
-    both = {number: (ours if mine >> number & 1 else theirs)[number] for number in ours}
-    assert bytes(united) == payload(required, both, mine | other)
-    assert bytes(buffer) == payload(required, theirs, mine)
-    assert optional.payload_bytes(len(buffer), other) == len(payload(required, ours, other))
-    assert optional.lacks(other) == bool(set_bits(mine) - set_bits(other))
-
-
-def set_bits(present: int) -> set[int]:
-    return {number for number in range(present.bit_length()) if present >> number & 1}
-
-
-@pytest.mark.parametrize("present", [-1, 0b100])
-def test_bits_of_columns_that_the_layout_does_not_have_are_refused(present: int) -> None:
-    with pytest.raises(InternalError, match="of 2 optional columns"):
-        OptionalColumns(nbytes=(1, 2), present=present)
 
 
 @MODES
@@ -175,7 +136,7 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
 
     def write(files: ObjectFiles, present: int) -> None:
         content = memoryview(full_page(present))
-        outcomes.append(files.write(NAME, content, stop, columns(present)))
+        outcomes.append(files.write(NAME, [content], columns(present), stop))
 
     def be_overtaken(*arguments: Any) -> int:
         monkeypatch.setattr(os, "pwritev", real_write)
@@ -187,7 +148,7 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
     write(mine, 0b001)
 
     buffer = bytearray(len(full_page(EVERY)))
-    assert mine.read(NAME, memoryview(buffer), stop, columns(EVERY)) is ReadOutcome.OK
+    assert mine.read(NAME, [memoryview(buffer)], columns(EVERY), stop) is ReadOutcome.OK
     assert buffer == full_page(EVERY)
     assert outcomes == [WriteOutcome.OK] * 3
     for each in (mine, theirs):
@@ -223,7 +184,9 @@ def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then
         async with opened(store) as backend:
             await put_columns(backend, NAME, present)
             content = store.path(NAME).read_bytes()
-            header = encode_header(digest, length, bytes(16), present)
+            table = columns(present).plan(present).table
+            plan = Plan(length, table, ())
+            header = encode_header(NAME, digest, present, plan, bytes(16 * len(table) // 5))
             store.path(NAME).write_bytes(header + content[len(header) :])
             assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
             assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING
@@ -261,12 +224,31 @@ def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
                 name = object_name(author)
                 aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
                 aligned[:] = full_page(present, author)
-                writes = [Write(name, aligned, columns(present))]
+                writes = [writing(name, aligned, columns(present))]
                 assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
                 buffer = memoryview(mmap.mmap(-1, 16 * KIB))
-                reads = [Read(name, buffer, columns(0))]
+                reads = [reading(name, buffer, columns(0))]
                 assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
                 assert buffer == full_page(0, author)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("between", [5000, 8 * KIB])
+def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
+    tmp_path: Path, between: int
+) -> None:
+    store = FileStore(tmp_path / "store", direct=True)
+    parts = (Part(16 * KIB), Part(between, 0), Part(4 * KIB, 1))
+    content = page(1, 20 * KIB + between)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, content, ObjectShape(parts, (0, 1, 2)))
+            buffer = memoryview(mmap.mmap(-1, 20 * KIB))
+            reads = [reading(NAME, buffer, ObjectShape(parts, (0, 2)))]
+            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+            assert buffer == content[: 16 * KIB] + content[-4 * KIB :]
 
     run(scenario())
 

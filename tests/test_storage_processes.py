@@ -5,11 +5,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from storage_contract import EVERY, full_page, get, get_columns, object_name, opened, page, run
+from storage_contract import (
+    EVERY,
+    full_page,
+    get,
+    get_columns,
+    object_name,
+    opened,
+    page,
+    reading,
+    run,
+)
 from storage_files import FileStore
 from storage_writers import PAGE_BYTES, PAGES
 
-from lockstep.storage_backends.base import Read, ReadOutcome
+from lockstep.storage_backends.base import ReadOutcome
 
 SCRIPT = Path(__file__).parent / "storage_writers.py"
 MODES = ["unnamed", "named"]
@@ -31,11 +41,12 @@ def finish(process: "subprocess.Popen[str]") -> str:
     return output
 
 
+@pytest.mark.parametrize("kills", [15, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_writer_killed_at_any_moment_leaves_whole_pages_and_nothing_else(
-    store: FileStore, mode: str
+    store: FileStore, mode: str, kills: int
 ) -> None:
-    kills, seed = 60, 11
+    seed = 11
     # Shown if the test fails; the moments of the kills are drawn from the seed.
     sys.stdout.write(f"replay: {sys.executable} {SCRIPT} killed DIRECTORY {mode} {seed} {kills}\n")
     finish(start("killed", store.root, mode, seed, kills))
@@ -60,9 +71,11 @@ def test_a_writer_killed_at_any_moment_leaves_whole_pages_and_nothing_else(
     run(scenario())
 
 
+@pytest.mark.parametrize("names", [48, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_of_two_processes_that_write_a_name_exactly_one_wins(store: FileStore, mode: str) -> None:
-    names = 200
+def test_of_two_processes_that_write_a_name_exactly_one_wins(
+    store: FileStore, mode: str, names: int
+) -> None:
     writers = [start("racing", store.root, mode, writer, names) for writer in range(2)]
     wins = [int(finish(writer)) for writer in writers]
     assert sum(wins) == names
@@ -80,11 +93,11 @@ def test_of_two_processes_that_write_a_name_exactly_one_wins(store: FileStore, m
     run(scenario())
 
 
+@pytest.mark.parametrize("names", [32, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_of_processes_that_bring_different_columns_to_a_name_none_loses_its_own(
-    store: FileStore, mode: str
+    store: FileStore, mode: str, names: int
 ) -> None:
-    names = 100
     writers = [start("columns", store.root, mode, column, names) for column in range(3)]
     assert [finish(writer) for writer in writers] == ["0\n"] * 3
 
@@ -112,7 +125,7 @@ def test_a_full_disk_fails_the_keys_without_room_and_leaves_nothing_of_them(
         async with opened(store) as backend:
             assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
             buffer = bytearray(1 << 20)
-            reads = [Read(object_name(1), memoryview(buffer))]
+            reads = [reading(object_name(1), buffer)]
             assert await backend.read(reads, deadline=float("inf")) == [ReadOutcome.MISSING]
 
     run(scenario())

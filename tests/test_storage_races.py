@@ -15,6 +15,7 @@ from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file_objects import ObjectFiles
+from lockstep.storage_backends.object_shape import ObjectShape
 from lockstep.storage_backends.thread_calls import Stop
 
 NAME = object_name(1)
@@ -46,7 +47,8 @@ def test_a_writer_never_takes_away_what_another_has_just_published(
     mine, theirs = files
     stop = Stop(soon())
     content = memoryview(page(1))
-    mine.write(NAME, content, stop)
+    shape = ObjectShape.whole(len(content))
+    mine.write(NAME, [content], shape, stop)
     store.path(NAME).write_bytes(b"torn")
     real_stat = os.stat
     outcomes: list[WriteOutcome] = []
@@ -58,13 +60,13 @@ def test_a_writer_never_takes_away_what_another_has_just_published(
             if bad == "gone":
                 store.path(NAME).unlink()
             else:
-                outcomes.append(theirs.write(NAME, content, stop))
+                outcomes.append(theirs.write(NAME, [content], shape, stop))
         return status
 
     monkeypatch.setattr(os, "stat", look_and_lose_time)
-    outcomes.append(mine.write(NAME, content, stop))
+    outcomes.append(mine.write(NAME, [content], shape, stop))
     buffer = bytearray(len(content))
-    assert mine.read(NAME, memoryview(buffer), stop) is ReadOutcome.OK
+    assert mine.read(NAME, [memoryview(buffer)], shape, stop) is ReadOutcome.OK
     if bad == "gone":
         assert outcomes == [WriteOutcome.OK]
         assert store.quarantined() == []

@@ -13,10 +13,11 @@ import pytest
 from storage_contract import get, object_name, opened, page, put, run
 from storage_files import FileStore
 
-from lockstep.errors import ConfigError, UsageError
+from lockstep.errors import ConfigError, StorageError, UsageError
 from lockstep.storage_backends import file
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.daemon_threads import DaemonThreads
+from lockstep.storage_backends.thread_calls import ThreadCalls
 
 SCRIPT = Path(__file__).parent / "storage_hung.py"
 
@@ -170,6 +171,35 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
     assert [each.result(60) for each in running] == [7, 7]
     ended.result(60)
     assert said == ["end"]
+
+
+@pytest.mark.parametrize("ended_by", ["close", "cancel"])
+def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_by: str) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    async def scenario() -> None:
+        calls = ThreadCalls(1, "lockstep-file", at_end=lambda: None)
+        running = asyncio.create_task(calls.once(work, 60))
+        assert await asyncio.to_thread(begun.wait, 60)
+        queued = asyncio.create_task(calls.once(work, 60))
+        await asyncio.sleep(0)
+        if ended_by == "cancel":
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+        closing = asyncio.create_task(calls.close(60))
+        if ended_by == "close":
+            with pytest.raises(StorageError, match="closed before it answered"):
+                await queued
+        go_on.set()
+        assert await closing
+        await running
+
+    run(scenario())
 
 
 def test_threads_that_never_began_end_at_once() -> None:

@@ -25,6 +25,7 @@ from ...errors import ConfigError
 from ...ranks.config import CacheConfig
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
+from ...storage_backends.uri import without_secrets
 from . import handover, settings
 from .contract import (
     Blocks,
@@ -261,7 +262,7 @@ def _open(
             pages * shard.page_bytes / 2**30,
             pages,
             engine.layout.page_tokens,
-            f"store {parsed.store}" if parsed.store else "no store",
+            f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
             parsed.pipeline_depth,
         )
     return SchedulerSide(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...coordinator.ballot import Progress
+from ...coordinator.proposal import Proposal, Readiness
 from ..orders import Order
 
 
@@ -19,7 +20,11 @@ class BytesMoved:
 
 
 class Executor(Protocol):
-    """Carries out orders asynchronously. All methods are called from the engine's thread."""
+    """Carries out orders asynchronously.
+
+    All methods are called from the engine's thread, but for `stage`, of which the caller sees to it
+    that no other call about proposals runs beside it.
+    """
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Begin the orders and return without waiting for any of them."""
@@ -35,6 +40,22 @@ class Executor(Protocol):
 
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None. It goes into the ballot as ill health."""
+        ...
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin in the background what a proposal needs on this rank; at most one is staged.
+
+        Its store is opened. Raises `ConfigError` for a store that makes no sense on any rank; nothing
+        is staged then. What else is wrong is a refusal.
+        """
+        ...
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the preparation of a staged proposal is, or why this rank refuses it."""
+        ...
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Give up what was staged: its store is closed again in the background."""
         ...
 
     def bytes_moved(self) -> BytesMoved:

@@ -19,7 +19,7 @@ from ...errors import InternalError
 from ..orders import CopyTransfer
 from .pools import TierPools
 from .seals import Seals
-from .staging import fork_page
+from .staging import fork_page, host_rows
 
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least this often whether it was cancelled."""
@@ -234,29 +234,33 @@ class CpuCopies:
 
 @dataclass(slots=True)
 class _CpuPages:
-    """Both pools as arrays of bytes, column by column, [layers, pages, bytes] on either side."""
+    """Both pools as arrays of bytes, column by column, [layers, pages, units, bytes] on either side."""
 
     pools: TierPools
     slabs: list[tuple[_Bytes, _Bytes]] = field(init=False)
     """(host, device)."""
 
     def __post_init__(self) -> None:
-        host: _Bytes = self.pools.host.bytes_tensor.numpy()
         self.slabs = []
         for shard in self.pools.layout.columns:
-            part = host[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
-            rows = part.reshape(self.pools.host.pages, shard.column.layers, -1).transpose(1, 0, 2)
+            rows: _Bytes = host_rows(self.pools.host.bytes_tensor, shard).numpy()
             layer = 0
             for slab in self.pools.device.slabs(shard):
                 device: _Bytes = slab.numpy()
-                self.slabs.append((rows[layer : layer + len(device)], device))
+                part = rows[layer : layer + len(device)]
                 layer += len(device)
+                if shard.units == 1:
+                    # One dimension less makes the call itself cheaper, which shows on small pages.
+                    self.slabs.append((part[:, :, 0], device))
+                else:
+                    shape = (*device.shape[:2], shard.units, shard.unit_layer_bytes)
+                    self.slabs.append((part, device.reshape(shape)))
 
     def copy(self, direction: Direction, host_page: int, device_page: int, count: int) -> None:
         """Copy a run of pages."""
         for host, device in self.slabs:
             if count == 1:
-                # One dimension less makes the call itself cheaper, which shows on small pages.
+                # As above.
                 on_host, on_device = host[:, host_page], device[:, device_page]
             else:
                 on_host = host[:, host_page : host_page + count]

@@ -29,12 +29,12 @@ class EnginePages:
             raise ConfigError("the engine has no KV blocks; give its KV cache more memory")
         for shard in layout.columns:
             name, layers = shard.column.name, tensors[shard.column.name]
-            if len(layers) != shard.column.layers:
+            if len(layers) != shard.layers:
                 raise ConfigError(
-                    f"column {name!r} has {shard.column.layers} layers, and the engine has"
+                    f"column {name!r} has {shard.layers} layers, and the engine has"
                     f" {len(layers)} KV tensors for it"
                 )
-            page_layer_bytes = shard.nbytes // shard.column.layers
+            page_layer_bytes = shard.nbytes // shard.layers
             self._layers[name] = [
                 _page_bytes(f"KV tensor {at} of column {name!r}", tensor, page_layer_bytes)
                 for at, tensor in enumerate(layers)

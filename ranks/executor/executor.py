@@ -14,15 +14,18 @@ from typing import Self
 import torch
 
 from ...coordinator.ballot import Progress
+from ...coordinator.proposal import Proposal, Readiness
 from ...errors import UsageError
 from ...storage_backends.base import Counters, StorageBackend
 from ..agreed_pools import AgreedPool
 from ..config import CacheConfig
 from ..orders import (
     KV_POOL,
+    AttachStore,
     Cancel,
     CopyToDevice,
     CopyToHost,
+    DetachStore,
     Fence,
     Fetch,
     Fork,
@@ -30,18 +33,17 @@ from ..orders import (
     Order,
     Persist,
 )
+from ..page_layout import ShardPlace
 from .base import BytesMoved
 from .copies import CopyEngine, CpuCopies, Direction
 from .cuda_copies import CudaCopies
 from .flights import Flights, Report
 from .pools import DevicePages, DevicePool, HostPool, TierPools, make_pools
 from .population import Population
-from .storage_loop import StorageLoop, TimedOrder, refusal
-from .storage_transfers import ObjectPlaces
+from .shardings import Shardings
+from .storage_loop import TimedOrder, refusal
+from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
 from .writers import EVERYTHING, WriterShare
-
-OPEN_TIMEOUT_S = 60.0
-"""How long a store may take to open."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ _log = logging.getLogger(__name__)
 class RankExecutor:
     """Carries out the orders of one rank's replica; see `Executor`.
 
-    It owns the pools, the copy engine and the storage loop. Reports about an operation come in the
+    It owns the pools, the copy engine and the stores. Reports about an operation come in the
     order of what happened, and after an operation's last report it is forgotten. What goes wrong is
     reported as an outcome; `trouble` tells what this rank cannot recover from.
     """
@@ -61,32 +63,41 @@ class RankExecutor:
         backend: StorageBackend | None = None,
         store_namespace: str = "",
         writer: WriterShare = EVERYTHING,
+        shardings: Shardings | None = None,
+        connect: Connect | None = None,
         inflight_bytes: int = 256 << 20,
         close_timeout_s: float = 10.0,
         open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
+        """`backend`, if there is one, is opened; `connect` is for stores that are attached later."""
         self._pools = dict(pools)
         self._close_timeout_s = close_timeout_s
         self._inbox: SimpleQueue[Report] = SimpleQueue()
         self._flights = Flights(lent=self._pools[KV_POOL].device.lent)
         self._closed = False
         self._population: Population | None = None
-        self._storage: StorageLoop | None = None
         self._copies: CopyEngine
         if self._pools[KV_POOL].device.device.type == "cuda":
             self._copies = CudaCopies(self._pools, self._inbox.put)
         else:
             self._copies = CpuCopies(self._pools, self._inbox.put)
+        self._stores = Stores(
+            {name: pair.host for name, pair in self._pools.items()},
+            self._inbox.put,
+            connect=connect,
+            inflight_bytes=inflight_bytes,
+            close_timeout_s=close_timeout_s,
+        )
         if backend is None:
             return
-        places = ObjectPlaces(
-            pools={name: pair.host for name, pair in self._pools.items()},
+        access = StoreAccess(
+            make_backend=lambda: backend,
             namespace=store_namespace,
             writer=writer,
+            shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, store_namespace),
         )
-        self._storage = StorageLoop(backend, places, self._inbox.put, inflight_bytes=inflight_bytes)
         try:
-            self._storage.open(open_timeout_s)
+            self._stores.open(access, open_timeout_s)
         except BaseException:
             self._copies.stop()
             self._copies.join(close_timeout_s)
@@ -99,31 +110,33 @@ class RankExecutor:
         agreed: Mapping[str, AgreedPool],
         device: torch.device | DevicePages,
         *,
-        backend: StorageBackend | None,
-        store_namespace: str,
-        writer: WriterShare,
+        connect: Connect,
     ) -> Self:
-        """Make all pools, open the backend, and start.
+        """Make all pools, open the store that `config` names, if any, and start.
 
-        `device` is where device pages are to be, or an engine's own. `backend` is not open yet and
-        is the executor's from now on. `store_namespace` is the hex digest that all object names
-        begin with. Whether the agreed pages fit the machine is the caller's to check
-        (`check_host_memory`), before any rank of the host takes its share. Raises `ConfigError` if
-        the store does not open.
+        `device` is where device pages are to be, or an engine's own. `connect` is asked for that
+        store, and for those that are attached later. Whether the agreed pages fit the machine is the
+        caller's to check (`check_host_memory`), before any rank of the host takes its share. Raises
+        `ConfigError` if the store does not open.
         """
+        access = None if config.store is None else connect(config.store)
         pools = make_pools(agreed, device)
         try:
             executor = cls(
                 pools,
-                backend=backend,
-                store_namespace=store_namespace,
-                writer=writer,
+                connect=connect,
                 inflight_bytes=config.bounds.inflight_bytes,
                 close_timeout_s=config.timeouts.quiesce_s,
             )
         except Exception:
             for pair in pools.values():
                 pair.host.close()
+            raise
+        try:
+            if access is not None:
+                executor._stores.open(access)
+        except BaseException:
+            executor.close()
             raise
         # Pinned memory is there from the start.
         lazy = [pair.host.bytes_tensor for pair in pools.values() if not pair.host.pinned]
@@ -178,6 +191,11 @@ class RankExecutor:
                     self._fence(order, now + order.timeout_s)
                 case Cancel():
                     self._cancel(order, now, for_storage)
+                case AttachStore() | DetachStore():
+                    # What was ordered before was meant for the store before.
+                    self._submit(for_storage)
+                    for_storage = []
+                    self._change_store(order)
         self._submit(for_storage)
 
     def progress(self) -> list[Progress]:
@@ -207,16 +225,27 @@ class RankExecutor:
 
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""
-        storage = None if self._storage is None else self._storage.trouble()
-        return self._copies.trouble() or storage or self._flights.stuck
+        return self._copies.trouble() or self._stores.trouble() or self._flights.stuck
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin to open the store of a proposal; see `Executor`."""
+        self._stores.stage(proposal)
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the store of a staged proposal is, or why it cannot be used."""
+        return self._stores.readiness(proposal)
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Close the store of a staged proposal again."""
+        self._stores.unstage(proposal)
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far, as far as `progress` has reported them."""
         return self._flights.moved
 
     def storage_counters(self) -> Counters:
-        """Return what the store has seen: pages missing, corrupt and so on. Zeros without one."""
-        return Counters() if self._storage is None else self._storage.counters()
+        """Return what stores have seen: pages missing, corrupt and so on. Zeros without one."""
+        return self._stores.counters()
 
     def pages_corrupt(self) -> int:
         """See `Executor`."""
@@ -235,13 +264,11 @@ class RankExecutor:
         if self._population is not None:
             self._population.stop()
         self._copies.stop()
-        if self._storage is not None:
-            self._storage.stop(self._close_timeout_s)
+        self._stores.stop()
         quiet = self._copies.join(self._close_timeout_s)
         if self._population is not None:
             quiet &= self._population.join(max(0.0, until - time.monotonic()))
-        if self._storage is not None:
-            quiet &= self._storage.join(max(0.0, until - time.monotonic()))
+        quiet &= self._stores.join(max(0.0, until - time.monotonic()))
         if not quiet:
             _log.warning("closed with pages still in use after %g s", self._close_timeout_s)
             return
@@ -270,8 +297,14 @@ class RankExecutor:
                 self._copies.cancel(number)
                 self._flights.fail(number)
 
+    def _change_store(self, order: AttachStore | DetachStore) -> None:
+        if isinstance(order, AttachStore):
+            self._stores.attach(order.proposal)
+        else:
+            self._stores.detach()
+
     def _submit(self, orders: Sequence[TimedOrder]) -> None:
-        if not orders or (self._storage is not None and self._storage.submit(orders)):
+        if not orders or self._stores.submit(orders):
             return
         for timed in orders:
             for report in refusal(timed.order):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ...coordinator.ballot import Answered
-from ...storage_backends.base import StorageBackend
+from ...storage_backends.base import ObjectName, StorageBackend
 from ..orders import LookUp, Need
 from ..restorable import leading, restorable
 from .storage_transfers import ObjectPlaces
@@ -25,8 +25,9 @@ class StoreLookUp:
         self._places = places
         self._present = [[False] * len(need.keys) for need in order.needs]
 
-    async def ask(self, deadline: float) -> None:
-        """Ask the store; raises what the store raises."""
+    async def ask(self, now: float, deadline: float) -> None:
+        """Ask the store; raises what the store raises. `now` is on the deadline's scale."""
+        await self._places.shardings.look(self._backend, now, deadline)
         full, *others = self._order.needs
         there = self._present[0]
         possible = leading(full, [True] * len(full.keys))
@@ -60,3 +61,44 @@ class StoreLookUp:
             answers = await self._backend.exists(names, deadline=deadline)
             for index, answer in zip(chunk, answers, strict=True):
                 there[index] = answer
+            await self._ask_elsewhere(need, there, chunk, deadline)
+
+    async def _ask_elsewhere(
+        self, need: Need, there: list[bool], chunk: Sequence[int], deadline: float
+    ) -> None:
+        """Ask for the objects of groups of other TP sizes where this rank's own are missing."""
+        shardings = self._places.shardings
+        sizes = [
+            [source.name for source in shardings.sources(need.pool, size)]
+            for size in shardings.elsewhere(need.pool)
+        ]
+        missing = [index for index in chunk if not there[index]]
+        # A page is several objects there, and one call is to ask for no more of them than elsewhere.
+        step = max(1, LOOKUP_KEYS // max(map(len, sizes), default=1))
+        for first in range(0, len(missing), step):
+            some = missing[first : first + step]
+            for shards in sizes:
+                asked = [index for index in some if not there[index]]
+                if asked:
+                    await self._ask_shards(need, there, asked, shards, deadline)
+            if need.span is None and not all(there[index] for index in some):
+                return
+
+    async def _ask_shards(
+        self,
+        need: Need,
+        there: list[bool],
+        asked: Sequence[int],
+        shards: Sequence[str],
+        deadline: float,
+    ) -> None:
+        """Ask for all of the objects that pages consist of: a page needs all of its parts."""
+        own = [self._places.name(need.pool, need.keys[index]) for index in asked]
+        names = [
+            ObjectName(name.namespace, name.key, name.pool, shard)
+            for name in own
+            for shard in shards
+        ]
+        answers = await self._backend.exists(names, deadline=deadline)
+        for at, index in enumerate(asked):
+            there[index] = all(answers[at * len(shards) : (at + 1) * len(shards)])

@@ -87,8 +87,8 @@ class DevicePool:
     def column_bytes(self, shard: ColumnShard) -> torch.Tensor:
         """Return a view [layers, pages, bytes] of a column; uint8, no copy."""
         column = self._columns[shard.column.name]
-        page_layer_bytes = shard.nbytes // shard.column.layers
-        return column.view(torch.uint8).view(shard.column.layers, self.pages, page_layer_bytes)
+        page_layer_bytes = shard.nbytes // shard.layers
+        return column.view(torch.uint8).view(shard.layers, self.pages, page_layer_bytes)
 
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
         """Return the column as one view; see `DevicePages`."""
@@ -96,7 +96,7 @@ class DevicePool:
 
     def _shape(self, shard: ColumnShard) -> tuple[int, ...]:
         column, tokens = shard.column, self.layout.page_tokens
-        return (column.layers, self.pages, shard.heads, tokens, column.elements)
+        return (shard.layers, self.pages, shard.heads, tokens, column.elements)
 
 
 class HostPool:
@@ -136,22 +136,10 @@ class HostPool:
         start = slot * self.layout.page_bytes
         return self._memory[start : start + self.layout.page_bytes]
 
-    def column_view(self, shard: ColumnShard) -> torch.Tensor:
-        """Return a view [pages, layers, heads, page_tokens, elements] of a column; no copy.
-
-        Raises `ConfigError` where the column does not lie at multiples of its element's size.
-        """
-        column = shard.column
-        size = DTYPE_BYTES[column.dtype]
-        if shard.offset_bytes % size or self.layout.page_bytes % size:
-            raise ConfigError(
-                f"column {column.name!r} starts at byte {shard.offset_bytes} of pages of "
-                f"{self.layout.page_bytes} bytes, which {column.dtype} cannot be read at; list "
-                "the columns with the larger elements first"
-            )
-        shape = (self.pages, column.layers, shard.heads, self.layout.page_tokens, column.elements)
-        part = self.bytes_tensor[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes]
-        return part.view(TORCH_DTYPES[column.dtype]).view(shape)
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of all pages; writable, no copy."""
+        return self._memory
 
     def close(self) -> None:
         """Unpin the memory; nothing may touch it from the device any more. Idempotent."""

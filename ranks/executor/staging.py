@@ -37,23 +37,50 @@ def scatter(pools: TierPools, pages: torch.Tensor, staging: torch.Tensor) -> Non
 def fork_page(pools: TierPools, source: int, destination: int) -> None:
     """Copy one device page to another, all columns and layers."""
     for shard in pools.layout.columns:
-        page_layer_bytes = shard.nbytes // shard.column.layers
-        word = next(word for word in _WORDS if not page_layer_bytes % word.itemsize)
+        word = _word(shard.unit_layer_bytes)
         for slab in pools.device.slabs(shard):
             pages = slab.view(word)
             pages[:, destination].copy_(pages[:, source])
 
 
+def host_rows(
+    pages: torch.Tensor, shard: ColumnShard, word: torch.dtype = torch.uint8
+) -> torch.Tensor:
+    """Return a view [layers, pages, units, words] of a column in host pages; no copy.
+
+    `pages` is uint8 [pages, page_bytes] and contiguous.
+    """
+    words = pages.view(word)
+    size = word.itemsize
+    return words.as_strided(
+        (shard.layers, len(pages), shard.units, shard.unit_layer_bytes // size),
+        (
+            shard.unit_layer_bytes // size,
+            words.stride(0),
+            shard.stride_bytes // size,
+            1,
+        ),
+        words.storage_offset() + shard.offset_bytes // size,
+    )
+
+
 def _words(
     pools: TierPools, shard: ColumnShard, staging: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield views [layers, pages, words] of the column and [n, layers, words] of its staging."""
-    page_layer_bytes = shard.nbytes // shard.column.layers
-    places = (page_layer_bytes, shard.offset_bytes, pools.layout.page_bytes)
-    word = next(word for word in _WORDS if not any(place % word.itemsize for place in places))
-    part = staging[:, shard.offset_bytes : shard.offset_bytes + shard.nbytes].view(word)
-    rows = part.view(len(staging), shard.column.layers, -1)
+    """Yield pairs of views, one for each slab of a column.
+
+    They are [layers, pages, units, words] of the slab and [n, layers, units, words] of `staging`.
+    """
+    places = (shard.unit_layer_bytes, shard.stride_bytes, shard.offset_bytes)
+    word = _word(*places, pools.layout.page_bytes)
+    rows = host_rows(staging, shard, word).transpose(0, 1)
     layer = 0
     for slab in pools.device.slabs(shard):
-        yield slab.view(word), rows[:, layer : layer + len(slab)]
-        layer += len(slab)
+        layers, pages, _ = slab.shape
+        column = slab.view(word).view(layers, pages, *rows.shape[2:])
+        yield column, rows[:, layer : layer + layers]
+        layer += layers
+
+
+def _word(*places: int) -> torch.dtype:
+    return next(word for word in _WORDS if not any(place % word.itemsize for place in places))

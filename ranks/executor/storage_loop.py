@@ -8,6 +8,7 @@ here they only keep work from being begun that would be too late.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,13 +78,15 @@ class StorageLoop:
 
     def __init__(
         self,
-        backend: StorageBackend,
+        make_backend: Callable[[], StorageBackend],
         places: ObjectPlaces,
         report: Callable[[StorageReport], None],
         *,
         inflight_bytes: int,
     ) -> None:
-        self._backend = backend
+        """`make_backend` is called on the loop's thread: what it imports can take a while."""
+        self._make_backend = make_backend
+        self._made: StorageBackend | None = None
         self._places = places
         self._report = report
         self._inflight_bytes = inflight_bytes
@@ -95,23 +98,47 @@ class StorageLoop:
         self._close_timeout_s = 0.0
         self._trouble: str | None = None
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
+        self._open_by = self._open_timeout_s = 0.0
+        self._is_open = False
+        self._refusal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-storage", daemon=True)
 
     def open(self, timeout_s: float) -> None:
-        """Start the thread and open the backend; raises what the backend raises.
+        """Start the thread, and return once the backend is open; raises as `is_open` does."""
+        self.begin(timeout_s)
+        self._hear(timeout_s)
+        self.is_open()
 
-        Raises `ConfigError` after `timeout_s`; a backend that opens later is closed again.
-        """
+    def begin(self, timeout_s: float) -> None:
+        """Start the thread, which opens the backend, and return; it may take `timeout_s`."""
+        self._open_timeout_s = timeout_s
+        self._open_by = time.monotonic() + timeout_s
         self._thread.start()
+
+    def is_open(self) -> bool:
+        """Say whether the backend is open; does not wait. One thread asks.
+
+        Raises what kept it from opening, and `ConfigError` once its time is up; a backend that opens
+        later is closed again.
+        """
+        if not self._is_open and self._refusal is None:
+            self._hear(0.0)
+        if self._refusal is not None:
+            raise self._refusal
+        return self._is_open
+
+    def _hear(self, timeout_s: float) -> None:
+        """Wait, up to a time, for what became of opening the backend."""
         try:
-            error = self._opened.get(timeout=timeout_s)
+            self._refusal = self._opened.get(timeout=timeout_s)
+            self._is_open = self._refusal is None
         except Empty:
-            self.stop(timeout_s)
-            error = ConfigError(
-                f"the store did not open within {timeout_s:g} s; check that it can be reached"
-            )
-        if error is not None:
-            raise error
+            if time.monotonic() >= self._open_by:
+                self.stop(self._open_timeout_s)
+                self._refusal = ConfigError(
+                    f"the store did not open within {self._open_timeout_s:g} s; check that it can be"
+                    " reached"
+                )
 
     def submit(self, orders: Sequence[TimedOrder]) -> bool:
         """Hand in orders; say whether the loop took them. It does not once it has ended."""
@@ -129,7 +156,13 @@ class StorageLoop:
 
     def counters(self) -> Counters:
         """Return what the backend has seen since it was opened."""
-        return self._backend.counters()
+        return Counters() if self._made is None else self._made.counters()
+
+    @property
+    def _backend(self) -> StorageBackend:
+        """The backend, which orders come for only once it is open."""
+        assert self._made is not None
+        return self._made
 
     def stop(self, timeout_s: float) -> None:
         """Cancel everything and close the backend, in about `timeout_s`; does not wait."""
@@ -145,15 +178,17 @@ class StorageLoop:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
                 runner.run(self._live())
-        except BaseException as error:  # noqa: BLE001 - whatever ended the loop, the rank must say so.
-            self._died(error)
+            except BaseException as error:  # noqa: BLE001 - whatever ended the loop, the rank must say so.
+                # Before the runner ends the tasks that are left, which takes as long as their calls.
+                self._died(error)
 
     async def _live(self) -> None:
         try:
-            await self._backend.open()
+            self._made = self._make_backend()
+            await self._made.open(self._places.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
             self._opened.put(error)
             return
@@ -174,7 +209,7 @@ class StorageLoop:
     def _accept(self, orders: Sequence[TimedOrder]) -> None:
         for timed in orders:
             order = timed.order
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._trouble is not None:
                 for report in refusal(order):
                     self._report(report)
                 continue
@@ -197,7 +232,7 @@ class StorageLoop:
         lookup = StoreLookUp(order, self._backend, self._places)
         try:
             async with asyncio.timeout_at(deadline):
-                await lookup.ask(deadline)
+                await lookup.ask(self._loop.time(), deadline)
         except TimeoutError:
             return
         except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
@@ -207,6 +242,7 @@ class StorageLoop:
     def _looked_up(self, operation: int, task: asyncio.Task[None]) -> None:
         if self._lookups.get(operation) is task:
             del self._lookups[operation]
+        _is_told_of(task)
 
     def _begin(self, transfer: Transfer) -> None:
         self._transfers[transfer.operation] = transfer
@@ -234,6 +270,9 @@ class StorageLoop:
     ) -> None:
         transfer.calls.discard(call)
         self._room.give(share)
+        if self._trouble is not None:
+            _is_told_of(call)
+            return
         outcomes: Sequence[int] | None = None
         try:
             outcomes = outcomes_of(call, batch)
@@ -245,8 +284,11 @@ class StorageLoop:
         self._settle(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
-        """Conclude a transfer whose last batch has begun and whose last call has returned."""
-        if transfer.is_driven() or transfer.calls:
+        """Conclude a transfer whose last batch has begun and whose last call has returned.
+
+        All was said of it if the loop has died.
+        """
+        if self._trouble is not None or transfer.is_driven() or transfer.calls:
             return
         if self._transfers.pop(transfer.operation, None) is None:
             return
@@ -283,3 +325,9 @@ class StorageLoop:
         waiting = [task for task in tasks if not task.done()]
         if waiting:
             await asyncio.wait(waiting)
+
+
+def _is_told_of(task: asyncio.Task[Any]) -> None:
+    """Let nothing more be logged of what a task raised: it has ended the loop, which says so."""
+    if not task.cancelled():
+        task.exception()

@@ -5,6 +5,7 @@ always a prefix. The storage loop runs the batches, and everything here happens 
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +21,28 @@ from ...storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from ...storage_backends.optional_columns import OptionalColumns
+from ...storage_backends.object_shape import ObjectShape
 from ..orders import Fetch, ObjectTransfer, Persist
 from .pools import HostPool
+from .shardings import OWN, Shardings
 from .writers import WriterShare
 
 BATCH_PAGES = 64
 BATCH_BYTES = 4 << 20
 """The most that one call to the backend moves, except that one page always goes whole. Enough to
 make the call itself cheap, and little enough that progress is seen while it grows."""
+
+_ELSEWHERE = (ReadOutcome.MISSING, ReadOutcome.LACKING)
+"""What of a page is not under one name may be under others."""
+_BADNESS = (
+    ReadOutcome.OK,
+    ReadOutcome.MISSING,
+    ReadOutcome.LACKING,
+    ReadOutcome.CORRUPT,
+    ReadOutcome.FAILED,
+    ReadOutcome.TIMED_OUT,
+)
+"""What counts for a page is the worst that became of its objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +53,16 @@ class ObjectPlaces:
     namespace: str
     writer: WriterShare
     """Of the pages that are the same on every rank, those that this one writes."""
+    shardings: Shardings
+    """Where else pages may be: in objects that groups of another TP size have written."""
 
     def name(self, pool: str, key: bytes) -> ObjectName:
         """Return the name of this rank's shard of one page."""
         return ObjectName(self.namespace, key.hex(), pool, self._pool(pool).layout.name)
+
+    def memory(self) -> list[memoryview]:
+        """Return the memory that all pages lie in."""
+        return [pool.memory for pool in self.pools.values()]
 
     def page(self, pool: str, slot: int) -> memoryview:
         """Return the bytes of a host page; writable, no copy."""
@@ -52,10 +72,9 @@ class ObjectPlaces:
         """Return the length of a page: of an object with the columns that are kept here."""
         return self._pool(pool).layout.page_bytes
 
-    def optional(self, pool: str) -> OptionalColumns:
-        """Return the optional columns of the layout, and those of them that pages have here."""
-        layout = self._pool(pool).layout
-        return OptionalColumns(nbytes=layout.optional_bytes, present=layout.present)
+    def shape(self, pool: str) -> ObjectShape:
+        """Return the shape of this rank's objects, holding what pages have here."""
+        return self._pool(pool).layout.shape
 
     def own(self, transfer: ObjectTransfer) -> ObjectTransfer:
         """Return what of `transfer` this rank is to write."""
@@ -83,8 +102,9 @@ class Batch:
 
     first: int
     """The position of the first page in the sequence of all that the operation moves."""
+    pool: str
     objects: tuple[tuple[ObjectName, memoryview], ...]
-    optional: OptionalColumns
+    shape: ObjectShape
     """Of each object."""
     nbytes: int
 
@@ -109,11 +129,12 @@ class Transfer(ABC):
         first = 0
         for transfer in map(self._part, self._transfers):
             page_bytes = self._places.page_bytes(transfer.pool)
-            optional = self._places.optional(transfer.pool)
+            shape = self._places.shape(transfer.pool)
             step = max(1, min(BATCH_PAGES, min(BATCH_BYTES, bytes_max) // page_bytes))
             for start in range(0, len(transfer.keys), step):
                 objects = self._objects(transfer, start, start + step)
-                yield Batch(first + start, objects, optional, len(objects) * page_bytes)
+                nbytes = len(objects) * page_bytes
+                yield Batch(first + start, transfer.pool, objects, shape, nbytes)
             first += len(transfer.keys)
 
     def is_driven(self) -> bool:
@@ -171,8 +192,47 @@ class FetchTransfer(Transfer):
         return batch.first < self._ceiling
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        reads = [Read(name, buffer, batch.optional) for name, buffer in batch.objects]
-        return await backend.read(reads, deadline=self.deadline)
+        shardings = self._places.shardings
+        outcomes = [ReadOutcome.MISSING] * len(batch.objects)
+        for tp_size in shardings.order(batch.pool):
+            missing = [at for at, outcome in enumerate(outcomes) if outcome in _ELSEWHERE]
+            if not missing:
+                break
+            objects = [batch.objects[at] for at in missing]
+            found = await self._read(backend, batch, objects, tp_size)
+            for at, outcome in zip(missing, found, strict=True):
+                outcomes[at] = outcome
+            if found.count(ReadOutcome.OK) * 2 > len(found):
+                shardings.prefer(batch.pool, tp_size)
+        return outcomes
+
+    async def _read(
+        self,
+        backend: StorageBackend,
+        batch: Batch,
+        objects: Sequence[tuple[ObjectName, memoryview]],
+        tp_size: int,
+    ) -> list[ReadOutcome]:
+        """Read pages out of the objects of groups of one TP size; return one outcome for each."""
+        if tp_size == OWN:
+            reads = [Read(name, (buffer,), batch.shape) for name, buffer in objects]
+            return await backend.read(reads, deadline=self.deadline)
+        sources = self._places.shardings.sources(batch.pool, tp_size)
+        reads = [
+            Read(
+                ObjectName(name.namespace, name.key, name.pool, source.name),
+                tuple(buffer[place] for place in source.places),
+                source.shape,
+            )
+            for name, buffer in objects
+            for source in sources
+        ]
+        outcomes = await backend.read(reads, deadline=self.deadline)
+        step = len(sources)
+        return [
+            max(outcomes[at : at + step], key=_BADNESS.index)
+            for at in range(0, len(outcomes), step)
+        ]
 
     def returned(self, batch: Batch, outcomes: Sequence[int] | None) -> list[Progress]:
         if outcomes is None:
@@ -216,7 +276,8 @@ class PersistTransfer(Transfer):
         return not self._failed
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        writes = [Write(name, buffer, batch.optional) for name, buffer in batch.objects]
+        await self._places.shardings.announce(backend, time.monotonic(), self.deadline)
+        writes = [Write(name, (buffer,), batch.shape) for name, buffer in batch.objects]
         return await backend.write(writes, deadline=self.deadline)
 
     def returned(self, batch: Batch, outcomes: Sequence[int] | None) -> list[Progress]:

@@ -141,8 +141,8 @@ class BackingUp:
                 segment.pages = page_run()
                 settled.append(segment)
         state.finish(operation, Outcome.COMPLETE)
-        unsaved = [each for each in settled if each.component not in each.node.persisted]
-        if unsaved and state.store_attached:
+        unsaved = self._unsaved(settled) if state.store_attached else []
+        if unsaved:
             self._persist(unsaved)
 
     def _may_attach(self, node: Node, component: int) -> bool:
@@ -156,7 +156,7 @@ class BackingUp:
         """Apply a persist that has ended on every rank."""
         state = self._state
         for segment in operation.segments:
-            segment.node.persisted |= {segment.component}
+            state.offer(segment.node, segment.component)
             pool = state.components[segment.component].pool
             for key in self._keys(segment):
                 state.misses.pop((pool, key), None)
@@ -190,10 +190,17 @@ class BackingUp:
             timeout_s = state.config.timeouts.persist_s
             state.orders.append(PersistOrder(operation.id, transfers, timeout_s))
 
-    def abandon_waiting(self) -> None:
-        """End the persists that have not begun: the store is detached."""
+    def abandon(self) -> None:
+        """End the persists that have not begun, and stop the others: the store is detached."""
+        state = self._state
         while self.waiting:
-            self._state.finish(self.waiting.popleft(), Outcome.ABORTED)
+            state.finish(self.waiting.popleft(), Outcome.ABORTED)
+        line = state.operations.queues[Queue.PERSIST]
+        while line:
+            ticket, number = line.popleft()
+            state.ballot.settle(Queue.PERSIST, ticket)
+            self.issued -= 1
+            state.stop(state.operations.in_flight[number], Outcome.ABORTED)
 
     def _begin_backup(self, last: Node, segments: list[Segment], lent: Lent | None) -> int:
         state = self._state
@@ -227,8 +234,31 @@ class BackingUp:
         state.orders.append(CopyToHost(operation.id, transfers, state.config.timeouts.copy_s))
         return operation.id
 
+    def _unsaved(self, settled: list[Segment]) -> list[Segment]:
+        """Return what of `settled` the store lacks, after the path above as far as it never saw it.
+
+        What was in host memory before the store was attached goes there with the first of its
+        descendants that does: a prefix without its beginning could not be found.
+        """
+        state = self._state
+        new = [each for each in settled if not state.is_persisted(each.node, each.component)]
+        if not new:
+            return []
+        full = {id(each.node) for each in settled if not each.component}
+        last = max((each.node for each in new), key=lambda node: node.end)
+        above = [
+            Segment(node, 0, page_run())
+            for node in last.path()
+            if node.store != state.store_number
+            and id(node) not in full
+            and node.values[HOST][0] is not None
+        ]
+        return above[::-1] + new
+
     def _persist(self, settled: list[Segment]) -> None:
         state = self._state
+        for each in settled:
+            state.offer(each.node)
         if self.waiting and len(self.waiting) >= state.config.bounds.persists_waiting:
             state.operations.outcomes[Kind.PERSIST, Outcome.NO_ROOM] += 1
             return

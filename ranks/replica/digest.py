@@ -19,7 +19,9 @@ def state_digest(state: ReplicaState) -> int:
     def add(*parts: object) -> None:
         digest.update(repr(parts).encode())
 
-    add(state.clock, state.time_ms, state.generation, state.store_attached, state.quarantined_pages)
+    add(state.clock, state.time_ms, state.generation, state.quarantined_pages, state.former_pages)
+    add(state.store_attached, state.store_draining, state.store_number)
+    add(state.proposal, state.proposed_ms)
     for tier in TIERS:
         for pool in state.residence.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())
@@ -58,6 +60,7 @@ def _node(node: Node) -> tuple[object, ...]:
         node.hits,
         node.priority,
         node.saved_at,
+        node.store,
         sorted(node.persisted),
         sorted(node.marks),
     )

@@ -161,13 +161,14 @@ class OperationTable:
         self.queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
         """(ticket, operation id) in the order in which they will settle."""
         self.outcomes: Counter[tuple[Kind, Outcome]] = Counter()
-        self._next_id = 1
+        self.next_id = 1
+        """The id of the next operation."""
         self._next_ticket = 1
 
     def new_id(self) -> int:
         """Return an id that was never used."""
-        number = self._next_id
-        self._next_id += 1
+        number = self.next_id
+        self.next_id += 1
         return number
 
     def new_ticket(self, queue: Queue, operation: Operation) -> int:

@@ -107,7 +107,6 @@ class Prefetching:
 
     def found(self, verdict: Found) -> None:
         """Apply what the lookups of all ranks came to."""
-        state = self._state
         operation = self.active.get(verdict.operation)
         if operation is None or operation.phase not in (Phase.QUERY, Phase.RESTORABLE):
             return
@@ -117,9 +116,6 @@ class Prefetching:
             if verdict.expired_rank is not None:
                 self._notify(operation, verdict.expired_rank, 0, "lookup timed out")
                 self._end_query(operation, Outcome.MISS)
-            return
-        if not state.store_attached:
-            self._end_query(operation, Outcome.ABORTED)
             return
         longest = verdict.longest or 0
         if operation.phase is Phase.QUERY and verdict.pages < longest:
@@ -160,10 +156,8 @@ class Prefetching:
         if operation.phase is Phase.WAITING:
             self.waiting.remove(operation)
             self._finish(operation, Outcome.ABORTED)
-        elif operation.phase is Phase.TRANSFER:
-            self.settle(operation)
         else:
-            self._end_query(operation, Outcome.ABORTED)
+            self._cut_short(operation)
 
     def settle(self, operation: Prefetch) -> None:
         """Give the tree what has landed on every rank; what has not waits until I/O is quiet."""
@@ -195,11 +189,19 @@ class Prefetching:
         """Stop counting the pages against prefetching: quarantine has a bound of its own."""
         self._set_budget(operation, 0)
 
-    def abandon_waiting(self) -> None:
-        """End the prefetches that have not begun: the store is detached."""
+    def abandon(self) -> None:
+        """End all prefetches, with what has landed of them: the store is detached."""
         waiting, self.waiting = self.waiting, deque()
         for operation in waiting:
             self._finish(operation, Outcome.ABORTED)
+        for operation in list(self.active.values()):
+            self._cut_short(operation)
+
+    def _cut_short(self, operation: Prefetch) -> None:
+        if operation.phase is Phase.TRANSFER:
+            self.settle(operation)
+        else:
+            self._end_query(operation, Outcome.ABORTED)
 
     def _vote_again(self, operation: Prefetch, bound: int) -> None:
         """Look for a shorter length: none that is longer than `bound` is common to all ranks."""

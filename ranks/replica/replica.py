@@ -10,6 +10,7 @@ from ...coordinator.operation import Kind, Outcome, Phase, Queue
 from ...coordinator.verdict import Found, Verdict, Watermark
 from ...errors import InternalError, UsageError
 from ..orders import KV_POOL, Order
+from .attaching import Attaching
 from .backing_up import BackingUp
 from .check import check
 from .digest import state_digest
@@ -24,7 +25,7 @@ from .request import Request, Shortfall
 from .retracting import Retracting
 from .serving import Admission, LoadState, Serving, Wait
 from .settings import ReplicaConfig
-from .state import Expectations, ReplicaState
+from .state import Decision, Expectations, ReplicaState
 
 
 class Replica:
@@ -39,6 +40,7 @@ class Replica:
         self.retracting = Retracting(self.state, self.serving, self.loading_back, self.backing_up)
         self.pinning = Pinning(self.state, self.backing_up)
         self.offloading = Offloading(self.state, self.loading_back, self.backing_up)
+        self.attaching = Attaching(self.state, self.prefetching, self.backing_up)
 
     @property
     def digest(self) -> int:
@@ -64,6 +66,11 @@ class Replica:
         """Return what fell short since the last call, and on which rank."""
         notices, self.state.notices = self.state.notices, []
         return notices
+
+    def take_decisions(self) -> list[Decision]:
+        """Return how proposals have ended since the last call."""
+        decisions, self.state.decisions = self.state.decisions, []
+        return decisions
 
     def match(self, namespace: str, tokens: bytes | memoryview) -> Match:
         """Return how much of `tokens` is cached. Reads only."""
@@ -190,6 +197,7 @@ class Replica:
         for queue, watermark in zip(Queue, verdict.watermarks, strict=True):
             self._apply_queue(queue, watermark)
         self._let_others_pass()
+        self.attaching.consider(verdict.proposed)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.state.residence.enforce_limits(self.state.time_ms)
@@ -254,7 +262,7 @@ class Replica:
         if queue is Queue.QUIESCE:
             self._quiet(operation)
         elif queue is Queue.QUARANTINE:
-            self.state.quarantined_pages -= _kept_by_store(operation)
+            self.state.count_quarantined(operation, -1)
             self._quiet(operation)
         elif isinstance(operation, Persist):
             self.backing_up.persisted(operation)
@@ -293,20 +301,10 @@ class Replica:
         state = self.state
         state.advance(operation, Phase.QUARANTINED)
         self._enter_quarantine(operation)
-        state.quarantined_pages += _kept_by_store(operation)
+        state.count_quarantined(operation, 1)
         if isinstance(operation, Prefetch):
             self.prefetching.quarantined(operation)
-        if state.store_attached and state.quarantined_pages > state.config.quarantine_pages_max:
+        if state.quarantined_pages > state.config.quarantine_pages_max:
             # A store that does not fall quiet would take the host pool page by page.
-            state.store_attached = False
-            state.journal.record("detach", state.quarantined_pages)
-            self.prefetching.abandon_waiting()
-            self.backing_up.abandon_waiting()
+            self.attaching.detach()
         self.prefetching.begin_waiting()
-
-
-def _kept_by_store(operation: Operation) -> int:
-    """Return how many pages a store may still touch for an operation that has stopped."""
-    if isinstance(operation, Persist):
-        return operation.stopped_pages
-    return len(operation.wanted) if isinstance(operation, Prefetch) else 0

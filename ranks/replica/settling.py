@@ -63,7 +63,7 @@ class Settling:
             mine = pages[at : at + existing.width]
             if existing.values[HOST][0] is None:
                 state.residence.attach(existing, HOST, 0, mine)
-                existing.persisted |= {0}
+                state.offer(existing, 0)
             else:
                 state.residence.pools[HOST][0].give_back(mine)
             at += existing.width
@@ -71,7 +71,7 @@ class Settling:
         if at < len(pages):
             node = state.add(node, tokens[at * step :])
             node.keys = list(operation.keys[at : len(pages)])
-            node.persisted |= {0}
+            state.offer(node, 0)
             state.residence.attach(node, HOST, 0, pages[at:])
         return node
 
@@ -90,7 +90,7 @@ class Settling:
             mine = page_run(pages.pop(each) for each in positions if each in pages)
             if node.values[HOST][index] is None and len(mine) == component.pages_of(node.width):
                 state.residence.attach(node, HOST, index, mine)
-                node.persisted |= {index}
+                state.offer(node, index)
             else:
                 state.residence.pools[HOST][index].give_back(mine)
         if pages:

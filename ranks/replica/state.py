@@ -6,6 +6,7 @@ logical clock and agreed time. Each step keeps the counts that the others rely o
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
@@ -13,13 +14,25 @@ from ...errors import UsageError
 from ..orders import Cancel, Order
 from .components.needs import Needs
 from .journal import Journal
-from .operations import Copy, Operation, OperationTable, Persist, Segment
+from .operations import Copy, Operation, OperationTable, Persist, Prefetch, Segment
 from .page_keys import namespace_seed, page_keys
 from .pages import PagePool
 from .request import Request, Shortfall
 from .residence import TIERS, Residence
 from .settings import ReplicaConfig
 from .tree import Node, Place, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a proposal has ended, on every rank."""
+
+    proposal: int | None
+    """Its digest; None stands for whatever a rank has staged."""
+    withdrawn: str | None = None
+    """Why nothing came of it; None if it was done."""
+    refused_rank: int | None = None
+    """The rank that `withdrawn` speaks of, which knows more of it; None if it is not of one rank."""
 
 
 class Expectations(Protocol):
@@ -72,7 +85,21 @@ class ReplicaState:
         self.time_ms = 0
         """Agreed time."""
         self.store_attached = config.has_store and config.host_pages > 0
+        self.store_draining = False
+        """The store is detached, and something is still in flight for it."""
+        self.store_number = int(self.store_attached)
+        """How many stores there have been; what nodes know of one says nothing of the next."""
         self.quarantined_pages = 0
+        """Those that the present store, or the last one, keeps."""
+        self.former_pages = 0
+        """Those that the stores before it keep."""
+        self._first_of_store = 0
+        """The first operation that can have to do with that store."""
+        self.proposal: int | None = None
+        """The digest of what some rank has staged, as far as a verdict has told."""
+        self.proposed_ms = 0
+        """Since when, in agreed time."""
+        self.decisions: list[Decision] = []
         self.misses: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """Objects, by pool and key, whose read failed, and until when, in agreed time, they are not
         asked for again."""
@@ -164,6 +191,45 @@ class ReplicaState:
             operation = self.operations.in_flight[number]
             assert isinstance(operation, Copy | Persist)
             self._split_segments(operation, node, upper)
+
+    def begin_store(self) -> None:
+        """Attach another store. What those before keep in quarantine is not held against it."""
+        self.store_attached = True
+        self.store_number += 1
+        self.former_pages += self.quarantined_pages
+        self.quarantined_pages = 0
+        self._first_of_store = self.operations.next_id
+        # They tell what the store before did not have.
+        self.misses.clear()
+
+    def count_quarantined(self, operation: Operation, sign: int) -> None:
+        """Count the pages that a store keeps of a quarantined operation; sign is -1 once it lets go."""
+        pages = sign * self.kept_pages(operation)
+        if self.is_of_store(operation):
+            self.quarantined_pages += pages
+        else:
+            self.former_pages += pages
+
+    def is_of_store(self, operation: Operation) -> bool:
+        """Say whether an operation has to do with the present store, or the last one."""
+        return operation.id >= self._first_of_store
+
+    @staticmethod
+    def kept_pages(operation: Operation) -> int:
+        """Return how many pages a store may still touch for an operation that has stopped."""
+        if isinstance(operation, Persist):
+            return operation.stopped_pages
+        return len(operation.wanted) if isinstance(operation, Prefetch) else 0
+
+    def is_persisted(self, node: Node, component: int) -> bool:
+        """Say whether the present store has a node's pages of a component, as far as is known."""
+        return node.store == self.store_number and component in node.persisted
+
+    def offer(self, node: Node, *persisted: int) -> None:
+        """Note that a node was offered to the present store, which has some components of it."""
+        if node.store != self.store_number:
+            node.store, node.persisted = self.store_number, frozenset()
+        node.persisted |= set(persisted)
 
     def cut(self, node: Node, position: int) -> None:
         """Make sure that some node of the path to `node` begins at `position`."""

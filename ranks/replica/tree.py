@@ -62,6 +62,7 @@ class Node:
         "priority",
         "saved_at",
         "start",
+        "store",
         "there",
         "tokens",
         "used_ms",
@@ -103,11 +104,13 @@ class Node:
         self.saved_at = -1
         """Its last use when, under write-back, it was backed up to leave the device."""
         self.persisted: frozenset[int] = frozenset()
-        """The components whose pages storage has on every rank, as far as anyone has heard."""
+        """The components whose pages the store `store` has on every rank, as far as is known."""
         self.place: Place = parent.place if parent is not None else Place("")
         """Which tree it is in."""
         self.used_ms = 0
         """When it was last used, in agreed time; 0 while none has been agreed on."""
+        self.store = 0
+        """The number of the last store that it was read from or offered to."""
         self.marks: frozenset[int] = frozenset()
         """Operations in flight that read or fill pages of this node."""
 
@@ -280,6 +283,7 @@ class Tree:
         upper.last_access, upper.used_ms = node.last_access, node.used_ms
         upper.hits, upper.priority, upper.saved_at = node.hits, node.priority, node.saved_at
         upper.marks = node.marks
+        upper.store = node.store
         upper.persisted = frozenset(
             each.index for each in self.components if each.per_page and each.index in node.persisted
         )

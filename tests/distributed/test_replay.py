@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from replays import COMMAND, RANK, replay, run, torchrun, write_trace
+from replays_in_process import replayed
 
 from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import Report
+from lockstep.launch.settings import ReplaySettings
 from lockstep.launch.workload import synthetic_requests
 
 pytestmark = pytest.mark.distributed
@@ -33,12 +35,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Report:
 
 
 @pytest.fixture(scope="module")
-def store_of_64(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> str:
+def store_of_64(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The URI of a store with pages of 64 tokens."""
-    folder = tmp_path_factory.mktemp("store-of-64")
-    uri = (folder / "store").as_uri()
-    options = ("--store", uri, "--page-tokens", 64, "--requests", 4, "--ranks", 1)
-    replay(folder / "report.json", trace, *options)
+    uri = (tmp_path_factory.mktemp("store-of-64") / "store").as_uri()
+    replayed(ReplaySettings(ranks=1, requests=4, page_tokens=64, store=uri))
     return uri
 
 

@@ -76,7 +76,7 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
     ("how", "launcher"),
     [
         ("ctrl-c", "torch"),
-        ("ctrl-c", "ray"),
+        pytest.param("ctrl-c", "ray", marks=pytest.mark.slow),
         pytest.param("sigint", "torch", marks=pytest.mark.slow),
         pytest.param("sigint", "ray", marks=pytest.mark.slow),
         ("sigterm", "torch"),

@@ -1,0 +1,188 @@
+"""The stores of one rank: the one in use, one that is staged, and those that are being closed.
+
+A store that was let go of may still touch pages that are quarantined, so it is kept in sight until its
+last call has returned. All but `stage` is called from the engine's thread.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from ...coordinator.proposal import Change, Proposal, Readiness
+from ...errors import ConfigError, InternalError, UsageError
+from ...storage_backends.base import Counters, StorageBackend
+from .pools import HostPool
+from .shardings import Shardings
+from .storage_loop import StorageLoop, StorageReport, TimedOrder
+from .storage_transfers import ObjectPlaces
+from .writers import WriterShare
+
+OPEN_TIMEOUT_S = 60.0
+"""How long a store may take to open on this rank; `Timeouts.open_s` bounds it on all."""
+CLOSING_MAX = 4
+"""Stores that were let go of and still have calls running; each keeps a thread and its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAccess:
+    """A store as one rank uses it."""
+
+    make_backend: Callable[[], StorageBackend]
+    """Makes the backend, not open yet; called once. May take a while, and raise."""
+    namespace: str
+    """The hex digest that all object names begin with."""
+    writer: WriterShare
+    shardings: Shardings
+
+
+Connect = Callable[[str], StoreAccess]
+"""Says how this rank uses the store of a URI; asks nobody.
+
+Raises `ConfigError` for a URI that makes no sense, as far as that shows without a stranger's package.
+"""
+
+
+class Stores:
+    """Opens and closes the stores of one rank, and hands orders to the one in use."""
+
+    def __init__(
+        self,
+        pools: Mapping[str, HostPool],
+        report: Callable[[StorageReport], None],
+        *,
+        connect: Connect | None,
+        inflight_bytes: int,
+        close_timeout_s: float,
+    ) -> None:
+        self._pools = pools
+        self._report = report
+        self._connect = connect
+        self._inflight_bytes = inflight_bytes
+        self._close_timeout_s = close_timeout_s
+        self._used: StorageLoop | None = None
+        self._staged: dict[int, StorageLoop | str] = {}
+        """By proposal: its store, or why there is none; at most one."""
+        self._closing: list[StorageLoop] = []
+        self._past = Counters()
+        """What those have seen that are closed."""
+
+    def open(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Open a store and use it; raises what keeps it from opening."""
+        loop = self._loop(access)
+        try:
+            loop.open(timeout_s)
+        except BaseException:
+            self._let_go(loop)
+            raise
+        self._used = loop
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin to open the store of a proposal; see `Executor`."""
+        if proposal.change is Change.DETACH:
+            return
+        if self._connect is None:
+            raise UsageError("no store can be attached to this executor")
+        access = self._connect(proposal.store)
+        if sum(not loop.join(0.0) for loop in self._closing) >= CLOSING_MAX:
+            self._staged[proposal.digest] = (
+                f"{CLOSING_MAX} stores that were let go of do not end their last calls; start the"
+                " process again"
+            )
+            return
+        loop = self._loop(access)
+        loop.begin(OPEN_TIMEOUT_S)
+        self._staged[proposal.digest] = loop
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the store of a staged proposal is, or why it cannot be used."""
+        if proposal.change is Change.DETACH:
+            return Readiness.READY
+        staged = self._staged[proposal.digest]
+        if isinstance(staged, str):
+            return staged
+        try:
+            opened = staged.is_open()
+        except ConfigError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - a strange backend must not end the rank.
+            return f"{type(error).__name__}: {error}"
+        return staged.trouble() or (Readiness.READY if opened else Readiness.STAGED)
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Close the store of a proposal again."""
+        staged = self._staged.pop(proposal.digest, None)
+        if isinstance(staged, StorageLoop):
+            self._let_go(staged)
+
+    def attach(self, proposal: int) -> None:
+        """Use the store that was staged."""
+        staged = self._staged.pop(proposal, None)
+        if not isinstance(staged, StorageLoop) or self._used is not None:
+            raise InternalError("a store is attached that was not staged here, or beside another")
+        self._used = staged
+
+    def detach(self) -> None:
+        """Close the store in use, in the background."""
+        if self._used is not None:
+            self._let_go(self._used)
+            self._used = None
+
+    def submit(self, orders: Sequence[TimedOrder]) -> bool:
+        """Hand orders to the store in use; False if there is none that takes them."""
+        return self._used is not None and self._used.submit(orders)
+
+    def trouble(self) -> str | None:
+        """Say why the store in use has ended, or None."""
+        return None if self._used is None else self._used.trouble()
+
+    def counters(self) -> Counters:
+        """Return what all stores have seen that were opened, but for one that is only staged."""
+        self._forget_closed()
+        seen = [loop.counters() for loop in (*self._closing, self._used) if loop is not None]
+        return sum_of(self._past, *seen)
+
+    def stop(self) -> None:
+        """Cancel everything, in every store; does not wait."""
+        self.detach()
+        for digest in list(self._staged):
+            staged = self._staged.pop(digest)
+            if isinstance(staged, StorageLoop):
+                self._let_go(staged)
+
+    def join(self, timeout_s: float) -> bool:
+        """After `stop`: wait until nothing touches the pools; say whether that is so."""
+        until = time.monotonic() + timeout_s
+        ended = [loop.join(max(0.0, until - time.monotonic())) for loop in self._closing]
+        return all(ended)
+
+    def _loop(self, access: StoreAccess) -> StorageLoop:
+        places = ObjectPlaces(
+            pools=self._pools,
+            namespace=access.namespace,
+            writer=access.writer,
+            shardings=access.shardings,
+        )
+        return StorageLoop(
+            access.make_backend, places, self._report, inflight_bytes=self._inflight_bytes
+        )
+
+    def _let_go(self, loop: StorageLoop) -> None:
+        self._forget_closed()
+        loop.stop(self._close_timeout_s)
+        self._closing.append(loop)
+
+    def _forget_closed(self) -> None:
+        closing: list[StorageLoop] = []
+        for loop in self._closing:
+            if loop.join(0.0):
+                self._past = sum_of(self._past, loop.counters())
+            else:
+                closing.append(loop)
+        self._closing = closing
+
+
+def sum_of(*counters: Counters) -> Counters:
+    """Return the counters added up, one by one."""
+    return Counters(
+        **{each.name: sum(getattr(one, each.name) for one in counters) for each in fields(Counters)}
+    )

@@ -1,0 +1,76 @@
+"""Where a rank finds its part of a page in what the ranks of a group of another TP size have written.
+
+A page is laid out in units that ranks of all TP sizes have in common (see `page_layout`), and each is
+a part of an object that can be read and verified alone. So a rank of a larger group finds its units
+within one object of a smaller group's, and a rank of a smaller group needs several of a larger one's.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ..storage_backends.object_shape import ObjectShape
+from .page_layout import PageLayout, PartKey, ShardPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSource:
+    """An object of another rank's, and what of a page is in it."""
+
+    name: str
+    """The shard's part of its name."""
+    shape: ObjectShape
+    """Holding what of it belongs to the page."""
+    places: tuple[slice, ...]
+    """Where that lies within the page's bytes, in order."""
+
+
+def sources_of(
+    layout: PageLayout, mine: ShardPlace, tp_size: int, *, absent: Collection[str] = ()
+) -> tuple[ShardSource, ...]:
+    """Return in which objects of ranks of another TP size the page of a rank is to be found.
+
+    Those of the same pipeline stage. `absent` names optional columns that the page does not have.
+    Empty if they do not have all of it, or if it is in the very object that is named as this rank's
+    own.
+    """
+    kept = layout.kept(absent)
+    wanted: dict[PartKey, slice] = {}
+    at = 0
+    for key, part in layout.parts(mine):
+        if key[0] < 0 or layout.optional_columns[key[0]] in kept:
+            wanted[key] = slice(at, at + part.nbytes)
+            at += part.nbytes
+    # What is the same on every rank comes out of the first object that is needed for its units.
+    others = [mine._replace(tp_rank=rank, tp_size=tp_size) for rank in range(tp_size)]
+    needed = [
+        each for each in others if any(k in wanted and k[1] >= 0 for k, _ in layout.parts(each))
+    ]
+    sources: list[ShardSource] = []
+    for place in needed or others:
+        theirs = list(layout.parts(place))
+        held = [number for number, (key, _) in enumerate(theirs) if key in wanted]
+        if not held:
+            continue
+        places = [wanted.pop(theirs[number][0]) for number in held]
+        sources.append(
+            ShardSource(
+                name=layout.shard_name(place),
+                shape=ObjectShape(tuple(part for _, part in theirs), tuple(held)),
+                places=tuple(_merged(places)),
+            )
+        )
+    if wanted or [source.name for source in sources] == [layout.shard_name(mine)]:
+        return ()
+    return tuple(sources)
+
+
+def _merged(places: list[slice]) -> Iterator[slice]:
+    """Yield the places with those that touch each other as one."""
+    run = places[0]
+    for place in places[1:]:
+        if place.start == run.stop:
+            run = slice(run.start, place.stop)
+        else:
+            yield run
+            run = place
+    yield run

@@ -1,0 +1,180 @@
+"""Stores that are attached and detached while requests run, as operators do it: rank by rank.
+
+A campaign tells ranks to attach a store or to detach the one there is: all of them or some, each at a
+moment of its own, and now and then one of them something else. What must follow: every rank has the
+same store after every step, a proposal is done on all ranks or on none, and it ends in bounded time.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..coordinator.proposal import Change, Proposal
+from ..errors import LockstepError, UsageError
+from ..ranks.rank_cache import RankCache
+from ..ranks.replica.attaching import StoreState
+from .checkers import Violated
+from .executor import SimulatedExecutor
+from .stores import FIRST_STORE, OTHER_STORE
+from .world import World
+
+_STEPS_TO_END = 4
+"""Steps in which a proposal must have ended whose time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What one rank is to be told, and when."""
+
+    step: int
+    rank: int
+    proposal: Proposal
+    between: bool
+    """Between the halves of the step, and not before it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Told:
+    """What one rank was told, and what it says became of it."""
+
+    rank: int
+    proposal: Proposal
+    outcome: "Future[None]"
+    since_us: int
+    late_steps: int = 0
+
+
+class Proposing:
+    """Runs the campaigns of one schedule, and checks what becomes of them."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        coverage: Counter[str],
+        trace: Callable[[str], None],
+    ) -> None:
+        self._random = world.stream("stores")
+        self._rate = self._random.choice((0.0, 0.0, 0.0, 0.01, 0.05))
+        self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
+        """How often a rank cannot open a store."""
+        self._can_attach = world.config.host_pages > 0
+        self._patience_us = int(world.config.timeouts.open_s * 1_000_000)
+        self._coverage = coverage
+        self._trace = trace
+        self._caches: Sequence[RankCache] = ()
+        self._executors: Sequence[SimulatedExecutor] = ()
+        self._steps = 0
+        self._errands: list[_Errand] = []
+        self._told: list[_Told] = []
+        self._attached = False
+        """Whether there was a store after the step before."""
+
+    def begin_epoch(
+        self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
+    ) -> None:
+        """Go on with a new group, which was told nothing."""
+        self._caches, self._executors = caches, executors
+        self._errands.clear()
+        self._told.clear()
+        self._attached = caches[0].store_state() is StoreState.ATTACHED
+        for executor in executors:
+            executor.stores.refusals = self.refusals
+
+    def step(self, now_us: int) -> None:
+        """Before a step: begin a campaign now and then, and tell those whose moment it is."""
+        self._steps += 1
+        rate = self._rate
+        if self._caches[0].store_state() is StoreState.DETACHED:
+            # So that storage is there most of the time.
+            rate *= 5
+        if self._can_attach and self._random.random() < rate:
+            self._begin_campaign()
+        self.tell(now_us, between=False)
+
+    def tell(self, now_us: int, *, between: bool) -> None:
+        """Tell the ranks whose moment it is."""
+        due = [e for e in self._errands if e.step <= self._steps and e.between == between]
+        self._errands = [errand for errand in self._errands if errand not in due]
+        for errand in due:
+            cache, proposal = self._caches[errand.rank], errand.proposal
+            try:
+                if proposal.change is Change.ATTACH:
+                    outcome = cache.attach_store(proposal.store)
+                else:
+                    outcome = cache.detach_store()
+            except UsageError:
+                if not any(t.rank == errand.rank and t.proposal != proposal for t in self._told):
+                    raise
+                self._coverage["proposals put off"] += 1
+                continue
+            self._trace(f"rank {errand.rank} is told: {proposal}")
+            self._told.append(_Told(errand.rank, proposal, outcome, now_us))
+
+    def check(self, now_us: int) -> None:
+        """After a step: the ranks have the same store, and what has ended has ended alike."""
+        states = [cache.store_state() for cache in self._caches]
+        used = [executor.stores.in_use for executor in self._executors]
+        if len(set(states)) > 1 or len(set(used)) > 1:
+            raise Violated(f"the ranks have different stores: {states}, {used}")
+        if (used[0] is None) != (states[0] in (StoreState.DETACHED, StoreState.ATTACHING)):
+            raise Violated(f"the store is {states[0]} on every rank, and they use {used[0]}")
+        self._check_ended_alike([told for told in self._told if told.outcome.done()])
+        self._told = [told for told in self._told if not told.outcome.done()]
+        self._attached = states[0] is StoreState.ATTACHED
+        for told in self._told:
+            told.late_steps += now_us - told.since_us > self._patience_us
+            if told.late_steps > _STEPS_TO_END:
+                raise Violated(f"rank {told.rank} was told: {told.proposal}, and it does not end")
+
+    def check_rest(self) -> None:
+        """At rest nothing drains."""
+        if self._caches[0].store_state() is StoreState.DRAINING:
+            raise Violated("nothing is in flight, and the store is not let go of")
+
+    def check_gone(self, rank: int) -> None:
+        """After the end of an epoch nobody waits for what a rank was told."""
+        if any(told.rank == rank and not told.outcome.done() for told in self._told):
+            raise Violated(f"rank {rank} has left its group, and a proposal waits for it")
+
+    def _begin_campaign(self) -> None:
+        random, ranks = self._random, range(len(self._caches))
+        attached = self._caches[0].store_state() is StoreState.ATTACHED
+        if random.random() < (0.8 if attached else 0.05):
+            proposal = Proposal(Change.DETACH)
+        else:
+            uri = FIRST_STORE if random.random() < 0.7 else OTHER_STORE
+            proposal = Proposal(Change.ATTACH, uri)
+        told = list(ranks)
+        if random.random() < 0.15:
+            told = random.sample(told, random.randint(1, len(told)))
+        span = random.choice((1, 3, 10))
+        odd = random.choice(ranks) if random.random() < 0.1 else None
+        for rank in told:
+            its = proposal
+            if rank == odd:
+                its = Proposal(Change.ATTACH, random.choice((FIRST_STORE, OTHER_STORE)))
+            step = self._steps + random.randrange(span)
+            self._errands.append(_Errand(step, rank, its, random.random() < 0.5))
+
+    def _check_ended_alike(self, ended: Sequence[_Told]) -> None:
+        for proposal in dict.fromkeys(told.proposal for told in ended):
+            mine = [told for told in ended if told.proposal == proposal]
+            errors = [told.outcome.exception() for told in mine]
+            done = sum(error is None for error in errors)
+            if done and done != len(errors):
+                raise Violated(f"{proposal} was done on {done} of the ranks that were told")
+            needs_all = proposal.change is Change.ATTACH or self._had_store()
+            if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
+                raise Violated(f"{proposal} was done, and not every rank was told of it")
+            if done:
+                self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1
+            elif isinstance(errors[0], LockstepError):
+                self._coverage["proposals withdrawn"] += 1
+
+    def _had_store(self) -> bool:
+        """Say whether there was something to detach from when the ranks decided to."""
+        state = self._caches[0].replica.state
+        # The group lets go by itself of a store that keeps too much.
+        return self._attached and state.quarantined_pages <= state.config.quarantine_pages_max

@@ -1,0 +1,82 @@
+"""To remove a directory with all that is in it, whatever that is, a little at a time.
+
+Such a directory is somebody's mistake, so nothing is known of it: it may be very deep, hold very much,
+or change meanwhile. Whoever removes it goes by open descriptors and follows no link, and may stop after
+any entry: the next one goes on with what is left. What lies deep is moved up first, so that no path is
+long, and the depth costs no descriptors.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(above: int, name: str, *, go_on: Callable[[], bool]) -> bool:
+    """Remove the directory `name` below the open directory `above`; say whether it is gone.
+
+    `go_on` is asked before each entry, and may raise; it stops where that says False. What cannot
+    be removed stays, and is no error.
+    """
+    try:
+        top = os.open(name, _DIRECTORY, dir_fd=above)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        while _clear(top, go_on):
+            pass
+    finally:
+        os.close(top)
+    try:
+        os.rmdir(name, dir_fd=above)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _clear(top: int, go_on: Callable[[], bool]) -> bool:
+    """Empty `top` once through; say whether directories were moved up into it, for the next time."""
+    moved = False
+    with os.scandir(top) as entries:
+        for entry in entries:
+            if not go_on():
+                return False
+            if not entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=top)
+                continue
+            with suppress(OSError):
+                moved |= _clear_below(top, entry.name, go_on)
+                os.rmdir(entry.name, dir_fd=top)
+    return moved
+
+
+def _clear_below(top: int, name: str, go_on: Callable[[], bool]) -> bool:
+    """Empty one directory in `top`: its files go, and its directories are moved up."""
+    moved = False
+    directory = os.open(name, _DIRECTORY, dir_fd=top)
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not go_on():
+                    return False
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        os.rename(
+                            entry.name, secrets.token_hex(16), src_dir_fd=directory, dst_dir_fd=top
+                        )
+                        moved = True
+                    else:
+                        os.unlink(entry.name, dir_fd=directory)
+                except OSError:
+                    continue
+    finally:
+        os.close(directory)
+    return moved

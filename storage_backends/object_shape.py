@@ -1,0 +1,238 @@
+"""What a stored object is made of: parts, each of which can be read and verified alone.
+
+An object is a page as one rank wrote it. Its *parts* are what ranks of any TP size have in common:
+the columns that are the same on every rank, one canonical unit of KV heads after the other, and the
+same again for each optional column. So a rank finds what it holds of a page in whole parts of what
+other ranks have written, whether those had more of it or less.
+
+Engines that share a store need not keep the same columns either: the KV of a draft model is there
+only where one runs (rule R5). *Presence bits* say of one object which optional columns it has, bit i
+for the i-th of the layout; its parts that are there follow each other without gaps.
+
+Everything here is pure. All lengths come from the layout; an object only says which bits are set.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from ..errors import InternalError
+
+ALWAYS: Final = -1
+"""In place of a presence bit: of a part that every object has."""
+PARTS_MAX: Final = 143
+"""A header block has room for so many."""
+PART_BYTES_MAX: Final = (1 << 32) - 1
+
+
+class Part(NamedTuple):
+    """One part of an object."""
+
+    nbytes: int
+    bit: int = ALWAYS
+    """The presence bit of its column, or `ALWAYS`."""
+
+
+class Run(NamedTuple):
+    """Parts that follow each other in an object's payload, and are all wanted."""
+
+    offset: int
+    """Where the first of them begins in the payload."""
+    nbytes: int
+    parts: tuple[tuple[int, int], ...]
+    """Of each part: its number among those that the object has, and its length."""
+
+
+class Plan(NamedTuple):
+    """Where what is wanted of an object lies, given which columns it has."""
+
+    payload_bytes: int
+    table: bytes
+    """The part table that the object's header must have."""
+    runs: tuple[Run, ...]
+    sizes: tuple[int, ...] = ()
+    """The lengths of the parts that are wanted, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """Plans by presence bits, made when first asked for."""
+
+    known: dict[int, Plan] = field(default_factory=dict[int, Plan])
+
+
+@dataclass(frozen=True)
+class ObjectShape:
+    """The parts that objects of one kind may have, and those among them that a caller holds.
+
+    `held` are the numbers of those parts, ascending, in all `parts`. The caller's buffers hold
+    exactly them, one after the other.
+    """
+
+    parts: tuple[Part, ...]
+    held: tuple[int, ...]
+    _plans: _Plans = field(default_factory=_Plans, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        fits = all(0 <= part.nbytes <= PART_BYTES_MAX for part in self.parts)
+        if not fits or len(self.parts) > PARTS_MAX:
+            raise InternalError(f"an object cannot have these {len(self.parts)} parts")
+        ascending = all(one < two for one, two in zip(self.held, self.held[1:], strict=False))
+        if not (self.held and ascending and 0 <= self.held[0] <= self.held[-1] < len(self.parts)):
+            raise InternalError(f"{self.held} are no parts of an object with {len(self.parts)}")
+
+    @staticmethod
+    def whole(nbytes: int) -> "ObjectShape":
+        """Return the shape of an object that is one part, all of which the caller holds."""
+        return ObjectShape((Part(nbytes),), (0,))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The length of what the caller holds."""
+        return sum(self.parts[number].nbytes for number in self.held)
+
+    @cached_property
+    def present(self) -> int:
+        """The presence bits of what the caller holds."""
+        bits = 0
+        for number in self.held:
+            bits |= _mask(self.parts[number])
+        return bits
+
+    @cached_property
+    def _known(self) -> int:
+        bits = 0
+        for part in self.parts:
+            bits |= _mask(part)
+        return bits
+
+    @cached_property
+    def told_by_length(self) -> bool:
+        """Whether no other presence bits give a payload of the length that these give."""
+        columns = sorted({part.bit for part in self.parts if part.bit != ALWAYS})
+        room = {bit: sum(part.nbytes for part in self.parts if part.bit == bit) for bit in columns}
+        if self.present in (0, self._known) and all(room.values()):
+            return True
+        ours = self.plan(self.present).payload_bytes
+        subsets = range(1 << len(columns)) if len(columns) <= 4 else ()
+        masks = [
+            sum(1 << bit for at, bit in enumerate(columns) if each >> at & 1) for each in subsets
+        ]
+        return bool(masks) and sum(self.payload_bytes(mask) == ours for mask in masks) == 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the caller holds all parts that an object with its presence bits has."""
+        return self.held == tuple(self._numbers(self.present))
+
+    def knows(self, present: int) -> bool:
+        """Say whether every bit of `present` stands for a column that there is."""
+        return not present & ~self._known
+
+    def lacks(self, present: int) -> bool:
+        """Say whether the caller holds a column that an object with the bits `present` lacks."""
+        return bool(self.present & ~present)
+
+    def payload_bytes(self, present: int) -> int:
+        """Return the length of the payload of an object with the bits `present`."""
+        return sum(self.parts[number].nbytes for number in self._numbers(present))
+
+    def plan(self, present: int) -> Plan:
+        """Return where what the caller holds lies in an object with the bits `present`.
+
+        What the object lacks is left out.
+        """
+        plan = self._plans.known.get(present)
+        if plan is None:
+            plan = self._plans.known[present] = self._make_plan(present)
+        return plan
+
+    def with_columns(self, present: int) -> "ObjectShape":
+        """Return the shape of a whole object that has these columns as well as the caller's."""
+        return ObjectShape(self.parts, tuple(self._numbers(self.present | present)))
+
+    def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
+        """Return the caller's parts as a payload, with those of another object that it lacks.
+
+        `payload` and `present` are the other object's. The bits of the result are those of both.
+        """
+        pieces = dict(_cut(self.parts, self._numbers(present), payload))
+        pieces |= dict(_cut(self.parts, self.held, memoryview(b"".join(buffers))))
+        return memoryview(b"".join(pieces[number] for number in sorted(pieces)))
+
+    def _make_plan(self, present: int) -> Plan:
+        held = set(self.held)
+        runs: list[Run] = []
+        run: list[tuple[int, int]] = []
+        start = at = 0
+        numbers = self._numbers(present)
+        for there, number in enumerate(numbers):
+            nbytes = self.parts[number].nbytes
+            if number in held:
+                start = start if run else at
+                run.append((there, nbytes))
+            elif run:
+                runs.append(Run(start, at - start, tuple(run)))
+                run = []
+            at += nbytes
+        if run:
+            runs.append(Run(start, at - start, tuple(run)))
+        table = part_table([self.parts[number] for number in numbers])
+        sizes = tuple(nbytes for run in runs for _, nbytes in run.parts)
+        return Plan(at, table, tuple(runs), sizes)
+
+    def _numbers(self, present: int) -> list[int]:
+        """Return the parts that an object with these bits has."""
+        return [
+            number
+            for number, part in enumerate(self.parts)
+            if part.bit == ALWAYS or present >> part.bit & 1
+        ]
+
+
+def part_table(parts: Sequence[Part]) -> bytes:
+    """Return the lengths and columns of parts as they stand in a header."""
+    lengths = struct.pack(f"<{len(parts)}I", *(part.nbytes for part in parts))
+    return lengths + struct.pack(f"<{len(parts)}b", *(part.bit for part in parts))
+
+
+def parts_of(table: bytes) -> list[Part]:
+    """Return the parts that a `part_table` speaks of."""
+    count = len(table) // 5
+    lengths = struct.unpack_from(f"<{count}I", table)
+    bits = struct.unpack_from(f"<{count}b", table, 4 * count)
+    return [Part(nbytes, bit) for nbytes, bit in zip(lengths, bits, strict=True)]
+
+
+def pieces_of(buffers: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[list[memoryview]]:
+    """Cut buffers, seen as one run of bytes, into runs of these sizes; each is a few views."""
+    at, offset = 0, 0
+    for size in sizes:
+        views: list[memoryview] = []
+        missing = size
+        while missing:
+            buffer = buffers[at]
+            taken = min(missing, len(buffer) - offset)
+            if taken:
+                views.append(buffer[offset : offset + taken])
+            missing -= taken
+            offset += taken
+            if offset == len(buffer):
+                at, offset = at + 1, 0
+        yield views
+
+
+def _cut(
+    parts: Sequence[Part], numbers: Sequence[int], payload: memoryview
+) -> Iterator[tuple[int, memoryview]]:
+    at = 0
+    for number in numbers:
+        nbytes = parts[number].nbytes
+        yield number, payload[at : at + nbytes]
+        at += nbytes
+
+
+def _mask(part: Part) -> int:
+    return 0 if part.bit == ALWAYS else 1 << part.bit

@@ -1,0 +1,50 @@
+"""Replays of one rank in the process of the test."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from lockstep import Cache
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.launch.counts import Counts
+from lockstep.launch.request import Request
+from lockstep.launch.scheduler import Limits, Scheduler
+from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.workload import synthetic_requests
+
+
+def opened(settings: ReplaySettings) -> Cache:
+    collective = InProcessGroup(1).member(0)
+    return Cache.open(settings.cache_config(), collective, device=torch.device("cpu"))
+
+
+def scheduler(
+    settings: ReplaySettings,
+    cache: Cache,
+    requests: Iterator[Request] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scheduler:
+    return Scheduler(
+        cache,
+        synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
+        Limits(
+            concurrency=settings.concurrency,
+            page_tokens=settings.page_tokens,
+            device_pages=settings.device_pages,
+            prefill_tokens=settings.prefill_tokens,
+            output_tokens_max=settings.output_tokens_max,
+            idle_steps_max=5000,
+        ),
+        stopped=stopped,
+    )
+
+
+def replayed(settings: ReplaySettings) -> Counts:
+    cache = opened(settings)
+    try:
+        run = scheduler(settings, cache)
+        assert run.run()
+        assert cache.flush()
+        return run.counts
+    finally:
+        cache.close()

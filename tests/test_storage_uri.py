@@ -10,8 +10,9 @@ from lockstep.errors import ConfigError
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.page_index import make_index
 from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
-from lockstep.storage_backends.uri import StoreUri, parse_uri
+from lockstep.storage_backends.uri import StoreUri, parse_uri, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -19,10 +20,13 @@ from lockstep.storage_backends.uri import StoreUri, parse_uri
     [
         ("/var/kv", "is not a URI; write it as scheme://"),
         ("://x", "'' is not a scheme"),
-        ("File:///var/kv", "'File' is not a scheme"),
-        ("tape:///var/kv", "unknown scheme 'tape'; known: file, memory"),
-        ("fault+file:///var/kv", "unknown wrapper 'fault'; known: none"),
-        ("+file:///var/kv", "is not a scheme"),
+        ("File:///var/kv", "'File' is not a scheme; schemes are in lower case"),
+        ("tape:///var/kv", "unknown scheme 'tape'; known: "),
+        ("slow+file:///var/kv", "unknown wrapper 'slow'; known: breaker, fault, limit"),
+        (
+            "+file:///var/kv",
+            "is not a scheme; schemes are in lower case, and wrappers stand before",
+        ),
         ("file:///var/k v", "percent-encode it"),
         ("file:///var/kv#part", "fragment"),
         ("file:///var/%00", "NUL"),
@@ -32,8 +36,8 @@ from lockstep.storage_backends.uri import StoreUri, parse_uri
         ("file:///var/kv?direct=yes", "direct is 'yes', must be one of: 0, 1"),
         ("file:///var/kv?durability=", "durability is '', must be one of: none, data, full"),
         ("file:///var/kv?threads=0", "threads is 0, must be from 1 to 256"),
-        ("file:///var/kv?threads=-1", "threads is '-1', must be a whole number"),
-        ("file://var/kv", "names a host, 'var'; an absolute path needs three slashes"),
+        ("file:///var/kv?threads=-1", "threads is '-1', must be a whole number from 1 to 256"),
+        ("file://var/kv", "names a host; an absolute path needs three slashes"),
         ("file://", "has no path; write file:///absolute/path"),
         ("file:///", "has no path"),
         ("memory://a/b", "has a path"),
@@ -122,8 +126,99 @@ def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(registry, "entry_points", entries_of)
     assert isinstance(make_backend("tape://x"), MemoryBackend)
-    assert known_schemes() == ["broken", "file", "memory", "tape"]
+    assert known_schemes() == sorted({*known_schemes(), "broken", "file", "memory", "tape"})
     with pytest.raises(ConfigError, match="the package that provides broken://"):
         make_backend("broken://x")
     with pytest.raises(ConfigError, match="has no path"):
         make_backend("file://")
+
+
+SECRET = "s3kr1t"  # noqa: S105 - nobody's.
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("file:///var/kv?threads=2", "file:///var/kv?threads=2"),
+        ("file:///var/kv@2/x:y@z", "file:///var/kv@2/x:y@z"),
+        ("mooncake://host:50051", "mooncake://host:50051"),
+        ("3fs:///m?index=redis://host:6379/0", "3fs:///m?index=redis://host:6379/0"),
+        (
+            "s3://b/p?endpoint=http%3A%2F%2Fhost%3A9000",
+            "s3://b/p?endpoint=http%3A%2F%2Fhost%3A9000",
+        ),
+        ("s3://bucket/a@b?region=us-east-1", "s3://bucket/a@b?region=us-east-1"),
+        (
+            f"3fs:///m?index=redis://user:{SECRET}@host:6379/0&files=4",
+            "3fs:///m?index=redis://***@host:6379/0&files=4",
+        ),
+        (f"3fs:///m?index=redis://:{SECRET}@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis://:a/b{SECRET}?@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis://:a@b{SECRET}@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis%3A%2F%2Fu%3A{SECRET}%40host", "3fs:///m?index=redis://***@host"),
+        (
+            f"3fs:///m?index=redis://host/0%3Fpassword={SECRET}%26db=1",
+            "3fs:///m?index=redis://host/0?password=***%26db=1",
+        ),
+        (
+            f"3fs:///m?index=redis://host?password={SECRET}",
+            "3fs:///m?index=redis://host?password=***",
+        ),
+        (f"s3://AKIA{SECRET}:{SECRET}@bucket/p", "s3://***@bucket/p"),
+        (f"s3://AKIA{SECRET}@bucket/p", "s3://***@bucket/p"),
+        (f"s3://b?endpoint=http://k:{SECRET}@host", "s3://b?endpoint=http://***@host"),
+        (f"s3://b?access_key_id={SECRET}&region=r", "s3://b?access_key_id=***&region=r"),
+        (f"s3://b?aws_secret_access_key={SECRET}", "s3://b?aws_secret_access_key=***"),
+        (f"s3://b?session%5Ftoken={SECRET}", "s3://b?session%5Ftoken=***"),
+        (f"fault+tape://x?fault.password={SECRET}", "fault+tape://x?fault.password=***"),
+        (f"tape://x?APIKEY={SECRET}&a=1", "tape://x?APIKEY=***&a=1"),
+        (f"redis:user:{SECRET}@host", "***@host"),
+        ("", ""),
+    ],
+)
+def test_what_is_shown_of_a_uri_has_no_secret(uri: str, shown: str) -> None:
+    assert without_secrets(uri) == shown
+    assert without_secrets(shown) == shown
+    assert SECRET not in shown
+
+
+def test_uris_in_uris_without_end_are_shown_without_end_of_patience() -> None:
+    deep = "a://x?n=" * 5000 + f"redis://u:{SECRET}@h"
+    assert SECRET not in without_secrets(deep)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"memory://u:{SECRET}@host",
+        f"memory://x/y?token={SECRET}",
+        f"file://u:{SECRET}@host/x",
+        f"file:///x?token={SECRET}",
+        f"3fs://u:{SECRET}@host/x?index=sqlite:///i",
+        f"3fs:///x?index=postgres://u:{SECRET}@host",
+        f"3fs:///x?index=sqlite://u:{SECRET}@host/x",
+        f"s3://AKIA:{SECRET}@bucket",
+        f"s3://b?secret_access_key={SECRET}",
+        f"s3://bucket?endpoint=http://u:{SECRET}@h:9000",
+        f"s3://bucket?endpoint=ftp://h?token={SECRET}",
+        f"s3://bucket?pack=4&password={SECRET}",
+        f"tape://u:{SECRET}@host",
+        f"slow+file:///x?password={SECRET}",
+        f"file:///x?password={SECRET}&password={SECRET}",
+        f"file:///x?password={SECRET}#x",
+        f"redis:u:{SECRET}@host",
+        f"file:///x y?password={SECRET}",
+        f"redis://u:{SECRET}@[::1",
+    ],
+)
+def test_no_refusal_of_a_uri_repeats_a_secret(uri: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_backend(uri)
+    assert SECRET not in str(raised.value)
+
+
+def test_an_index_is_told_without_its_password() -> None:
+    for uri in (f"redis://u:{SECRET}@h:1/0", f"redis://h:1/0?password={SECRET}"):
+        told = make_index(uri, "x").text
+        assert SECRET not in told
+        assert "h:1/0" in told

@@ -1,0 +1,35 @@
+"""`3fs://` keeps the promises of every backend, with each index and each kind of rings."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from redis_server import redis_server
+from storage_contract import StorageContract
+from storage_three_fs import SlotStore
+from usrbio_stand_in import UsrbioStandIn
+
+from lockstep.storage_backends.ring_usrbio import UsrbioRings
+
+__all__ = ["redis_server"]
+
+
+@pytest.fixture(params=["sqlite", "redis", "sqlite-usrbio"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SlotStore]:
+    index = f"sqlite://{tmp_path}/index.db"
+    root = tmp_path / "store"
+    match request.param:
+        case "redis":
+            made = SlotStore(root, request.getfixturevalue("redis_server").url())
+        case "sqlite-usrbio":
+            made = SlotStore(
+                root, index, make_rings=lambda: UsrbioRings(UsrbioStandIn(), str(root))
+            )
+        case _:
+            made = SlotStore(root, index)
+    yield made
+    made.clean()
+
+
+class TestThreeFs(StorageContract):
+    pass

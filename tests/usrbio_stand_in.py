@@ -1,0 +1,147 @@
+"""What `hf3fs_fuse.io` offers, over system calls: the real client needs a mounted 3FS.
+
+It keeps to the interface where that is easily got wrong: an operation lies in one slice of one
+iovec, a ring goes one way, a descriptor is registered once, ends come in no order, and nothing ends
+before it was submitted or while the `gate` is shut.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from lockstep.storage_backends.ring_usrbio import SharedSegment
+
+
+class Slice:
+    """A part of an iovec; with the end of the operation that it was for."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self.result = 0
+        self.userdata: Any = None
+
+
+class Iovec:
+    """Shared memory that a ring may use."""
+
+    def __init__(self, shared: SharedSegment, forget: Callable[[], None]) -> None:
+        self._shared = shared
+        self._forget = forget
+
+    def __getitem__(self, part: slice) -> Slice:
+        if part.step not in (None, 1):
+            raise ValueError("step not 1 when slicing iovec")
+        return Slice(self._shared.buf[part])
+
+    def __del__(self) -> None:
+        self._forget()
+
+
+class Ioring:
+    """A ring with a thread of its own."""
+
+    def __init__(self, client: "UsrbioStandIn", entries: int, *, for_read: bool) -> None:
+        self._client = client
+        self._entries = entries
+        self._for_read = for_read
+        self._changed = threading.Condition()
+        self._prepared: list[tuple[Slice, int, int]] = []
+        self._ended: list[Slice] = []
+        self._busy = 0
+
+    def prepare(self, iov: Slice, read: bool, fd: int, off: int, userdata: Any = None) -> "Ioring":
+        if read is not self._for_read:
+            raise OSError(errno.EINVAL, "the ring goes the other way")
+        if fd not in self._client.registered:
+            raise OSError(errno.EBADF, "not registered")
+        with self._changed:
+            if len(self._prepared) + len(self._ended) + self._busy >= self._entries:
+                raise OSError(errno.EAGAIN, "the ring is full")
+            iov.userdata = userdata
+            self._prepared.append((iov, fd, off))
+        return self
+
+    def submit(self) -> "Ioring":
+        with self._changed:
+            operations, self._prepared = self._prepared, []
+            self._busy += len(operations)
+        if operations:
+            threading.Thread(target=self._do, args=(operations,), daemon=True).start()
+        return self
+
+    def wait(
+        self, *, max_results: int = 0, min_results: int = 0, timeout: timedelta | None = None
+    ) -> list[Slice]:
+        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        with self._changed:
+            while len(self._ended) < min_results:
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            count = max(max_results, min_results, 1)
+            told, self._ended = self._ended[:count], self._ended[count:]
+        if not told and min_results:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        return told
+
+    def _do(self, operations: list[tuple[Slice, int, int]]) -> None:
+        move = os.preadv if self._for_read else os.pwritev
+        for iov, fd, offset in reversed(operations):
+            self._client.begun.set()
+            self._client.gate.wait()
+            try:
+                iov.result = move(fd, [iov.memory], offset)
+            except OSError as error:
+                iov.result = -(error.errno or errno.EIO)
+            iov.memory.release()
+            with self._changed:
+                self._busy -= 1
+                self._ended.append(iov)
+                self._changed.notify_all()
+
+
+class UsrbioStandIn:
+    """Stands in for the module; `gate` holds all operations up while it is not set.
+
+    `begun` is set by every operation when it comes to the gate.
+    """
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Event()
+        self.registered: set[int] = set()
+        self.iovecs = 0
+
+    def make_iovec(
+        self, shm: SharedSegment, hf3fs_mount_point: str, block_size: int = 0, numa: int = -1
+    ) -> Iovec:
+        self.iovecs += 1
+        return Iovec(shm, self._forget)
+
+    def make_ioring(
+        self, hf3fs_mount_point: str, entries: int, for_read: bool = True, io_depth: int = 0
+    ) -> Ioring:
+        return Ioring(self, entries, for_read=for_read)
+
+    def register_fd(self, fd: int) -> None:
+        if fd in self.registered:
+            raise OSError(errno.EINVAL, "registered already")
+        os.fstat(fd)
+        self.registered.add(fd)
+
+    def deregister_fd(self, fd: int) -> None:
+        # Of a closed file it would be too late.
+        os.fstat(fd)
+        self.registered.remove(fd)
+
+    def extract_mount_point(self, path: str) -> str | None:
+        return path if path.startswith("/mnt/3fs") else None
+
+    def _forget(self) -> None:
+        self.iovecs -= 1

@@ -1,0 +1,57 @@
+"""What the errors of the S3 client are taken to mean, from their texts."""
+
+import pytest
+
+from lockstep.storage_backends.s3_refusals import Cause, refusal_of
+
+HOST = "https://store.example:9000"
+ASKED = f"Generic S3 error: Error performing PUT {HOST}/bucket/a in 1.2ms"
+RETRIED = f"{ASKED}, after 2 retries, max_retries: 2, retry_timeout: 10s "
+STATUS = "Server returned non-2xx status code:"
+SENT = "HTTP error: error sending request\n\nDebug source:\n"
+REDIRECT = "Received redirect without LOCATION, this normally indicates a wrong region"
+NO_NAME = "failed to lookup address information: Name or service not known"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "line"),
+    [
+        (
+            f"{RETRIED} - {STATUS} 503 Service Unavailable: <Error>\n<Code>SlowDown</Code></Error>",
+            Cause.OTHER,
+            "503 Service Unavailable, SlowDown",
+        ),
+        (f"{ASKED} - {STATUS} 401 Unauthorized: \n\nDebug", Cause.REFUSED, "401 Unauthorized"),
+        (f"{ASKED} - {REDIRECT}\n\nDebug source:\n", Cause.OTHER, REDIRECT),
+        (
+            f'{RETRIED} - {SENT} kind: Connect,\n error: "{NO_NAME}",',
+            Cause.NO_ANSWER,
+            f"nothing answers at {HOST} ({NO_NAME})",
+        ),
+        (
+            f"{ASKED} - {SENT} kind: Timeout,\n",
+            Cause.NO_ANSWER,
+            f"nothing answers at {HOST} (it timed out)",
+        ),
+        (
+            f"{ASKED} - {SENT} kind: Connect,\n error: InvalidCertificate(UnknownIssuer)",
+            Cause.NO_ANSWER,
+            f"nothing answers at {HOST} (UnknownIssuer)",
+        ),
+        (f"{ASKED} - {SENT} kind: Request,\n", Cause.OTHER, "HTTP error: error sending request"),
+        ("the answer is longer\nthan that", Cause.OTHER, "the answer is longer"),
+        ("", Cause.OTHER, "ValueError"),
+    ],
+)
+def test_an_error_is_one_line_that_begins_with_its_cause(
+    text: str, cause: Cause, line: str
+) -> None:
+    refusal = refusal_of(ValueError(text))
+    assert (refusal.cause, refusal.line) == (cause, line)
+
+
+def test_what_a_request_for_credentials_carries_is_not_repeated() -> None:
+    url = "https://sts.example/?Action=AssumeRoleWithWebIdentity&WebIdentityToken=s3kr1t"
+    text = f"Generic S3 error: Error performing POST {url} in 1ms - {SENT} kind: Connect,"
+    refusal = refusal_of(ValueError(text))
+    assert refusal.line == "nothing answers at https://sts.example (it cannot be connected to)"

@@ -1,25 +1,32 @@
-"""The command `lockstep`: replay, simulate, demo, bench.
+"""The command `lockstep`: replay, simulate, demo, bench, store.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
 that did not find it with 4, a simulation that broke down itself with 70, an interrupted run with 130.
 """
 
+import errno
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from ..errors import ConfigError, LockstepError
 from .bench import bench
+from .environment import prepare_for_mooncake
 from .interruption import Interrupted, ignore_signals, raise_on_signals
 from .options import LaunchChoice, ReportFile, replay_command
 from .report import check_that_writable
 from .settings import ReplaySettings
+from .store import store
+from .store_amounts import LINE_MAX, printable
 from .workload import requests_of
 
 RANKS_DEFAULT = ReplaySettings().ranks
+_CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a full disk, or one that fails, says to whoever prints to a file on it."""
 
 app = typer.Typer(
     name="lockstep",
@@ -36,17 +43,39 @@ def main() -> None:
     """Run the command; the entry point of `lockstep`."""
     try:
         raise_on_signals()
-        app()
+        prepare_for_mooncake()
+        try:
+            app()
+        finally:
+            # Otherwise the interpreter does it, and has only a traceback to say what went wrong.
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except LockstepError as error:
         _end(str(error), 2 if isinstance(error, ConfigError) else 3)
     except Interrupted:
         _end("interrupted", 130)
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough.
+        _drop_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _CANNOT_PRINT or error.filename is not None:
+            raise
+        _drop_output()
+        _end(f"the output could not be written: {error.strerror}", 3)
 
 
 def _end(line: str, status: int) -> None:
     ignore_signals()
-    typer.echo(f"lockstep: {' '.join(line.split())}", err=True)
+    typer.echo(f"lockstep: {printable(' '.join(line.split()), LINE_MAX)}", err=True)
     sys.exit(status)
+
+
+def _drop_output() -> None:
+    """Let what is still to be printed go nowhere, since the interpreter tries once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
@@ -71,6 +100,7 @@ def _replay(settings: ReplaySettings, choice: LaunchChoice) -> None:
 app.command("replay")(replay_command(_replay, ranks_default=lambda: RANKS_DEFAULT))
 
 app.add_typer(bench, name="bench")
+app.add_typer(store, name="store")
 
 
 @app.command("demo")

@@ -1,0 +1,188 @@
+"""`lockstep store`: what is in a store, whether it is sound, and tidying it, while engines use it."""
+
+from typing import Annotated
+
+import typer
+
+store = typer.Typer(
+    name="store",
+    help="Look into a store (L3), verify it, tidy it and copy it, while engines use it.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+Uri = Annotated[str, typer.Argument(help="Store, for example file:///var/kv.", metavar="URI")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Jobs = Annotated[
+    int, typer.Option(help="Batches at a time; each takes 16 MiB of memory, or one larger object.")
+]
+JOBS_DEFAULT = 4
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
+
+
+@store.callback()
+def _group() -> None:
+    """Look into a store (L3), verify it, tidy it and copy it, while engines use it."""
+
+
+@store.command("ls")
+def ls(
+    uri: Uri,
+    *,
+    objects: Annotated[
+        bool, typer.Option("--objects", help="One line for each object; with --json, one record.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a store, by model and shard.
+
+    Models come with their weights version; below them namespaces, pools and shards.
+    """
+    from .store_runs import run_ls
+
+    raise typer.Exit(run_ls(uri, objects=objects, as_json=as_json))
+
+
+@store.command("stat")
+def stat(uri: Uri, *, as_json: Json = False) -> None:
+    """Show how much is in a store, and what it can do."""
+    from .store_runs import run_stat
+
+    raise typer.Exit(run_stat(uri, as_json=as_json))
+
+
+@store.command("verify")
+def verify(
+    uri: Uri,
+    *,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Only this namespace: its digest, or the beginning of it.",
+            show_default="all",
+            metavar="DIGEST",
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="Only so many objects, drawn at random.", show_default="all"),
+    ] = None,
+    jobs: Jobs = JOBS_DEFAULT,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Put what is corrupt in a directory, or no object, in quarantine."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every object whole and check it.
+
+    Exits with 1 if something is corrupt, with 3 if something could not be read. In file:// and 3fs://
+    nothing is changed without --fix; other stores take what is corrupt out of the way when anybody
+    reads it.
+    """
+    from .store_check import run_verify
+
+    raise typer.Exit(
+        run_verify(uri, namespace=namespace, sample=sample, jobs=jobs, fix=fix, as_json=as_json)
+    )
+
+
+@store.command("gc")
+def gc(
+    uri: Uri,
+    *,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            help="Remove pages not written or used for so long: 90s, 15m, 12h, 7d, 2w.",
+            show_default="none",
+            metavar="AGE",
+        ),
+    ] = None,
+    to_bytes: Annotated[
+        str | None,
+        typer.Option(
+            help="Remove the least recently used pages until the rest is no larger: 100GiB.",
+            show_default="none",
+            metavar="SIZE",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Only pages of this model, with any weights.", show_default="all"),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove the pages that nobody has used for long.
+
+    An engine that wants one of them has a miss. Manifests and marks stay.
+    """
+    from .store_changes import run_gc
+
+    raise typer.Exit(
+        run_gc(uri, older_than=older_than, to_bytes=to_bytes, model=model, dry_run=dry_run)
+    )
+
+
+@store.command("rm")
+def rm(
+    uri: Uri,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Remove this model.", show_default="none")
+    ] = None,
+    weights_version: Annotated[
+        str | None,
+        typer.Option(help="Only the model with these weights.", show_default="all weights"),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Remove this namespace: its digest, or the beginning of it.",
+            show_default="none",
+            metavar="DIGEST",
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove every object of Lockstep in the store.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model, a namespace or everything.
+
+    It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
+    """
+    from .store_changes import run_rm
+
+    raise typer.Exit(
+        run_rm(
+            uri,
+            model=model,
+            weights_version=weights_version,
+            namespace=namespace,
+            everything_there=everything,
+            dry_run=dry_run,
+            yes=yes,
+        )
+    )
+
+
+@store.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(help="Store to copy from.", metavar="FROM")],
+    target: Annotated[str, typer.Argument(help="Store to copy to.", metavar="TO")],
+    *,
+    jobs: Jobs = JOBS_DEFAULT,
+) -> None:
+    """Copy what TO lacks, verified on the way.
+
+    After an interruption the same command goes on where it was. The same model in another layout at
+    TO is refused before anything is copied. Exits with 1 if something in FROM is corrupt, with 3 if
+    something was not read or written.
+    """
+    from .store_changes import run_copy
+
+    raise typer.Exit(run_copy(source, target, jobs=jobs))

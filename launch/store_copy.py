@@ -1,0 +1,265 @@
+"""`lockstep store copy`: the objects that another store lacks, verified on their way.
+
+What TO has is left alone, so a copy that was interrupted goes on where it was by being started again.
+Manifests go first, so that nobody meets pages without knowing what they are.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..errors import ConfigError, StorageError
+from ..storage_backends.base import (
+    ObjectName,
+    ReadOutcome,
+    StorageBackend,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from ..storage_backends.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
+from ..storage_backends.manifest import (
+    MANIFEST_BYTES,
+    claim_model,
+    decode_manifest,
+    refuse_other_layouts,
+)
+from ..storage_backends.object_shape import ObjectShape
+from ..storage_backends.page_object import HEADER_BYTES
+from .store_amounts import count, shown_store
+from .store_batches import Batch, Scratch, for_each_batch, only
+from .store_opening import call_deadline, listed, opened_target
+from .store_progress import StoreProgress
+from .store_survey import read_manifest
+from .store_verify import Found, in_words, read_whole
+
+_CHECKED_MAX: Final = 1 << 17
+"""So many objects of a copy are asked for once more. They are the first ones that it wrote, which a
+store that is too small gives up first."""
+_ASKED_AT_A_TIME: Final = 256
+_BATCHES_IN_VAIN_MAX: Final = 3
+"""So many batches in a row without an object that worked, and the rest will not work either."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy has done so far."""
+
+    objects: int = 0
+    nbytes: int = 0
+    present: int = 0
+    """Objects that TO had already."""
+    corrupt: Found = field(default_factory=Found)
+    changed: int = 0
+    """Objects that somebody removed from FROM, or wrote anew there, meanwhile."""
+    unread: Found = field(default_factory=Found)
+    unwritten: Found = field(default_factory=Found)
+    gone: Found = field(default_factory=Found)
+    """Objects that were written to TO and are not there any more."""
+    written: list[ObjectName] = field(default_factory=list[ObjectName])
+    """The first of them, at most `_CHECKED_MAX`."""
+
+
+@dataclass(slots=True)
+class InVain:
+    """Batches in a row with which one of the two stores did nothing."""
+
+    batches: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """What became of their objects."""
+
+    def note(self, worked: int, failed: Counter[str]) -> bool:
+        """Count one batch; True if there were too many."""
+        if worked:
+            self.batches = 0
+            self.outcomes.clear()
+        elif failed:
+            self.batches += 1
+            self.outcomes += failed
+        return self.batches >= _BATCHES_IN_VAIN_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy from one open store to another."""
+
+    source: StorageBackend
+    target: StorageBackend
+    source_uri: str
+    target_uri: str
+    catalogue: Catalogue
+    """What is in the source."""
+    copied: Copied
+    unread: InVain = field(default_factory=InVain)
+    unwritten: InVain = field(default_factory=InVain)
+
+    async def agree(self) -> None:
+        """Raise `ConfigError` if the target has a model of the source in other layouts.
+
+        Raises `StorageError` if that cannot be told. Writes nothing.
+        """
+        for name in self.catalogue.manifests:
+            ours = await self._manifest(self.source, name, self.source_uri)
+            theirs = await self._manifest(self.target, name, self.target_uri)
+            if ours is not None and theirs not in (None, ours):
+                self._refuse(ours, theirs)
+
+    async def copy_manifests(self) -> None:
+        """Copy the manifests that the target lacks."""
+        for name, manifest in self.catalogue.manifests.items():
+            content = await self._manifest(self.source, name, self.source_uri)
+            if content is None:
+                self.copied.unread.add(name)
+                continue
+            shape = ObjectShape.whole(MANIFEST_BYTES)
+            write = Write(name, (memoryview(content),), shape)
+            (outcome,) = await self.target.write([write], deadline=call_deadline())
+            self._count(name, len(content), outcome)
+            if manifest is not None:
+                # Somebody else may have come first since we looked.
+                await claim_model(
+                    self.target,
+                    manifest.model,
+                    manifest.weights_version,
+                    manifest.layouts,
+                    call_deadline(),
+                    store=shown_store(self.target_uri),
+                )
+
+    async def copy_objects(self, jobs: int, progress: StoreProgress) -> None:
+        """Copy all other objects, `jobs` batches at a time."""
+        shapes = FullShapes(self.catalogue)
+
+        async def carry(batch: Batch, scratch: Scratch) -> None:
+            asked = await self._lacking(batch, shapes)
+            outcomes, payloads = await read_whole(self.source, asked, scratch)
+            self._give_up_reading(outcomes)
+            writes: list[Write] = []
+            for (stored, shape), outcome, payload in zip(asked, outcomes, payloads, strict=True):
+                if outcome is ReadOutcome.OK:
+                    writes.append(Write(stored.name, (payload,), shape))
+                else:
+                    self._count_unread(stored, outcome)
+            deadline = call_deadline(sum(write.shape.nbytes for write in writes))
+            wrote = await self.target.write(writes, deadline=deadline)
+            for write, became in zip(writes, wrote, strict=True):
+                self._count(write.name, write.shape.nbytes, became)
+            self._give_up_writing(wrote)
+            progress.advance(len(batch), sum(map(stored_bytes, batch)))
+
+        objects = only(listed(self.source, self.source_uri), lambda each: not is_manifest(each))
+        await for_each_batch(objects, jobs, carry)
+        await self._check_that_there()
+
+    async def _check_that_there(self) -> None:
+        """Look whether what was written is there still: a store that is full may give it up again."""
+        written = self.copied.written
+        # Whoever wrote an object remembers it, so somebody else has to ask.
+        async with opened_target(self.target_uri) as target:
+            for start in range(0, len(written), _ASKED_AT_A_TIME):
+                names = written[start : start + _ASKED_AT_A_TIME]
+                there = await target.exists(names, deadline=call_deadline())
+                for name, exists in zip(names, there, strict=True):
+                    if not exists:
+                        self.copied.gone.add(name)
+
+    async def _lacking(
+        self, batch: Batch, shapes: FullShapes
+    ) -> list[tuple[StoredObject, ObjectShape]]:
+        """Return what of a batch the target may lack, with the shape in which to carry it."""
+        names = [stored.name for stored in batch]
+        there = await self.target.exists(names, deadline=call_deadline())
+        lacking: list[tuple[StoredObject, ObjectShape]] = []
+        for stored, exists in zip(batch, there, strict=True):
+            shape = shapes.of(stored)
+            # An object with optional columns may have some that the one over there lacks. One of
+            # which the layout is not known is never laid over another, since the two could differ.
+            if exists and (shape is None or not shape.present):
+                self.copied.present += 1
+            else:
+                lacking.append((stored, shape or stored.shape))
+        return lacking
+
+    def _count_unread(self, stored: StoredObject, outcome: ReadOutcome | None) -> None:
+        match outcome:
+            case ReadOutcome.CORRUPT:
+                self.copied.corrupt.add(stored.name)
+            case ReadOutcome.MISSING | ReadOutcome.LACKING:
+                self.copied.changed += 1
+            case _:
+                self.copied.unread.add(stored.name, in_words(outcome))
+
+    def _give_up_reading(self, outcomes: Sequence[ReadOutcome | None]) -> None:
+        failed = Counter(
+            in_words(each)
+            for each in outcomes
+            if each in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT)
+        )
+        if self.unread.note(len(outcomes) - failed.total(), failed):
+            raise self._given_up(self.source_uri, "read", self.unread)
+
+    def _give_up_writing(self, outcomes: Sequence[WriteOutcome]) -> None:
+        failed = Counter(
+            in_words(each)
+            for each in outcomes
+            if each not in (WriteOutcome.OK, WriteOutcome.PRESENT)
+        )
+        if self.unwritten.note(len(outcomes) - failed.total(), failed):
+            raise self._given_up(self.target_uri, "written", self.unwritten)
+
+    def _given_up(self, uri: str, done: str, vain: InVain) -> StorageError:
+        copied = self.copied
+        settled = copied.objects + copied.present + copied.changed + copied.corrupt.objects
+        left = max(0, self.catalogue.total.objects - settled)
+        how = ", ".join(f"{number:,} {each}" for each, number in sorted(vain.outcomes.items()))
+        return StorageError(
+            f"store {shown_store(uri)!r}: none of the objects of {vain.batches} batches in a row "
+            f"could be {done} ({how}), so the copy was given up with {count(left, 'object')} left; "
+            "see whether the store runs, is full or may be written, and start again"
+        )
+
+    def _count(self, name: ObjectName, nbytes: int, outcome: WriteOutcome) -> None:
+        match outcome:
+            case WriteOutcome.OK:
+                self.copied.objects += 1
+                self.copied.nbytes += HEADER_BYTES + nbytes
+                if len(self.copied.written) < _CHECKED_MAX:
+                    self.copied.written.append(name)
+            case WriteOutcome.PRESENT:
+                self.copied.present += 1
+            case _:
+                self.copied.unwritten.add(name, in_words(outcome))
+
+    async def _manifest(self, backend: StorageBackend, name: ObjectName, uri: str) -> bytes | None:
+        outcome, content = await read_manifest(backend, name)
+        if outcome in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
+            raise StorageError(
+                f"store {shown_store(uri)!r}: the manifest of a model could not be read: "
+                f"{outcome.name}; see whether the store works, and start again"
+            )
+        return content if outcome is ReadOutcome.OK else None
+
+    def _refuse(self, ours: bytes, theirs: bytes | None) -> None:
+        mine = decode_manifest(ours)
+        stored = None if theirs is None else decode_manifest(theirs)
+        source, target = shown_store(self.source_uri), shown_store(self.target_uri)
+        try:
+            if mine is None:
+                raise ConfigError("it was written by another version of Lockstep; use that one")
+            refuse_other_layouts(mine, stored)
+        except ConfigError as error:
+            raise ConfigError(
+                f"nothing was copied, because {target} ('the store') has the same model as {source} "
+                f"('here') in another layout: {error}"
+            ) from error
+
+
+def failures(copied: Copied) -> Sequence[tuple[str, Found]]:
+    """Return what went wrong with single objects, in words."""
+    return (
+        ("corrupt in FROM", copied.corrupt),
+        ("not read from FROM", copied.unread),
+        ("not written to TO", copied.unwritten),
+        ("written to TO and gone from it again; it is too small for a copy of FROM", copied.gone),
+    )

@@ -1,0 +1,233 @@
+"""`lockstep store gc` and `lockstep store rm`: which objects go, and their removal."""
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..errors import ConfigError
+from ..storage_backends.base import ObjectName, StorageBackend, StoredObject
+from ..storage_backends.catalogue import (
+    Catalogue,
+    is_manifest,
+    is_record,
+    manifest_bytes,
+    stored_bytes,
+)
+from .store_batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
+from .store_opening import call_deadline, listed
+from .store_progress import StoreProgress
+from .store_verify import Found
+
+_BUCKETS_PER_OCTAVE: Final = 64
+_BUCKET_AGE_S: Final = 300.0
+"""Ages in one bucket differ by a hundredth, and by some seconds where objects are younger than this:
+more than the time between the listing of an object and its removal is likely to be."""
+_JOBS: Final = 2
+
+Wanted = Callable[[StoredObject], bool]
+
+
+@dataclass(slots=True)
+class Removed:
+    """What a removal has done so far, or would do."""
+
+    objects: int = 0
+    nbytes: int = 0
+    stayed: Found = field(default_factory=Found)
+    """Objects that the store did not remove."""
+
+    def add(self, name: ObjectName, nbytes: int, *, gone: bool) -> None:
+        """Count one object."""
+        if gone:
+            self.objects += 1
+            self.nbytes += nbytes
+        else:
+            self.stayed.add(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The objects that `rm` is to remove."""
+
+    namespaces: frozenset[str] | None
+    """None for all."""
+    manifests: frozenset[ObjectName]
+    """They go last: until then they say what the other objects are."""
+
+    def wants(self, stored: StoredObject) -> bool:
+        """Say whether an object other than a manifest is to be removed."""
+        if is_manifest(stored):
+            return False
+        return self.namespaces is None or stored.name.namespace in self.namespaces
+
+
+@dataclass(slots=True)
+class Ages:
+    """How many bytes a store has by age: how old an object must be to go, without sorting them all.
+
+    Memory is bounded, because ages are counted in buckets that grow with them.
+    """
+
+    begun: float = field(default_factory=time.monotonic)
+    nbytes: dict[int, int] = field(default_factory=dict[int, int])
+    unknown: int = 0
+    """Objects of which the store does not say how old they are."""
+
+    def add(self, stored: StoredObject) -> None:
+        """Count one object."""
+        age_s = self.age_s(stored)
+        if age_s is None:
+            self.unknown += 1
+            return
+        bucket = _bucket(age_s)
+        self.nbytes[bucket] = self.nbytes.get(bucket, 0) + stored_bytes(stored)
+
+    def age_s(self, stored: StoredObject) -> float | None:
+        """Return how old an object was when this count began: the same however late it is listed."""
+        if stored.age_s is None:
+            return None
+        return max(0.0, stored.age_s - (time.monotonic() - self.begun))
+
+    def oldest(self, nbytes: int) -> "Oldest":
+        """Return what to remove to be rid of so many bytes, the oldest first."""
+        if nbytes >= sum(self.nbytes.values()):
+            return Oldest(self, -2, 0)
+        older = 0
+        for bucket in sorted(self.nbytes, reverse=True):
+            older += self.nbytes[bucket]
+            if older >= nbytes > 0:
+                surely = sum(size for each, size in self.nbytes.items() if each > bucket + 1)
+                return Oldest(self, bucket, nbytes - surely)
+        return Oldest(self, max(self.nbytes, default=0) + 2, 0)
+
+
+@dataclass(slots=True)
+class Oldest:
+    """Wants the oldest objects: all that are older than about `bucket`, and some bytes of that age.
+
+    An object may be found one bucket off when it is listed again, since time passes meanwhile; so
+    the ages next to the limit count as that of the limit.
+    """
+
+    ages: Ages
+    bucket: int
+    left: int
+
+    def __call__(self, stored: StoredObject) -> bool:
+        """Say whether the object is to go; to be asked once for each."""
+        age_s = self.ages.age_s(stored)
+        if age_s is None:
+            return False
+        older_by = _bucket(age_s) - self.bucket
+        if -1 <= older_by <= 1 and self.left > 0:
+            self.left -= stored_bytes(stored)
+            return True
+        return older_by > 1
+
+
+@dataclass(frozen=True, slots=True)
+class OlderThan:
+    """Wants objects of at least this age."""
+
+    ages: Ages
+    age_s: float
+
+    def __call__(self, stored: StoredObject) -> bool:
+        """Say whether the object is to go."""
+        age_s = self.ages.age_s(stored)
+        return age_s is not None and age_s >= self.age_s
+
+
+def pages_of(namespaces: Collection[str] | None) -> Wanted:
+    """Return what wants the pages of these namespaces, or of all: not manifests and marks.
+
+    Those are small, and say what the pages that stay are.
+    """
+    return lambda stored: (
+        not is_record(stored) and (namespaces is None or stored.name.namespace in namespaces)
+    )
+
+
+def check_ages(ages: Ages, uri: str) -> None:
+    """Raise `ConfigError` if the store says of no object how old it is."""
+    if ages.unknown and not ages.nbytes:
+        raise ConfigError(
+            f"store {uri!r} does not say how old its objects are; remove some with `lockstep store "
+            "rm --model` or `--namespace`"
+        )
+
+
+async def remove_objects(
+    backend: StorageBackend,
+    objects: AsyncIterator[StoredObject],
+    progress: StoreProgress,
+    removed: Removed,
+    *,
+    dry_run: bool = False,
+) -> None:
+    """Remove the objects and count them in `removed`, or only count them."""
+
+    async def remove(batch: Batch, _: Scratch) -> None:
+        names = [stored.name for stored in batch]
+        gone = [True] * len(names)
+        if not dry_run:
+            gone = await backend.remove(names, deadline=call_deadline())
+        for stored, each in zip(batch, gone, strict=True):
+            removed.add(stored.name, stored_bytes(stored), gone=each)
+        progress.advance(len(batch), sum(map(stored_bytes, batch)))
+
+    await for_each_batch(objects, _JOBS, remove, nbytes_max=ANY_BYTES)
+
+
+async def remove_selected(
+    backend: StorageBackend,
+    uri: str,
+    selection: Selection,
+    progress: StoreProgress,
+    removed: Removed,
+) -> None:
+    """Remove what is selected. Manifests stay where anything of theirs could not be removed."""
+    await remove_objects(backend, only(listed(backend, uri), selection.wants), progress, removed)
+    if selection.manifests and not removed.stayed.objects:
+        names = sorted(selection.manifests, key=lambda name: name.namespace)
+        gone = await backend.remove(names, deadline=call_deadline())
+        for name, each in zip(names, gone, strict=True):
+            removed.add(name, manifest_bytes(), gone=each)
+
+
+def extent_of(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
+    """Return how many objects are selected, manifests too, and their bytes."""
+    if selection.namespaces is None:
+        return catalogue.total.objects, catalogue.total.nbytes
+    chosen = [
+        each.extent
+        for model in catalogue.models()
+        for each in model.namespaces
+        if each.namespace in selection.namespaces
+    ]
+    manifests = len(selection.manifests)
+    return (
+        sum(each.objects for each in chosen) + manifests,
+        sum(each.nbytes for each in chosen) + manifests * manifest_bytes(),
+    )
+
+
+def everything(catalogue: Catalogue) -> Selection:
+    """Return the selection of all there is."""
+    return Selection(None, frozenset(catalogue.manifests))
+
+
+def of_models(manifests: dict[ObjectName, str]) -> Selection:
+    """Return the selection of models: their manifests, with the namespaces that these mean."""
+    return Selection(frozenset(manifests.values()), frozenset(manifests))
+
+
+def of_namespaces(namespaces: Iterable[str]) -> Selection:
+    """Return the selection of namespaces; manifests stay."""
+    return Selection(frozenset(namespaces), frozenset())
+
+
+def _bucket(age_s: float) -> int:
+    return int(math.log2(1.0 + age_s / _BUCKET_AGE_S) * _BUCKETS_PER_OCTAVE)

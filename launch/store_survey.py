@@ -1,0 +1,136 @@
+"""The first look at a store: what there is, by model, and a few of its objects drawn at random."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ..errors import ConfigError
+from ..storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
+from ..storage_backends.catalogue import Catalogue, default_namespace, stored_bytes
+from ..storage_backends.manifest import MANIFEST_BYTES, decode_manifest
+from ..storage_backends.object_shape import ObjectShape
+from .store_opening import call_deadline, listed
+from .store_progress import StoreProgress
+
+_TOLD_AT_A_TIME: Final = 128
+_PREFIX_MIN: Final = 6
+SAMPLE_MAX: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class Sample:
+    """A fixed number of those objects that are wanted, each of them as likely as the others."""
+
+    size: int
+    wanted: Callable[[StoredObject], bool]
+    objects: list[StoredObject] = field(default_factory=list[StoredObject])
+    met: int = 0
+
+    def add(self, stored: StoredObject) -> None:
+        """Let one object more take its chance."""
+        if not self.wanted(stored):
+            return
+        self.met += 1
+        if len(self.objects) < self.size:
+            self.objects.append(stored)
+            return
+        place = random.randrange(self.met)  # noqa: S311 - a sample is no secret.
+        if place < self.size:
+            self.objects[place] = stored
+
+
+class Surveyed(NamedTuple):
+    """What a first look has found."""
+
+    catalogue: Catalogue
+    corrupt: list[ObjectName]
+    """Manifests that were found to be bad when they were read, and are out of the way now."""
+
+
+async def survey(
+    backend: StorageBackend, uri: str, progress: StoreProgress, sample: Sample | None = None
+) -> Surveyed:
+    """Return what is in the store, with its manifests read. Each object is put before `sample`."""
+    progress.begin("looking")
+    catalogue = Catalogue()
+    async for stored in told(listed(backend, uri), progress):
+        catalogue.add(stored)
+        if sample is not None:
+            sample.add(stored)
+    corrupt: list[ObjectName] = []
+    for name in list(catalogue.manifests):
+        outcome, content = await read_manifest(backend, name)
+        catalogue.learn(name, decode_manifest(content) if outcome is ReadOutcome.OK else None)
+        if outcome is ReadOutcome.CORRUPT:
+            corrupt.append(name)
+    return Surveyed(catalogue, corrupt)
+
+
+async def read_manifest(backend: StorageBackend, name: ObjectName) -> tuple[ReadOutcome, bytes]:
+    """Return the content of the manifest of this name, and what became of reading it."""
+    content = bytearray(MANIFEST_BYTES)
+    read = Read(name, (memoryview(content),), ObjectShape.whole(MANIFEST_BYTES))
+    (outcome,) = await backend.read([read], deadline=call_deadline())
+    return outcome, bytes(content)
+
+
+async def told(
+    objects: AsyncIterator[StoredObject], progress: StoreProgress
+) -> AsyncIterator[StoredObject]:
+    """Yield the objects, and tell of their number now and then."""
+    number = nbytes = 0
+    async for stored in objects:
+        yield stored
+        number, nbytes = number + 1, nbytes + stored_bytes(stored)
+        if number == _TOLD_AT_A_TIME:
+            progress.advance(number, nbytes)
+            number = nbytes = 0
+    progress.advance(number, nbytes)
+
+
+def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:
+    """Return the namespace that begins with `prefix`. Raises `ConfigError` if it is not just one."""
+    known = catalogue.namespaces()
+    if prefix in known:
+        return prefix
+    found = [each for each in known if each.startswith(prefix)]
+    if len(prefix) < _PREFIX_MIN:
+        raise ConfigError(
+            f"--namespace is {prefix!r}; give {_PREFIX_MIN} digits or more, as `lockstep store ls "
+            f"{uri}` shows them"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"--namespace {prefix!r} is the beginning of {len(found)} namespaces; give more digits"
+        )
+    if not found:
+        raise ConfigError(
+            f"--namespace {prefix!r}: the store has no such namespace; `lockstep store ls {uri}` "
+            "shows those that it has"
+        )
+    return found[0]
+
+
+def find_models(
+    catalogue: Catalogue, model: str, weights_version: str | None, uri: str
+) -> dict[ObjectName, str]:
+    """Return the manifests of a model with any weights, or some, and the namespaces that they mean.
+
+    Raises `ConfigError` if there is none.
+    """
+    manifests = [each for each in catalogue.manifests.values() if each is not None]
+    same = [each for each in manifests if each.model == model]
+    if not same:
+        known = sorted({each.model for each in manifests})
+        there = f"it has {', '.join(map(repr, known[:5]))}" if known else "it has none"
+        more = f" and {len(known) - 5} others" if len(known) > 5 else ""
+        raise ConfigError(f"--model {model!r}: the store {uri} has no such model; {there}{more}")
+    found = [each for each in same if weights_version in (None, each.weights_version)]
+    if not found:
+        known = sorted(each.weights_version for each in same)
+        raise ConfigError(
+            f"--weights-version {weights_version!r}: the store {uri} has model {model!r} with "
+            f"{', '.join(map(repr, known[:5]))}"
+        )
+    return {each.name: default_namespace(each) for each in found}

@@ -1,0 +1,251 @@
+"""What the commands on a store print: for people as text and tables, for machines as JSON."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from ..storage_backends.base import ObjectName, StoredObject
+from ..storage_backends.catalogue import (
+    Catalogue,
+    Extent,
+    ModelContents,
+    NamespaceContents,
+    ShardContents,
+    stored_bytes,
+)
+from ..storage_backends.manifest import Manifest
+from .store_amounts import age_in_words, bytes_in_words, count, printable, well_formed
+from .store_verify import Found
+
+_DIGITS: Final = 16
+"""Of a namespace's digest, as it is shown; any command takes them."""
+_WRITER: Final = re.compile(r"stage[0-9]+of([0-9]+)\.tp([0-9]+|\.all)")
+_WIDE: Final = 160
+"""Columns where nobody says how many there are: lines in a file need not be folded."""
+
+Record = dict[str, Any]
+
+
+def console() -> Console:
+    """Return where results go."""
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(highlight=False, emoji=False, markup=False, width=width)
+
+
+def print_json(record: Mapping[str, object], *, lines: bool = False) -> None:
+    """Print one JSON object; with `lines` on one line."""
+    print(json.dumps(well_formed(record), indent=None if lines else 2))
+
+
+def object_line(stored: StoredObject) -> str:
+    """Return one object as a line: size, age and name."""
+    size, age = bytes_in_words(stored_bytes(stored)), age_in_words(stored.age_s)
+    return f"{size:>10}  {age:>7}  {full_name(stored.name)}"
+
+
+def object_record(stored: StoredObject) -> Record:
+    """Return one object for machines."""
+    name = stored.name
+    return {
+        "namespace": name.namespace,
+        "key": name.key,
+        "pool": name.pool,
+        "shard": name.shard,
+        "bytes": stored_bytes(stored),
+        "age_s": stored.age_s,
+    }
+
+
+def full_name(name: ObjectName) -> str:
+    """Return the name of an object as it is shown."""
+    return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"
+
+
+def contents_record(uri: str, catalogue: Catalogue) -> Record:
+    """Return what `ls --json` prints; its keys are a promise."""
+    unreadable = [name for name, said in catalogue.manifests.items() if said is None]
+    return {
+        "store": uri,
+        "objects": catalogue.total.objects,
+        "bytes": catalogue.total.nbytes,
+        "models": [_model_record(each) for each in catalogue.models()],
+        "unreadable_manifests": sorted(name.namespace for name in unreadable),
+    }
+
+
+def print_contents(out: Console, uri: str, catalogue: Catalogue) -> None:
+    """Print what `ls` found."""
+    total, models = catalogue.total, catalogue.models()
+    if not total.objects:
+        out.print(f"{uri}: empty", soft_wrap=True)
+        return
+    known = sum(each.manifest is not None for each in models)
+    size = bytes_in_words(total.nbytes)
+    said = f"{count(known, 'model')}, {count(total.objects, 'object')}, {size}"
+    out.print(f"{uri}: {said}", soft_wrap=True)
+    for model in models:
+        out.print()
+        _print_model(out, model)
+    unreadable = sum(each is None for each in catalogue.manifests.values())
+    if unreadable:
+        out.print(
+            f"\n{count(unreadable, 'manifest')} could not be read, or came from another version of"
+            " Lockstep",
+            soft_wrap=True,
+        )
+
+
+def print_facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:
+    """Print names with their values, below each other."""
+    width = 3 + max(len(name) for name, _ in facts)
+    for name, value in facts:
+        out.print(f"{name:<{width}}{value}", soft_wrap=True)
+
+
+def print_found(out: Console, what: str, found: Found) -> None:
+    """Print the names of the first objects with which something is wrong."""
+    if not found.objects:
+        return
+    by = ", ".join(f"{number:,} {each}" for each, number in sorted(found.outcomes.items()))
+    more = "" if found.objects == len(found.first) else f", the first {len(found.first)}"
+    out.print(f"{what}{f' ({by})' if by else ''}{more}:", style="bold", soft_wrap=True)
+    for name in found.first:
+        out.print(f"  {full_name(name)}", soft_wrap=True)
+
+
+def found_record(found: Found) -> Record:
+    """Return the same for machines."""
+    return {
+        "objects": found.objects,
+        "outcomes": dict(found.outcomes),
+        "first": [full_name(name) for name in found.first],
+    }
+
+
+def model_title(manifest: Manifest | None) -> str:
+    """Return how a model with its weights is called."""
+    if manifest is None:
+        return "no known model: no manifest in the store speaks of these"
+    version = printable(manifest.weights_version)
+    weights = f", weights version {version}" if version else ""
+    return f"{printable(manifest.model)}{weights}"
+
+
+def _print_model(out: Console, model: ModelContents) -> None:
+    out.print(model_title(model.manifest), style="bold", soft_wrap=True)
+    if model.manifest is not None:
+        for pool, layout in sorted(model.manifest.layouts.items()):
+            columns = ", ".join(printable(each.name) for each in layout.columns)
+            tokens = count(layout.page_tokens, "token")
+            out.print(f"  {printable(pool)}: pages of {tokens}, {columns}", soft_wrap=True)
+    if not model.namespaces:
+        out.print("  no pages")
+    for namespace in model.namespaces:
+        _print_namespace(out, namespace)
+
+
+def _print_namespace(out: Console, namespace: NamespaceContents) -> None:
+    digest = namespace.namespace
+    shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
+    # The stages of one group leave a mark each.
+    by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
+    written = f", written by groups of {by}" if by else ""
+    out.print(f"  namespace {shown}{written}", soft_wrap=True)
+    if not namespace.shards:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("    pool", overflow="fold")
+    table.add_column("shard", overflow="fold")
+    for title in ("TP", "objects", "size", "newest", "oldest"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in namespace.shards:
+        table.add_row(f"    {each.pool}", each.shard, _tp_size(each), *_cells(each.extent))
+    out.print(table)
+
+
+def _tp_size(shard: ShardContents) -> str:
+    if shard.tp_size is not None:
+        return str(shard.tp_size)
+    return "any" if shard.shard.endswith(".all") else "-"
+
+
+def _cells(extent: Extent) -> tuple[str, ...]:
+    return (
+        f"{extent.objects:,}",
+        bytes_in_words(extent.nbytes),
+        age_in_words(extent.newest_s),
+        age_in_words(extent.oldest_s),
+    )
+
+
+def _writer(mark: str) -> str:
+    match = _WRITER.fullmatch(mark)
+    if match is None:
+        return mark
+    stages = f" in {match[1]} stages" if match[1] != "1" else ""
+    # Sizes that divide nothing share a mark.
+    size = "any TP size" if match[2] == ".all" else f"TP {match[2]}"
+    return f"{size}{stages}"
+
+
+def _model_record(model: ModelContents) -> Record:
+    manifest = model.manifest
+    return {
+        "model": None if manifest is None else manifest.model,
+        "weights_version": None if manifest is None else manifest.weights_version,
+        "layouts": None if manifest is None else _layouts_record(manifest),
+        **_extent_record(model.extent),
+        "namespaces": [_namespace_record(each) for each in model.namespaces],
+    }
+
+
+def _layouts_record(manifest: Manifest) -> Record:
+    return {
+        pool: {
+            "page_tokens": layout.page_tokens,
+            "columns": [
+                {
+                    "name": each.name,
+                    "layers": each.layers,
+                    "heads": each.heads,
+                    "elements": each.elements,
+                    "dtype": each.dtype,
+                    "replicated": each.replicated,
+                    "optional": each.optional,
+                }
+                for each in layout.columns
+            ],
+        }
+        for pool, layout in sorted(manifest.layouts.items())
+    }
+
+
+def _namespace_record(namespace: NamespaceContents) -> Record:
+    return {
+        "namespace": namespace.namespace,
+        "writers": list(namespace.writers),
+        **_extent_record(namespace.extent),
+        "shards": [
+            {
+                "pool": each.pool,
+                "shard": each.shard,
+                "tp_size": each.tp_size,
+                **_extent_record(each.extent),
+            }
+            for each in namespace.shards
+        ],
+    }
+
+
+def _extent_record(extent: Extent) -> Record:
+    return {
+        "objects": extent.objects,
+        "bytes": extent.nbytes,
+        "newest_s": extent.newest_s,
+        "oldest_s": extent.oldest_s,
+    }

@@ -13,6 +13,8 @@ from vllm_faults import SLOW_S
 from vllm_group import Group, assert_exact, differences, lockstep_connector
 from vllm_plan import Output, Phase, Plan, RankResult
 
+from lockstep.storage_backends.page_object import HEADER_BYTES
+
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 PROMPTS = mixed_prompts()
@@ -53,10 +55,12 @@ def run(group: Group, store: str, fault: str | None = None, **extra: Any) -> lis
 def objects(folder: Path, rank: int) -> list[Path]:
     """Return the files of the pages in one rank's store, in a fixed order.
 
-    Each namespace has a folder. One of them holds the pages, the other the note on whose they are.
+    Each namespace has a folder. One of them holds the pages and the mark of the group's TP size, which
+    is one byte, the other the note on whose they are.
     """
     namespaces = (folder / f"rank{rank}" / "objects").iterdir()
-    return max((sorted(files_under(each)) for each in namespaces), key=len)
+    files = max((sorted(files_under(each)) for each in namespaces), key=len)
+    return [path for path in files if path.stat().st_size > HEADER_BYTES + 1]
 
 
 def files_under(folder: Path) -> list[Path]:
@@ -155,6 +159,6 @@ def loaded_from_storage(ranks: list[RankResult]) -> int:
 def flip_a_byte(path: Path) -> None:
     """Change the highest byte of a number in the middle of an object's payload."""
     content = bytearray(path.read_bytes())
-    middle = (4096 + (len(content) - 4096) // 2) // 4 * 4 + 3
+    middle = (HEADER_BYTES + (len(content) - HEADER_BYTES) // 2) // 4 * 4 + 3
     content[middle] ^= 0x41
     path.write_bytes(content)

@@ -23,7 +23,7 @@ SHORT = [Phase([Prompt(tuple(range(3, 103)))])]
             lockstep_connector() | {"kv_load_failure_policy": "fail"},
             "kv_load_failure_policy is 'fail' in kv_transfer_config",
         ),
-        (lockstep_connector("ftp://kv"), "unknown scheme 'ftp'; known: file, memory"),
+        (lockstep_connector("ftp://kv"), "unknown scheme 'ftp'; known: 3fs, file, memory"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused_by_name_on_every_rank(

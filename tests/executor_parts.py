@@ -13,9 +13,10 @@ from lockstep.coordinator.ballot import Progress
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.shardings import Shardings
+from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Order
-from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
+from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout, ShardPlace
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,
@@ -100,8 +101,12 @@ def make_executor(
     host_pages: int = 8,
     inflight_bytes: int = 64 << 20,
     close_timeout_s: float = PATIENCE_S,
+    open_timeout_s: float = PATIENCE_S,
 ) -> RankExecutor:
-    """Make an executor with one pool, and those of `components`; the caller closes it."""
+    """Make an executor with one pool, and those of `components`, and open its store, if it has one.
+
+    The caller closes it, unless the store does not open.
+    """
     pools = {
         name: TierPools(
             DevicePool(shard, device_pages, torch.device(device)),
@@ -109,15 +114,20 @@ def make_executor(
         )
         for name, shard in ({KV_POOL: layout} | dict(components or {})).items()
     }
-    return RankExecutor(
-        pools,
-        backend=backend,
-        store_namespace=NAMESPACE,
-        writer=writer,
-        shardings=shardings,
-        inflight_bytes=inflight_bytes,
-        close_timeout_s=close_timeout_s,
-    )
+    executor = RankExecutor(pools, inflight_bytes=inflight_bytes, close_timeout_s=close_timeout_s)
+    if backend is not None:
+        access = StoreAccess(
+            make_backend=lambda: backend,
+            namespace=NAMESPACE,
+            writer=writer,
+            shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, NAMESPACE),
+        )
+        try:
+            executor.open_store(access, open_timeout_s)
+        except BaseException:
+            executor.close()
+            raise
+    return executor
 
 
 def happened(

@@ -10,7 +10,6 @@ from types import FrameType
 import pytest
 import torch
 from executor_parts import (
-    NAMESPACE,
     PATIENCE_S,
     HeldStore,
     happened,
@@ -36,7 +35,6 @@ from lockstep.coordinator.ballot import (
 from lockstep.errors import ConfigError, UsageError
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
-from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
 from lockstep.ranks.page_layout import ShardLayout
 from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend
@@ -536,12 +534,10 @@ def test_a_store_that_does_not_open_is_refused_with_its_own_words() -> None:
 
 
 def test_a_store_that_never_opens_is_refused_in_time() -> None:
-    layout = mixed_layout()
-    pools = {KV_POOL: TierPools(DevicePool(layout, 1, CPU), HostPool(layout, 1, pinned=False))}
     store = Unopenable(answers=False)
 
     with pytest.raises(ConfigError, match="did not open within"):
-        RankExecutor(pools, backend=store, store_namespace=NAMESPACE, open_timeout_s=SOON_S)
+        make_executor(mixed_layout(), backend=store, open_timeout_s=SOON_S, close_timeout_s=SOON_S)
     store.let_go.set()
 
 

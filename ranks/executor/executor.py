@@ -16,7 +16,7 @@ import torch
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import UsageError
-from ...storage_backends.base import Counters, StorageBackend
+from ...storage_backends.base import Counters
 from ..agreed_pools import AgreedPool
 from ..config import CacheConfig
 from ..orders import (
@@ -33,17 +33,14 @@ from ..orders import (
     Order,
     Persist,
 )
-from ..page_layout import ShardPlace
 from .base import BytesMoved
 from .copies import CopyEngine, CpuCopies, Direction
 from .cuda_copies import CudaCopies
 from .flights import Flights, Report
 from .pools import DevicePages, DevicePool, HostPool, TierPools, make_pools
 from .population import Population
-from .shardings import Shardings
 from .storage_loop import TimedOrder, refusal
 from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
-from .writers import EVERYTHING, WriterShare
 
 _log = logging.getLogger(__name__)
 
@@ -60,16 +57,11 @@ class RankExecutor:
         self,
         pools: Mapping[str, TierPools],
         *,
-        backend: StorageBackend | None = None,
-        store_namespace: str = "",
-        writer: WriterShare = EVERYTHING,
-        shardings: Shardings | None = None,
         connect: Connect | None = None,
         inflight_bytes: int = 256 << 20,
         close_timeout_s: float = 10.0,
-        open_timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
-        """`backend`, if there is one, is opened; `connect` is for stores that are attached later."""
+        """There is no store yet; `connect` is for those that are attached later."""
         self._pools = dict(pools)
         self._close_timeout_s = close_timeout_s
         self._inbox: SimpleQueue[Report] = SimpleQueue()
@@ -88,20 +80,6 @@ class RankExecutor:
             inflight_bytes=inflight_bytes,
             close_timeout_s=close_timeout_s,
         )
-        if backend is None:
-            return
-        access = StoreAccess(
-            make_backend=lambda: backend,
-            namespace=store_namespace,
-            writer=writer,
-            shardings=shardings or Shardings(ShardPlace.of(0, 1), {}, store_namespace),
-        )
-        try:
-            self._stores.open(access, open_timeout_s)
-        except BaseException:
-            self._copies.stop()
-            self._copies.join(close_timeout_s)
-            raise
 
     @classmethod
     def create(
@@ -128,13 +106,13 @@ class RankExecutor:
                 inflight_bytes=config.bounds.inflight_bytes,
                 close_timeout_s=config.timeouts.quiesce_s,
             )
-        except Exception:
+        except BaseException:
             for pair in pools.values():
                 pair.host.close()
             raise
         try:
             if access is not None:
-                executor._stores.open(access)
+                executor.open_store(access)
         except BaseException:
             executor.close()
             raise
@@ -143,6 +121,10 @@ class RankExecutor:
         if config.populate_host and lazy:
             executor._population = Population(lazy)
         return executor
+
+    def open_store(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        """Open a store, wait for it, and use it; raises what keeps it from opening."""
+        self._stores.open(access, timeout_s)
 
     @property
     def device_pools(self) -> Mapping[str, DevicePool]:

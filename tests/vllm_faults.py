@@ -1,67 +1,30 @@
 """What can be wrong with one rank: its store, one of its copies, or its trust in checksums."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies, Direction
 from lockstep.storage_backends import file_contents
 from lockstep.storage_backends.base import (
-    Capabilities,
-    Counters,
     ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,
-    StoredObject,
     Write,
     WriteOutcome,
 )
 from lockstep.storage_backends.object_shape import Run
 from lockstep.storage_backends.page_object import Finding
+from lockstep.storage_backends.wrapper import Wrapper
 
 SLOW_S = 0.2
 
 Answer = TypeVar("Answer")
 
 
-class Wrapped:
-    """A backend that does what another one does; faults override what they spoil."""
-
-    def __init__(self, inner: StorageBackend) -> None:
-        self._inner = inner
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
-
-    async def open(self, memory: Sequence[memoryview] = ()) -> None:
-        await self._inner.open(memory)
-
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._inner.exists(names, deadline=deadline)
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        return await self._inner.read(reads, deadline=deadline)
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        return await self._inner.write(writes, deadline=deadline)
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        return await self._inner.remove(names, deadline=deadline)
-
-    def objects(self) -> AsyncIterator[StoredObject]:
-        return self._inner.objects()
-
-    def counters(self) -> Counters:
-        return self._inner.counters()
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-class Slow(Wrapped):
+class Slow(Wrapper):
     """Every read takes 200 ms longer."""
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -69,7 +32,7 @@ class Slow(Wrapped):
         return await super().read(reads, deadline=deadline)
 
 
-class Down(Wrapped):
+class Down(Wrapper):
     """From the first lookup on nothing works: no object can be seen, read or written."""
 
     down = False
@@ -102,7 +65,7 @@ class Silent(Down):
         return answer
 
 
-def _spoil_store(kind: Callable[[StorageBackend], Wrapped]) -> None:
+def _spoil_store(kind: Callable[[StorageBackend], Wrapper]) -> None:
     module: Any = opening
     make: Callable[[str], StorageBackend] = module.make_backend
 

@@ -3,6 +3,7 @@
 The names below are the public interface; `Cache` is where to start.
 """
 
+from .coordinator.collectives.base import Transport
 from .coordinator.stop_policy import StopPolicy, StopRule
 from .errors import (
     CollectiveTimeout,
@@ -67,6 +68,7 @@ __all__ = [
     "StorageError",
     "StoreState",
     "Timeouts",
+    "Transport",
     "UsageError",
     "Wait",
     "WritePolicy",

@@ -8,8 +8,11 @@ from .collectives.base import Vector
 from .lanes import PAIRS
 
 
-def fold(ballots: Sequence[Vector]) -> Vector:
-    """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank."""
+def fold(ballots: Sequence[Vector] | Vector) -> Vector:
+    """Return the element-wise minimum: what `all_reduce(MIN)` gives every rank.
+
+    `ballots` are vectors, or one array with a row for each.
+    """
     folded: Vector = np.minimum.reduce(ballots)
     return folded
 

@@ -130,6 +130,14 @@ ReportFile = Annotated[
 Depth = Annotated[
     int, typer.Option(help="1: a step applies the round before. 0: it waits for its own.")
 ]
+TransportName = Annotated[
+    str,
+    typer.Option(
+        "--transport",
+        help="What carries the rounds: auto, torch, shm or hierarchical; auto picks by the hosts "
+        "of the ranks.",
+    ),
+]
 OutputTokensMax = Annotated[
     int,
     typer.Option(
@@ -176,6 +184,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
         depth: Depth = _DEFAULT.depth,
+        transport: TransportName = _DEFAULT.transport,
         output_tokens_max: OutputTokensMax = _DEFAULT.output_tokens_max,
         prefill_tokens: PrefillTokens = _DEFAULT.prefill_tokens,
         device: Device = _DEFAULT.device,
@@ -202,6 +211,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
             verify=verify,
             seed=seed,
             depth=depth,
+            transport=transport,
             output_tokens_max=output_tokens_max,
             prefill_tokens=prefill_tokens,
             device=device,

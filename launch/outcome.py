@@ -72,6 +72,7 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("steps", f"{report['steps']:,}", False),
         ("rounds", f"{report['rounds']:,}", False),
         ("collectives", f"{report['collectives']:,}", False),
+        ("carried by", report["transport"], False),
         ("agreement time p50", f"{report['round_us']['p50']:,.0f} us", False),
         ("agreement time p99", f"{report['round_us']['p99']:,.0f} us", True),
         ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),

@@ -77,6 +77,8 @@ class Report(TypedDict):
     output_tokens: int
     steps: int
     rounds: int
+    transport: str
+    """What carried the rounds, and why."""
     collectives: int
     """Collectives that a rank launched for its rounds."""
     round_us: Percentiles
@@ -115,6 +117,7 @@ class RankResult:
     refusals: list[str]
     steps: int
     rounds: int
+    transport: str
     collectives: int
     round_us: list[float]
     operations: dict[str, dict[str, int]]
@@ -170,6 +173,7 @@ def make_report(settings: ReplaySettings, results: Sequence[RankResult]) -> Repo
         output_tokens=counts.output_tokens,
         steps=first.steps,
         rounds=first.rounds,
+        transport=first.transport,
         collectives=max(each.collectives for each in results),
         round_us=Percentiles(p50=round(float(p50), 1), p99=round(float(p99), 1)),
         operations=first.operations,

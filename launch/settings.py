@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 from ..coordinator.bootstrap import Scalar, flatten
+from ..coordinator.collectives.base import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
 from ..ranks.agreed_pools import shard_layouts
@@ -56,6 +57,7 @@ class ReplaySettings:
     verify: bool = True
     seed: int = 0
     depth: int = 1
+    transport: str = Transport.AUTO.value
     output_tokens_max: int = 16
     """Most output tokens of a request; 0 stands for as many as the trace says."""
     prefill_tokens: int = 8192
@@ -87,6 +89,7 @@ class ReplaySettings:
         _one_of([rule.value for rule in StopRule], self.stop_policy, "stop_policy")
         _one_of([policy.value for policy in WritePolicy], self.write_policy, "write_policy")
         _one_of([each.value for each in Eviction], self.eviction, "eviction")
+        _one_of([each.value for each in Transport], self.transport, "transport")
         _one_of(DEVICES, self.device, "device")
         if self.depth not in (0, 1):
             raise ConfigError(f"--depth is {self.depth}, must be 0 or 1")
@@ -113,6 +116,7 @@ class ReplaySettings:
             write_policy=WritePolicy(self.write_policy),
             eviction=Eviction(self.eviction),
             pipeline_depth=self.depth,
+            transport=Transport(self.transport),
             timeouts=Timeouts(round_s=self.round_timeout_s),
         )
 

@@ -76,7 +76,7 @@ def run_rank(
 @contextmanager
 def _joined(
     settings: ReplaySettings, environment: RankEnvironment, store: Store
-) -> "Generator[Collective]":
+) -> Generator[TorchCollective]:
     """Meet the other ranks, and leave at the end, in peace or not."""
     try:
         dist.init_process_group(
@@ -136,12 +136,15 @@ def _replay(
     settings: ReplaySettings,
     requests: int,
     environment: RankEnvironment,
-    collective: "Collective",
+    group: TorchCollective,
     watch: Watch,
 ) -> Report | None:
     from ..ranks.cache import Cache
+    from ..ranks.opening import connected
 
-    cache = Cache.open(settings.cache_config(), collective, device=_device(settings, environment))
+    config = settings.cache_config()
+    collective = connected(config, group)
+    cache = Cache.open(config, collective, device=_device(settings, environment))
     try:
         scheduler = Scheduler(
             cache,
@@ -161,7 +164,7 @@ def _replay(
         cache.close(flush=False)
     finally:
         # After an error or an interruption nobody waits for a round any more.
-        cache.executor.close()
+        cache.abandon()
     if environment.rank != 0:
         return None
     return make_report(settings, [RankResult.unpack(each) for each in gathered])
@@ -205,6 +208,7 @@ def _result(cache: "Cache", scheduler: Scheduler, *, wall_s: float, flush_s: flo
         refusals=scheduler.refusals,
         steps=stats.steps,
         rounds=stats.rounds,
+        transport=stats.transport,
         collectives=stats.collectives,
         round_us=stats.round_us,
         operations=stats.operations,

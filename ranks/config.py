@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar
 
+from ..coordinator.collectives.base import Transport
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from ..storage_backends.base import MANIFEST_POOL, MARK_POOL
@@ -268,6 +269,9 @@ class CacheConfig:
     and each keeps the layers of its stage."""
     pipeline_depth: int = 1
     """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
+    transport: Transport = Transport.AUTO
+    """What carries the rounds. `auto` picks by the hosts of the ranks, and says what and why
+    (`CacheStats.transport`)."""
     bounds: Bounds = field(default_factory=Bounds)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -282,6 +286,10 @@ class CacheConfig:
             raise ConfigError(f"pipeline_stages is {self.pipeline_stages}, must be 1 or more")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
+        if self.transport not in tuple(Transport):
+            raise ConfigError(
+                f"transport is {self.transport!r}, must be one of {', '.join(Transport)}"
+            )
         find_policy(self.eviction)
         if self.store is not None and not self.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")

@@ -11,7 +11,9 @@ import torch
 from .. import __version__
 from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
 from ..coordinator.collectives.base import Collective
+from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
+from ..coordinator.lanes import BallotShape
 from ..errors import LockstepError
 from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
@@ -36,10 +38,20 @@ _RANK = "{rank}"
 
 
 def new_group(config: CacheConfig) -> Collective:
-    """Return a new gloo group of all ranks of `torch.distributed`. Collective."""
+    """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
     # Gloo's own bound must not end what the start is still allowed to wait for.
     longest_s = max(config.timeouts.round_s, config.timeouts.open_s)
-    return TorchCollective.create(timeout_s=longest_s)
+    return connected(config, TorchCollective.create(timeout_s=longest_s))
+
+
+def connected(config: CacheConfig, group: TorchCollective) -> Collective:
+    """Connect the ranks of a group by the transport that is configured.
+
+    Collective over the group, which belongs to the transport from now on (`connecting.connect`).
+    """
+    shape = BallotShape(world_size=group.world_size, slots=config.bounds.prefetches)
+    timeout_s = config.timeouts.open_s
+    return connect(group, config.transport, lanes=shape.length, timeout_s=timeout_s)
 
 
 def open_cache(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:

@@ -44,6 +44,8 @@ class CacheStats:
 
     steps: int
     rounds: int
+    transport: str
+    """What carries the rounds, and why it does if that was chosen."""
     collectives: int
     """Launched by the transport for rounds; equal to `steps`."""
     round_us: list[float]
@@ -301,6 +303,7 @@ class RankCache:
         return CacheStats(
             steps=self._steps,
             rounds=self.rounds.count,
+            transport=self._collective.transport,
             collectives=self._collective.launches,
             round_us=[seconds * 1e6 for seconds in self._round_s],
             operations=operations,

@@ -36,6 +36,7 @@ class WatchedCollective:
 
     def __init__(self, inner: Collective) -> None:
         self._inner = inner
+        self.transport = inner.transport
         self.reached: list[tuple[str, int]] = []
         """By launch: the kind of element and the length; a gathering has the length 0."""
 

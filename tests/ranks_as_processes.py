@@ -1,14 +1,15 @@
-"""Ranks that are processes of their own, joined by a gloo group, for tests of the torch transport."""
+"""Ranks that are processes of their own, joined by a gloo group, and by what a test puts on it."""
 
 import multiprocessing
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from collective_contract import PATIENCE_S, Program
+from collective_contract import LANES, PATIENCE_S, Program
 
 _processes = multiprocessing.get_context("forkserver")
 # Imported once, not by every rank: they take longer than most programs.
@@ -17,12 +18,18 @@ _processes.set_forkserver_preload(
 )
 
 
+Build = Callable[[Any], Any]
+"""Makes the transport that a program gets of the torch transport of all ranks."""
+
+
 class RanksAsProcesses:
     """Each rank is a process. No process is left behind, whatever a test does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, build: Build | None = None) -> None:
+        """`build` makes the transport; by default it is torch's."""
         self._folder = folder
         self._groups = 0
+        self._build = build or as_it_is
 
     def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
         """See `collective_contract.Ranks`."""
@@ -35,19 +42,61 @@ class RanksAsProcesses:
     def start(self, program: Program, world_size: int) -> "RunningGroup":
         """Start the program on every rank of a new group, and return without waiting for it."""
         self._groups += 1
-        return RunningGroup(program, world_size, self._folder / f"store-{self._groups}")
+        store = self._folder / f"store-{self._groups}"
+        return RunningGroup(program, world_size, store, self._build)
+
+
+def as_it_is(group: Any) -> Any:
+    """Use the torch transport."""
+    return group
+
+
+def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
+    """Use shared memory."""
+    from lockstep.coordinator.collectives.host_group import Place
+    from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
+
+    places = [Place.here()] * group.world_size
+    return SharedMemoryCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+
+
+def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
+    """Use shared memory between ranks that shall be taken for those of one host, and gloo beyond."""
+    from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
+    from lockstep.coordinator.collectives.host_group import Place
+
+    places = [Place(f"host {rank // ranks_per_host}", "all") for rank in range(group.world_size)]
+    return HierarchicalCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+
+
+BUILDS: dict[str, Build] = {
+    "torch": as_it_is,
+    "shm": over_shared_memory,
+    "hierarchical": partial(over_hosts, 2),
+}
+"""The transports by name; the hierarchical one with two ranks to a host."""
+
+
+class Seat(NamedTuple):
+    """Which rank a process is, and where the ranks meet."""
+
+    rank: int
+    world_size: int
+    store: str
 
 
 class RunningGroup:
     """The processes of one group. Leaving the `with` block kills those that still run."""
 
-    def __init__(self, program: Program, world_size: int, store: Path) -> None:
+    def __init__(self, program: Program, world_size: int, store: Path, build: Build) -> None:
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(world_size):
             ours, theirs = _processes.Pipe()
             process = _processes.Process(
-                target=_run_rank, args=(program, rank, world_size, str(store), theirs), daemon=True
+                target=_run_rank,
+                args=(program, build, Seat(rank, world_size, str(store)), theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -91,9 +140,7 @@ class RunningGroup:
             connection.close()
 
 
-def _run_rank(
-    program: Program, rank: int, world_size: int, store: str, connection: Connection
-) -> None:
+def _run_rank(program: Program, build: Build, seat: Seat, connection: Connection) -> None:
     released = False
 
     def hold() -> None:
@@ -103,14 +150,14 @@ def _run_rank(
         released = True
 
     try:
-        connection.send((None, program(_join(rank, world_size, store), hold)))
+        connection.send((None, program(build(_join(seat)), hold)))
     except BaseException:
         connection.send((traceback.format_exc(), None))
         raise
     hold()
 
 
-def _join(rank: int, world_size: int, store: str) -> Any:
+def _join(seat: Seat) -> Any:
     from datetime import timedelta
 
     import torch
@@ -121,9 +168,9 @@ def _join(rank: int, world_size: int, store: str) -> Any:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
+        init_method=f"file://{seat.store}",
+        rank=seat.rank,
+        world_size=seat.world_size,
         timeout=timedelta(seconds=PATIENCE_S),
     )
     return TorchCollective.create(timeout_s=PATIENCE_S)

@@ -1,33 +1,12 @@
 """The in-process transport keeps the contract, in threads and in the turns of one thread."""
 
-import threading
-from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
-
 import numpy as np
 import pytest
-from collective_contract import PATIENCE_S, CollectiveContract, Program
+from collective_contract import PATIENCE_S, CollectiveContract
+from ranks_as_threads import RanksAsThreads
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import PeerLost, UsageError
-
-
-class RanksAsThreads:
-    """Each rank is a thread of this process."""
-
-    def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
-        group = InProcessGroup(world_size)
-        others_are_done = threading.Event()
-
-        def hold() -> None:
-            assert others_are_done.wait(PATIENCE_S)
-
-        with ThreadPoolExecutor(world_size) as pool:
-            running = [pool.submit(program, group.member(rank), hold) for rank in range(world_size)]
-            wait([each for rank, each in enumerate(running) if rank not in late], PATIENCE_S)
-            others_are_done.set()
-            return [each.result(PATIENCE_S) for each in running]
 
 
 class TestInProcess(CollectiveContract):

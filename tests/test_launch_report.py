@@ -31,6 +31,7 @@ def test_failed_operations_are_told_with_where_the_reason_stands_and_are_no_faul
         refusals=[],
         steps=1,
         rounds=1,
+        transport="torch",
         collectives=1,
         round_us=[],
         operations={"persist": {"failed": 2, "ok": 1}, "prefetch": {"ok": 1}},

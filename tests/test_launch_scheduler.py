@@ -287,6 +287,7 @@ def result(**changes: object) -> RankResult:
         "refusals": [],
         "steps": 9,
         "rounds": 9,
+        "transport": "shm: all 2 ranks are on one host",
         "collectives": 9,
         "round_us": [1.0, 3.0],
         "operations": {"backup": {"complete": 2}},

@@ -5,6 +5,7 @@ all to it. A transport never retries and never concludes anything alone: what it
 time it reports as an error, and the epoch is over.
 """
 
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,19 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.int64]
 """A round's lanes: one-dimensional, contiguous, of the epoch's fixed length."""
+
+
+class Transport(StrEnum):
+    """What carries the rounds."""
+
+    AUTO = "auto"
+    """`shm` for ranks of one host, `hierarchical` where several share a host, otherwise `torch`."""
+    TORCH = "torch"
+    """Gloo, through `torch.distributed`."""
+    SHM = "shm"
+    """Shared memory; for ranks of one host."""
+    HIERARCHICAL = "hierarchical"
+    """Shared memory inside a host, gloo between one rank of each."""
 
 
 class PendingRound(Protocol):
@@ -28,6 +42,9 @@ class PendingRound(Protocol):
 
 class Collective(Protocol):
     """The dedicated channel between the ranks of one group, used for rounds and for nothing else."""
+
+    transport: str
+    """What carries the rounds, and, after a colon, why it does if that was chosen."""
 
     @property
     def rank(self) -> int:

@@ -91,6 +91,7 @@ class InProcessCollective:
     def __init__(self, group: InProcessGroup, rank: int) -> None:
         self.rank = rank
         self.world_size = group.world_size
+        self.transport: str = "in process"
         self.launches = 0
         self._gathers = 0
         self._group = group

@@ -1,4 +1,9 @@
-"""The reference transport: `torch.distributed.all_reduce(MIN)` on a gloo group of its own.
+"""The reference transport: a gloo group of its own, and the fold of `all_reduce(MIN)`.
+
+Gloo's all_reduce goes around the ring of ranks twice and its all_gather once, and what a round costs
+is the latency of those steps: on two cores 4.4 against 2.4 ms at 4 ranks, 12.2 against 7.1 ms at 8
+(119 lanes; int32 costs the same as int64). So a round of the usual size is gathered, and folded by
+every rank for itself; only what would be much memory is reduced on the way.
 
 The group is never shared: gloo matches operations by order alone, and two users that interleave
 differently on two ranks silently receive each other's numbers. Tensors stay on the CPU.
@@ -26,7 +31,8 @@ import torch
 import torch.distributed as dist
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
-from .base import Vector
+from ..fold import fold
+from .base import Transport, Vector
 
 _SIZE = struct.Struct("<q")
 
@@ -37,6 +43,9 @@ _SLICE_S = 0.1
 
 _SHORTEST_S = 0.001
 """The shortest wait that gloo knows: it takes zero for no timeout at all."""
+
+GATHERED_BYTES_MAX = 1 << 20
+"""Of all ranks' lanes together, up to which they are gathered; beyond, all_reduce is faster."""
 
 _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
@@ -108,16 +117,20 @@ _abandoned: list[_Ownership] = []
 
 
 class _TorchRound:
-    def __init__(self, collective: "TorchCollective", lanes: torch.Tensor) -> None:
+    def __init__(self, collective: "TorchCollective", rows: torch.Tensor) -> None:
         self._collective = collective
-        self._lanes = lanes
+        self._rows = rows
+        """One for each vector that is yet to be folded."""
         self._what = f"round {collective.launches}"
 
     def wait(self, timeout_s: float) -> Vector:
         """See `PendingRound`."""
         self._collective.finish(self._what, timeout_s)
-        vector: Vector = self._lanes.numpy()
-        return vector
+        return fold(self._rows.numpy())
+
+    def came_back(self, timeout_s: float) -> bool:
+        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
+        return self._collective.came_back(timeout_s)
 
 
 class TorchCollective:
@@ -126,6 +139,7 @@ class TorchCollective:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self.transport: str = Transport.TORCH.value
         self.launches = 0
         self._group: dist.ProcessGroup | None = group
         self._ownership = _Ownership(group)
@@ -147,9 +161,27 @@ class TorchCollective:
                 "torch.distributed is not initialised; call init_process_group first, "
                 "or start the program with torchrun"
             )
+        return cls._connect(ranks, timeout_s, members_only=False)
+
+    def subgroup(self, ranks: list[int], *, timeout_s: float) -> "TorchCollective":
+        """Make a new gloo group of some of this one's ranks; collective over those alone."""
+        if self._group is None:
+            raise PeerLost("this rank has left the group")
+        everywhere = [dist.get_global_rank(self._group, rank) for rank in ranks]
+        return self._connect(everywhere, timeout_s, members_only=True)
+
+    @classmethod
+    def _connect(
+        cls, ranks: list[int] | None, timeout_s: float, *, members_only: bool
+    ) -> "TorchCollective":
         _abandoned[:] = [each for each in _abandoned if not each.give_up()]
         try:
-            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
+            group = dist.new_group(
+                ranks,
+                backend="gloo",
+                timeout=timedelta(seconds=timeout_s),
+                use_local_synchronization=members_only,
+            )
         except RuntimeError as error:
             raise _as_group_error(error, "the making of the group", timeout_s) from error
         if not isinstance(group, dist.ProcessGroup):
@@ -165,12 +197,19 @@ class TorchCollective:
     def launch(self, lanes: Vector) -> _TorchRound:
         """See `Collective`."""
         self.launches += 1
-        tensor = torch.from_numpy(lanes)
+        mine = torch.from_numpy(lanes)
+        if lanes.nbytes * self.world_size > GATHERED_BYTES_MAX:
+            with self._starting():
+                self._ownership.operations.append(
+                    dist.all_reduce(mine, dist.ReduceOp.MIN, self._group, True)
+                )
+            return _TorchRound(self, mine.view(1, -1))
+        rows = torch.empty((self.world_size, len(lanes)), dtype=torch.int64)
         with self._starting():
             self._ownership.operations.append(
-                dist.all_reduce(tensor, dist.ReduceOp.MIN, self._group, True)
+                dist.all_gather(list(rows.unbind()), mine, self._group, True)
             )
-        return _TorchRound(self, tensor)
+        return _TorchRound(self, rows)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`. Sends the length first, then the payloads padded to the longest."""
@@ -208,6 +247,17 @@ class TorchCollective:
             _wait(self._ownership.operations[-1], timeout_s)
         except RuntimeError as error:
             self._fail(error, what, timeout_s)
+
+    def came_back(self, timeout_s: float) -> bool:
+        """Wait for the operation that was started last; say whether it is over, well or not."""
+        if self._group is None:
+            return True
+        work = self._ownership.operations[-1]
+        try:
+            _wait(work, timeout_s)
+        except RuntimeError:
+            return bool(work.is_completed())
+        return True
 
     def _fail(self, error: RuntimeError, what: str, timeout_s: float) -> NoReturn:
         self._broken_by = _as_group_error(error, what, timeout_s)

@@ -242,6 +242,7 @@ def _open(
             store=parsed.store,
             stop_policy=parsed.stop_policy,
             pipeline_depth=parsed.pipeline_depth,
+            transport=parsed.transport,
             bounds=parsed.bounds,
             timeouts=parsed.timeouts,
         ),
@@ -257,13 +258,14 @@ def _open(
         pages = met.cache.replica.state.config.host_pages
         log.info(
             "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
-            " pipeline depth %d",
+            " pipeline depth %d, rounds over %s",
             met.cache.world_size,
             pages * shard.page_bytes / 2**30,
             pages,
             engine.layout.page_tokens,
             f"store {without_secrets(parsed.store)}" if parsed.store else "no store",
             parsed.pipeline_depth,
+            met.cache.stats().transport,
         )
     return SchedulerSide(
         met.cache,

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from enum import StrEnum
+from typing import Any, TypeVar, cast
 
+from ...coordinator.collectives.base import Transport
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...errors import ConfigError
 from ...ranks.config import Bounds, Timeouts
@@ -15,6 +17,8 @@ ROUND_S = 600.0
 it writes, weights that it loads. A rank that has died is noticed at once, whatever this is."""
 
 Section = StopPolicy | Bounds | Timeouts
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class ConnectorSettings:
     """Changes whenever the weights do; part of every key."""
     pipeline_depth: int = 1
     """1: a round's verdict is applied one step later, hidden behind a forward pass. 0: at once."""
+    transport: Transport = Transport.AUTO
+    """What carries the rounds: `auto` picks by the hosts of the ranks."""
     idle_wait_s: float = 0.002
     """How long a step without anything to compute waits for storage and copies."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
@@ -68,6 +74,8 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
             values[key] = _section(where, sections[key], value)
         elif key in {"store", "model", "weights_version"}:
             values[key] = _text(where, value)
+        elif key == "transport":
+            values[key] = _one_of(f"{WHERE}: {key}", Transport, value)
         elif key in {"host_memory_gib", "idle_wait_s"}:
             values[key] = _number(where, value)
         else:
@@ -105,7 +113,7 @@ def _section(where: str, kind: type[Section], value: object) -> Section:
     values: dict[str, Any] = {"round_s": ROUND_S} if kind is Timeouts else {}
     for key, each in given.items():
         if key == "rule":
-            values[key] = _rule(f"{where}.{key}", each)
+            values[key] = _one_of(f"{where}.{key}", StopRule, each)
         elif kind is Bounds:
             values[key] = _integer(f"{where}.{key}", each)
         else:
@@ -124,11 +132,11 @@ def _require_known(where: str, given: Mapping[str, Any], known: set[str]) -> Non
             )
 
 
-def _rule(where: str, value: object) -> StopRule:
+def _one_of(where: str, choices: type[Choice], value: object) -> Choice:
     try:
-        return StopRule(cast(str, value))
+        return choices(cast(str, value))
     except ValueError:
-        raise ConfigError(f"{where} is {value!r}; known: {', '.join(StopRule)}") from None
+        raise ConfigError(f"{where} is {value!r}; known: {', '.join(choices)}") from None
 
 
 def _text(where: str, value: object) -> str:

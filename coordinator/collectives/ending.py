@@ -1,0 +1,84 @@
+"""How a group that shares memory has ended: one word, which every rank reads the same error from.
+
+Whoever learns first why the group cannot go on writes the word; the others adopt it. So all ranks
+tell one story, whoever notices it how: by a deadline, by a process that is gone, or by the word.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ...errors import CollectiveTimeout, GroupError, PeerLost
+
+_RANK_BITS = 20
+_ROUND_BITS = 40
+
+ROUNDS_MAX = (1 << _ROUND_BITS) - 1
+"""A thousand rounds a second for 34 years."""
+
+
+class Cause(IntEnum):
+    """Why no further round can come about."""
+
+    LEFT = 1
+    """A rank has closed its transport."""
+    LOST = 2
+    """A rank's process has ended."""
+    LATE = 3
+    """A rank did not come within the deadline."""
+    LOST_ELSEWHERE = 4
+    """Some rank of another host is gone."""
+    LATE_ELSEWHERE = 5
+    """No word came from the other hosts within the deadline."""
+    FAILED = 6
+    """A rank that speaks for its host has met an error of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a group."""
+
+    cause: Cause
+    rank: int
+    """The rank of the whole group that it is about; of a cause elsewhere, the one that tells it."""
+    last_round: int
+    """The last round that may still come about; every later one raises `error`."""
+
+    @property
+    def word(self) -> int:
+        """The ending as a positive number of 63 bits."""
+        return (self.cause << _RANK_BITS | self.rank) << _ROUND_BITS | self.last_round
+
+    @classmethod
+    def of(cls, word: int) -> "Ending":
+        """Return the ending that a word stands for."""
+        cause_and_rank, last_round = word >> _ROUND_BITS, word & ROUNDS_MAX
+        return cls(
+            cause=Cause(cause_and_rank >> _RANK_BITS),
+            rank=cause_and_rank & ((1 << _RANK_BITS) - 1),
+            last_round=last_round,
+        )
+
+    @property
+    def error(self) -> GroupError:
+        """A new error that says what has happened, in the same words on every rank."""
+        number = self.last_round + 1
+        match self.cause:
+            case Cause.LEFT:
+                return PeerLost(f"rank {self.rank} has left the group")
+            case Cause.LOST:
+                return PeerLost(f"rank {self.rank} was lost in round {number}: its process is gone")
+            case Cause.LATE:
+                return CollectiveTimeout(
+                    f"rank {self.rank} did not come to round {number} within the deadline"
+                )
+            case Cause.LOST_ELSEWHERE:
+                return PeerLost(f"a rank of another host was lost in round {number}")
+            case Cause.LATE_ELSEWHERE:
+                return CollectiveTimeout(
+                    f"no word of round {number} came from the other hosts within the deadline"
+                )
+            case Cause.FAILED:
+                return PeerLost(
+                    f"rank {self.rank} could not speak for its host in round {number};"
+                    " its log says why"
+                )

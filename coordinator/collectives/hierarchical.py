@@ -1,0 +1,209 @@
+"""The transport for ranks of several hosts: shared memory inside a host, one rank of each between them.
+
+In the first rank of each host a courier waits until all ranks of its host have written their lanes,
+folds them, exchanges the result with the other couriers, and writes what all hosts came to into a
+cell of its own, where every rank of the host finds it. So a host takes part with one vector, however
+many ranks it has, and a pipelined round comes back while its ranks compute.
+
+How a host's group has ended travels in one lane more, so that ranks of other hosts raise the same
+error: a courier whose host has ended joins the next exchange with the news instead of lanes.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from ...errors import CollectiveTimeout, GroupError, PeerLost
+from ..fold import fold
+from .base import Collective, Transport, Vector
+from .ending import Cause, Ending
+from .host_group import SLICE_S, HostGroup, Place, ranks_by_place
+from .torch_gloo import TorchCollective
+
+NEWS_S = 0.5
+"""How much longer than its deadline a host waits for the others, if all its own ranks have come: one
+of those may be about to say which rank was late."""
+
+_JOIN_S = 1.0
+"""How long `close` waits for the courier, which looks up many times in that."""
+
+_NOTHING = np.iinfo(np.int64).max
+"""A lane that is never the minimum."""
+
+log = logging.getLogger("lockstep")
+
+
+class _HierarchicalRound:
+    def __init__(self, collective: "HierarchicalCollective", number: int) -> None:
+        self._collective = collective
+        self._number = number
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`."""
+        return self._collective.finish(self._number, timeout_s)
+
+
+class HierarchicalCollective:
+    """The rounds of a group whose ranks are on several hosts; see `Collective`."""
+
+    def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
+        """Use `create`."""
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self.transport: str = Transport.HIERARCHICAL.value
+        self.launches = 0
+        self._group = group
+        self._host: HostGroup | None = host
+        self._courier = courier
+        self._broken_by: GroupError | None = None
+
+    @classmethod
+    def create(
+        cls, group: TorchCollective, places: Sequence[Place], *, lanes: int, timeout_s: float
+    ) -> Self:
+        """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
+
+        Collective over `group`, which is used to meet, and later for gatherings, and is closed with
+        this transport. `timeout_s` bounds the meeting. Raises the same `ConfigError` on every rank if
+        the ranks of some host cannot share memory; the group is as it was then.
+        """
+        hosts = ranks_by_place(places)
+        host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
+        courier: _Courier | None = None
+        try:
+            if not host.me:
+                between = group.subgroup([ranks[0] for ranks in hosts], timeout_s=timeout_s)
+                courier = _Courier(host, between, group.rank)
+            # Nobody goes on before the hosts are connected.
+            group.gather(b"", timeout_s)
+        except BaseException:
+            if courier is not None:
+                courier.close()
+            host.close()
+            raise
+        return cls(group, host, courier)
+
+    def launch(self, lanes: Vector) -> _HierarchicalRound:
+        """See `Collective`."""
+        self._joined().write(self.launches + 1, lanes)
+        self.launches += 1
+        return _HierarchicalRound(self, self.launches)
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """See `Collective`."""
+        self._joined()
+        try:
+            return self._group.gather(payload, timeout_s)
+        except GroupError as error:
+            self._broken_by = error
+            raise
+
+    def finish(self, number: int, timeout_s: float) -> Vector:
+        """Wait for a round that was launched; if it fails, so does every later call."""
+        host = self._joined()
+        said_by = len(host.ranks)
+        try:
+            return fold(host.wait(number, said_by, said_by + 1, timeout_s, NEWS_S))
+        except GroupError as error:
+            self._broken_by = error
+            raise
+
+    def close(self) -> None:
+        """See `Collective`."""
+        host, self._host = self._host, None
+        if host is not None:
+            if self._courier is not None:
+                self._courier.close()
+            else:
+                host.leave(self.launches)
+            host.close()
+        self._group.close()
+
+    def _joined(self) -> HostGroup:
+        if self._broken_by is not None:
+            raise self._broken_by
+        if self._host is None:
+            raise PeerLost("this rank has left the group")
+        return self._host
+
+
+class _Courier:
+    """Speaks for a host: a thread of its first rank, which ends with that rank's main thread.
+
+    It ends when the group does, and does not wait for that to be read.
+    """
+
+    def __init__(self, host: HostGroup, between: TorchCollective, rank: int) -> None:
+        self._host = host
+        self._between = between
+        self._rank = rank
+        self._closing = False
+        # No daemon: one that is in torch when the interpreter ends would abort the process.
+        self._thread = threading.Thread(target=self._run, name="lockstep-courier")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the group: end the thread, which tells the others, and the exchange between hosts."""
+        self._closing = True
+        self._host.cells.wake_all()
+        self._thread.join(_JOIN_S)
+        self._between.close()
+
+    def _run(self) -> None:
+        number = 1
+        try:
+            while self._carry(number):
+                number += 1
+        except CollectiveTimeout:
+            self._host.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1))
+        except GroupError:
+            self._host.end(Ending(Cause.LOST_ELSEWHERE, self._rank, number - 1))
+            # Gloo does not pass the news on: whoever hears of it closes its connections, too.
+            self._between.close()
+        except BaseException:
+            log.exception("the courier of rank %d failed in round %d", self._rank, number)
+            self._host.end(Ending(Cause.FAILED, self._rank, number - 1))
+            self._between.close()
+
+    def _carry(self, number: int) -> bool:
+        """Bring one round about; False if none will follow."""
+        host, lanes = self._host, self._host.cells.lanes
+        said = np.full(lanes + 1, _NOTHING)
+        rows = self._gather(number)
+        if rows is None:
+            ended = host.ended_before(number)
+            if ended is not None:
+                # The last exchange. The others may come to it later, also when this thread is gone.
+                said[lanes] = -ended.word
+                self._between.launch(said)
+            return False
+        said[:lanes] = fold(rows)
+        pending = self._between.launch(said)
+        while not pending.came_back(SLICE_S):
+            if self._over(number):
+                return False
+        folded = pending.wait(0.0)
+        if folded[lanes] < 0:
+            host.end(Ending.of(-int(folded[lanes])))
+            return False
+        host.cells.write(len(host.ranks), number, folded[:lanes])
+        return True
+
+    def _gather(self, number: int) -> Vector | None:
+        """Wait for what this host's ranks say in a round, a row for each; None if it is over."""
+        host = self._host
+        while not self._over(number):
+            rows = host.look(number, 0, len(host.ranks), SLICE_S)
+            if rows is not None:
+                return rows
+        return None
+
+    def _over(self, number: int) -> bool:
+        """Say whether this round will not come about any more; leave if this rank is closing."""
+        if self._closing:
+            self._host.end(Ending(Cause.LEFT, self._rank, number - 1))
+        over = self._host.ended_before(number) is not None
+        return over or not threading.main_thread().is_alive()

@@ -1,0 +1,289 @@
+"""The ranks of one host that share memory: how they meet, wait for each other, and end together.
+
+The memory is a file without a name (memfd), readable by this user alone, which the others open
+through the process that made it. It is gone when the last process that maps it is: however they end,
+there is nothing to clean up.
+
+A rank that waits looks a few times, since the others are mostly there, and then sleeps until the one
+it misses has written. In between it looks for an ending that somebody else has found, for a process
+that is gone, and at its deadline.
+"""
+
+import fcntl
+import mmap
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ConfigError, GroupError, InternalError
+from ..bootstrap import agree_that_all_are_ready
+from .base import Collective, Vector
+from .cells import Cells
+from .ending import Cause, Ending
+from .futex import Futex
+
+SLICE_S = 0.05
+"""The longest sleep. What wakes nobody, such as the death of a process, is noticed this late; and so
+is Ctrl-C, which Python handles between calls."""
+
+_LOOKS = 100
+"""How often a rank looks before it sleeps, in all some 50 us, while each rank has a core."""
+_LOOKS_OVERSUBSCRIBED = 10
+"""Where they have not: who looks takes the core from the one that it waits for."""
+
+_CLAIM_S = 1.0
+"""How long to wait for another rank of the host that is writing down the ending, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs, as far as it matters to those that want to share memory with it."""
+
+    boot: str
+    """Of the running kernel."""
+    processes: str
+    """The namespace of process ids: those of two containers mean nothing to each other."""
+
+    @classmethod
+    def here(cls) -> "Place":
+        """Return this process's place; one of its own where the system does not tell."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+            return cls(boot, str(Path("/proc/self/ns/pid").readlink()))
+        except OSError:
+            return cls("unknown", str(os.getpid()))
+
+
+def ranks_by_place(places: Sequence[Place]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each place, ascending; places in the order of their first rank."""
+    ranks: dict[Place, list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks.setdefault(place, []).append(rank)
+    return tuple(tuple(each) for each in ranks.values())
+
+
+class HostGroup:
+    """One rank's side of the memory that the ranks of its host share.
+
+    The writers of its cells are those ranks in order, and then `extra_writers` more. Not to be used
+    after `close`; not thread-safe, but that one thread may write and wait for other cells than
+    another does.
+    """
+
+    def __init__(self, cells: Cells, fd: int, ranks: tuple[int, ...], rank: int) -> None:
+        """Use `meet`. `fd` is the memory's, and belongs to this object from now on."""
+        self.cells = cells
+        self.ranks = ranks
+        """The ranks of this host, numbered as in the whole group."""
+        self.me = ranks.index(rank)
+        self._rank = rank
+        self._fd = fd
+        self._rank_by_process: dict[int, int] = {}
+        """The ranks of other processes, by a file descriptor that is readable once one has ended."""
+        self._ended_processes = select.poll()
+        oversubscribed = len(os.sched_getaffinity(0)) < len(ranks)
+        self._looks = _LOOKS_OVERSUBSCRIBED if oversubscribed else _LOOKS
+
+    @classmethod
+    def meet(
+        cls,
+        group: Collective,
+        hosts: Sequence[tuple[int, ...]],
+        *,
+        lanes: int,
+        extra_writers: int = 0,
+        timeout_s: float,
+    ) -> Self:
+        """Share memory with the other ranks of this host, of which `hosts` tells.
+
+        Collective over `group`, which all hosts take part in. Raises the same `ConfigError` on every
+        rank if one of them cannot.
+        """
+        ranks = next(each for each in hosts if group.rank in each)
+        writers = len(ranks) + extra_writers
+        futex: Futex | None = None
+        fd, problem = -1, None
+        try:
+            futex = Futex()
+            if group.rank == ranks[0]:
+                fd = _new_memory(Cells.size(writers, lanes))
+        except (OSError, ConfigError) as error:
+            problem = f"shared memory cannot be made: {error}"
+        # The first rank of a host must keep its own until the others have opened it.
+        gathered = group.gather(msgpack.packb([os.getpid(), fd]), timeout_s)
+        said = [msgpack.unpackb(each) for each in gathered]
+        host_group: Self | None = None
+        try:
+            if futex is not None and problem is None:
+                pid, theirs = said[ranks[0]]
+                fd = fd if group.rank == ranks[0] else _open_memory(pid, theirs)
+                memory = mmap.mmap(fd, Cells.size(writers, lanes))
+                cells = Cells(memory, writers, lanes, futex)
+                host_group = cls(cells, fd, ranks, group.rank)
+                host_group.watch({rank: said[rank][0] for rank in ranks})
+                if not host_group.me:
+                    cells.begin()
+        except (OSError, ValueError) as error:
+            problem = f"the ranks of a host cannot share memory: {error}"
+        try:
+            agree_that_all_are_ready(group, problem, timeout_s)
+            # The cells are marked by their maker, which is through now.
+            if host_group is not None:
+                host_group.cells.require_begun()
+        except BaseException:
+            if host_group is not None:
+                host_group.close()
+            elif fd >= 0:
+                os.close(fd)
+            raise
+        assert host_group is not None
+        return host_group
+
+    def watch(self, pids: dict[int, int]) -> None:
+        """Learn from now on when the process of one of these ranks ends."""
+        for rank, pid in pids.items():
+            if pid != os.getpid():
+                fd = os.pidfd_open(pid)
+                self._rank_by_process[fd] = rank
+                self._ended_processes.register(fd, select.POLLIN)
+
+    def write(self, number: int, lanes: Vector) -> None:
+        """Publish this rank's lanes of a round."""
+        if lanes.shape != (self.cells.lanes,):
+            raise InternalError(f"{lanes.shape} lanes in a round of {self.cells.lanes}")
+        self.cells.write(self.me, number, lanes)
+
+    def ended_before(self, number: int) -> Ending | None:
+        """Return how the group has ended, if it has before this round came about."""
+        word = self.cells.ending
+        if not word:
+            return None
+        ending = Ending.of(word)
+        return ending if ending.last_round < number else None
+
+    def wait(
+        self, number: int, first: int, last: int, timeout_s: float, patience_s: float = 0.0
+    ) -> npt.NDArray[np.int64]:
+        """Return what the writers `first` to `last` - 1 have written in a round.
+
+        Waits `timeout_s` for the ranks of this host, and `patience_s` longer for a writer that speaks
+        for others while all ranks of this host have come. Raises the error of the group's ending.
+        """
+        cells = self.cells
+        deadline = time.monotonic() + timeout_s
+        rows = self._look_often(number, first, last)
+        if rows is not None and not cells.ending:
+            return rows
+        while True:
+            ending = self.ended_before(number)
+            if ending is not None:
+                raise ending.error
+            rows = cells.read(number, first, last)
+            if rows is not None:
+                return rows
+            late = cells.missing(number, 0, len(self.ranks))
+            # If all have come, the first rank of the host owes what the others have said.
+            self._raise_if_lost(number, late or (0,))
+            left_s = deadline - time.monotonic() + (0.0 if late else patience_s)
+            if left_s <= 0:
+                raise self._late(number, late)
+            missing = late or cells.missing(number, first, last)
+            if missing:
+                cells.sleep(missing[0], number, min(left_s, SLICE_S))
+
+    def look(
+        self, number: int, first: int, last: int, timeout_s: float
+    ) -> npt.NDArray[np.int64] | None:
+        """Return what the writers have written in a round, or None if they do not within a time.
+
+        Or for less than that, and whether or not the group has ended.
+        """
+        rows = self._look_often(number, first, last)
+        if rows is None:
+            for missing in self.cells.missing(number, first, last)[:1]:
+                self.cells.sleep(missing, number, timeout_s)
+            rows = self.cells.read(number, first, last)
+        return rows
+
+    def _look_often(self, number: int, first: int, last: int) -> npt.NDArray[np.int64] | None:
+        for _ in range(self._looks):
+            rows = self.cells.read(number, first, last)
+            if rows is not None:
+                return rows
+        return None
+
+    def end(self, ending: Ending) -> Ending:
+        """Write down how the group ends, for all ranks of the host; return what holds for all.
+
+        Whoever is first is right, unless another knows that it ended in an earlier round already.
+        """
+        deadline = time.monotonic() + _CLAIM_S
+        claimed = False
+        while not claimed and time.monotonic() < deadline:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                claimed = True
+            except BlockingIOError:
+                time.sleep(0.0001)
+        # A rank that was stopped while it had the claim had the same to say, or will never say it.
+        try:
+            word = self.cells.ending
+            if word and Ending.of(word).last_round <= ending.last_round:
+                return Ending.of(word)
+            self.cells.ending = ending.word
+        finally:
+            if claimed:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.cells.wake_all()
+        return ending
+
+    def leave(self, last_round: int) -> None:
+        """Let every round after `last_round` end with the news that this rank has left."""
+        self.end(Ending(Cause.LEFT, self._rank, last_round))
+
+    def close(self) -> None:
+        """Let go of the memory and of the processes. May be called twice."""
+        for fd in (*self._rank_by_process, self._fd):
+            with suppress(OSError):
+                os.close(fd)
+        self._rank_by_process.clear()
+        self._fd = -1
+
+    def _raise_if_lost(self, number: int, writers: Sequence[int]) -> None:
+        gone = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
+        for writer in writers:
+            if self.ranks[writer] in gone:
+                raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
+
+    def _late(self, number: int, late: Sequence[int]) -> GroupError:
+        if late:
+            return self.end(Ending(Cause.LATE, self.ranks[late[0]], number - 1)).error
+        return self.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1)).error
+
+
+def _new_memory(size: int) -> int:
+    fd = os.memfd_create("lockstep-round", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size)
+        # Nobody who opens it can take memory away from under the others.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_memory(pid: int, fd: int) -> int:
+    if fd < 0:
+        raise OSError("the first rank of the host could not make it")
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)

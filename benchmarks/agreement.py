@@ -1,127 +1,187 @@
-"""What a step's agreement costs, beside one bare all_reduce and beside one collective per request.
+"""What a step's agreement costs, beside a bare all_reduce and beside one collective per request.
 
-Two processes, each with a real cache whose store never answers, so that a fixed number of prefetches
-stays in every ballot. Three things are measured in turns in the same run: a whole step at depth 0
-(ballot, round, verdict), one bare all_reduce of the same vector on the same kind of group, and
-1 + K all_reduces of one lane, which is what a vote inside per-request code amounts to.
+Each rank is a process with a real cache whose store never answers, so that a fixed number of
+prefetches stays in every ballot. The things below are measured in turns in the same run:
+
+- `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
+- `pipelined stall`: how long a step at depth 1 waits for the round of the step before, when the
+  caller has computed for a while in between.
+- limits: one bare `all_reduce` of the same vector over gloo; one exchange of it over shared memory.
+- `per request`: 1 + K all_reduces of one lane, which is what a vote inside per-request code comes to.
 """
 
-import statistics
-import subprocess
+import multiprocessing
+import os
+import platform
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TypedDict
 
-import numpy as np
-import torch
-import torch.distributed as dist
+from ..coordinator.collectives.base import Transport
+from ..errors import ConfigError, LockstepError
 
-from ..coordinator.collectives.base import Vector
-from ..coordinator.collectives.torch_gloo import TorchCollective
-from ..launch.environment import is_rank
-from ..ranks.cache import Cache
-from ..ranks.config import Bounds, CacheConfig
-from ..ranks.page_layout import Column, PageLayout
-from ..ranks.replica.settings import ReplicaConfig
-from .silent_executor import SilentExecutor
-
-PREFETCHES = 32
-BLOCKS = 20
-STEPS_IN_A_BLOCK = 50
-TIMEOUT_S = 60.0
+RANKS_MAX = 256
+OPERATIONS_MAX = 1 << 16
+WORK_US_MAX = 10_000_000
+START_S = 180.0
+"""How long the ranks may take to start and to meet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Percentiles(TypedDict):
     """Microseconds of many repetitions of one thing."""
 
     p50: float
     p99: float
 
-    @classmethod
-    def of(cls, samples_s: list[float]) -> "Timing":
-        """Return the median and the 99th percentile."""
-        ordered = sorted(samples_s)
-        return cls(
-            p50=statistics.median(ordered) * 1e6, p99=ordered[int(len(ordered) * 0.99)] * 1e6
-        )
+
+class Limits(TypedDict):
+    """What bare calls cost with the same vector, at the median, in microseconds."""
+
+    gloo: float
+    """One all_reduce over gloo."""
+    shm: float | None
+    """One exchange over shared memory; None where the ranks cannot share it."""
 
 
-def run(ranks: int = 2) -> None:
-    """Start the ranks and let rank 0 print the table."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    subprocess.run(
-        [*command, "-m", "lockstep.benchmarks.agreement"], check=True, timeout=10 * TIMEOUT_S
-    )
+class Ratios(TypedDict):
+    """How many times as long something takes as something else, medians."""
+
+    per_request_to_blocking: float
+    gloo_to_blocking: float
+    gloo_to_exchange: float
+    blocking_to_exchange: float
 
 
-def measure() -> dict[str, Timing]:
-    """Measure on this rank; collective. The process group must be initialised."""
-    cache = _busy_cache(TorchCollective.create(timeout_s=TIMEOUT_S))
-    bare = TorchCollective.create(timeout_s=TIMEOUT_S)
-    lanes: Vector = np.zeros(cache.rounds.shape.length, dtype=np.int64)
-    lane: Vector = np.zeros(1, dtype=np.int64)
+class AgreementReport(TypedDict):
+    """What `lockstep bench agreement` reports, of rank 0; times in microseconds."""
 
-    def per_request() -> None:
-        for _ in range(1 + PREFETCHES):
-            bare.launch(lane).wait(TIMEOUT_S)
-
-    things: dict[str, Callable[[], object]] = {
-        "step": cache.step,
-        "bare": lambda: bare.launch(lanes).wait(TIMEOUT_S),
-        "per request": per_request,
-    }
-    samples: dict[str, list[float]] = {name: [] for name in things}
-    for _ in range(BLOCKS):
-        for name, thing in things.items():
-            for _ in range(STEPS_IN_A_BLOCK):
-                began = time.perf_counter()
-                thing()
-                samples[name].append(time.perf_counter() - began)
-    cache.close(flush=False)
-    bare.close()
-    return {name: Timing.of(each) for name, each in samples.items()}
+    ranks: int
+    operations: int
+    transport: str
+    """What carried the rounds, and why."""
+    lanes: int
+    """Of every vector."""
+    blocking_us: Percentiles
+    exchange_us: Percentiles
+    """Of `blocking_us`, what the transport took: launch and wait."""
+    python_us: Percentiles
+    """Of `blocking_us`, the rest."""
+    pipelined_stall_us: Percentiles
+    pipelined_step_us: Percentiles
+    """The whole of a step at depth 1, stall included."""
+    work_us: int
+    collectives_per_step: float
+    limit_us: Limits
+    per_request_us: float
+    ratios: Ratios
+    cores: int
+    python: str
 
 
-def _busy_cache(collective: TorchCollective) -> Cache:
-    layout = PageLayout(page_tokens=16, columns=(Column(name="kv", layers=1, heads=8, elements=1),))
-    config = CacheConfig(
-        model="bench",
-        layout=layout,
-        device_pages=1,
-        host_pages=4 * PREFETCHES,
-        store="memory://bench",
-        pipeline_depth=0,
-        bounds=Bounds(prefetches=PREFETCHES),
-    )
-    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
-    cache = Cache(config, collective, SilentExecutor(), replica_config)
-    for number in range(PREFETCHES):
-        cache.prefetch(f"request {number}", [number] * layout.page_tokens)
-    return cache
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreementSettings:
+    """What is measured."""
+
+    ranks: int = 2
+    operations: int = 32
+    """Prefetches in flight, each with a place in the ballot."""
+    transport: Transport = Transport.AUTO
+    work_us: int = 5000
+    """What the caller computes between two pipelined steps."""
+    hosts: int = 1
+    """Pretend that the ranks are on so many hosts: what goes between those goes over gloo."""
+    blocks: int = 10
+    """How often everything is measured in turns."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("ranks", 1, RANKS_MAX),
+            ("operations", 0, OPERATIONS_MAX),
+            ("work_us", 0, WORK_US_MAX),
+            ("hosts", 1, self.ranks),
+            ("blocks", 1, 10_000),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
+
+
+def run(settings: AgreementSettings, progress: Callable[[str], None]) -> AgreementReport:
+    """Start the ranks, let them measure, and return what rank 0 has measured.
+
+    Raises `ConfigError` if the transport cannot be had, and `LockstepError` if a rank is lost.
+    """
+    processes = multiprocessing.get_context("forkserver")
+    # Imported once, and not by every rank.
+    processes.set_forkserver_preload([f"{__package__}.agreement_rank"])
+    from .agreement_rank import Seat, be_rank  # noqa: PLC0415 - needs torch, which takes seconds.
+
+    progress(f"starting {settings.ranks} ranks")
+    ranks: list[BaseProcess] = []
+    said: list[Connection] = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        try:
+            for rank in range(settings.ranks):
+                ours, theirs = processes.Pipe(duplex=False)
+                seat = Seat(rank, str(Path(folder) / "store"))
+                process = processes.Process(
+                    target=be_rank, args=(settings, seat, theirs), daemon=True
+                )
+                process.start()
+                theirs.close()
+                ranks.append(process)
+                said.append(ours)
+            figures = _hear(said, progress)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.join()
+            for connection in said:
+                connection.close()
+    return figures | _about(settings)  # type: ignore[return-value]
+
+
+def _hear(said: list[Connection], progress: Callable[[str], None]) -> dict[str, object]:
+    """Return what rank 0 measured, once every rank is through; raise what any rank has raised."""
+    figures: dict[str, object] = {}
+    open_ones = {connection: rank for rank, connection in enumerate(said)}
+    while open_ones:
+        for ready in wait(list(open_ones), START_S):
+            assert isinstance(ready, Connection)
+            rank = open_ones[ready]
+            try:
+                kind, content = ready.recv()
+            except EOFError:
+                raise LockstepError(f"rank {rank} ended before it was through") from None
+            if kind == "error":
+                raise content
+            if kind == "figures":
+                figures |= content
+                del open_ones[ready]
+            else:
+                progress(content)
+    return figures
 
 
 def main() -> None:
-    """Be a rank if started as one, else start the ranks."""
-    if not is_rank():
-        run()
-        return
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    timings = measure()
-    if dist.get_rank() == 0:
-        limit = timings["bare"].p50
-        title = f"agreement, {dist.get_world_size()} ranks, {PREFETCHES} prefetches in flight"
-        sys.stdout.write(f"{title}, microseconds\n")
-        for name, timing in timings.items():
-            sys.stdout.write(
-                f"  {name:<12} p50 {timing.p50:9.1f}   p99 {timing.p99:9.1f}"
-                f"   {timing.p50 / limit:6.2f} x bare all_reduce\n"
-            )
-    dist.barrier()
-    dist.destroy_process_group()
+    """Measure with the usual settings and print the figures."""
+    report = run(AgreementSettings(), lambda _: None)
+    for name, value in report.items():
+        sys.stdout.write(f"  {name}: {value}\n")
 
 
-if __name__ == "__main__":
-    main()
+def _about(settings: AgreementSettings) -> dict[str, object]:
+    return {
+        "ranks": settings.ranks,
+        "operations": settings.operations,
+        "work_us": settings.work_us,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }

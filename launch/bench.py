@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ..coordinator.collectives.base import Transport
 from .options import ReportFile
 from .report import check_that_writable, write_report
 from .store_amounts import count, parse_bytes
 
 if TYPE_CHECKING:
+    from ..benchmarks.agreement import AgreementReport
     from ..benchmarks.storage import StorageReport
     from ..benchmarks.tree import TreeReport
 
@@ -109,6 +111,86 @@ def storage(
     _print_storage(found)
     if report is not None:
         write_report(str(report), found)
+
+
+@bench.command("agreement")
+def agreement(
+    *,
+    ranks: Annotated[int, typer.Option(help="Ranks, one process each.")] = 2,
+    operations: Annotated[
+        int, typer.Option(help="Prefetches in flight, each with a place in the ballot.")
+    ] = 32,
+    transport: Annotated[
+        Transport, typer.Option(help="What carries the rounds; auto picks by the hosts.")
+    ] = Transport.AUTO,
+    work_us: Annotated[
+        int, typer.Option(help="Microseconds that the caller computes between pipelined steps.")
+    ] = 5000,
+    hosts: Annotated[int, typer.Option(help="Pretend that the ranks are on so many hosts.")] = 1,
+    blocks: Annotated[int, typer.Option(help="How often everything is measured in turns.")] = 10,
+    report: ReportFile = None,
+) -> None:
+    """Measure a step's round beside a bare all_reduce and one all_reduce for each request."""
+    from rich.console import Console
+
+    from ..benchmarks.agreement import AgreementSettings, run
+
+    settings = AgreementSettings(
+        ranks=ranks,
+        operations=operations,
+        transport=transport,
+        work_us=work_us,
+        hosts=hosts,
+        blocks=blocks,
+    )
+    if report is not None:
+        check_that_writable(str(report))
+    with Console(stderr=True).status("measuring") as status:
+        found = run(settings, status.update)
+    _print_agreement(found)
+    if report is not None:
+        write_report(str(report), found)
+
+
+def _print_agreement(report: "AgreementReport") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("microseconds", no_wrap=True)
+    for title in ("p50", "p99"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for what, times in (
+        ("a whole step, blocking", report["blocking_us"]),
+        ("  of it the transport", report["exchange_us"]),
+        ("  of it Python", report["python_us"]),
+        (f"pipelined behind {report['work_us']:,} us of work: stall", report["pipelined_stall_us"]),
+        ("  the whole step", report["pipelined_step_us"]),
+    ):
+        table.add_row(what, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}")
+    limits, shm = report["limit_us"], report["limit_us"]["shm"]
+    table.add_section()
+    table.add_row("limit: one bare all_reduce over gloo", f"{limits['gloo']:,.1f}", "")
+    if shm is not None:
+        table.add_row("limit: one exchange over shared memory", f"{shm:,.1f}", "")
+    per_request = f"per request: {1 + report['operations']:,} all_reduces of one lane"
+    table.add_row(per_request, f"{report['per_request_us']:,.1f}", "")
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    ratios = report["ratios"]
+    console.print(
+        f"{count(report['ranks'], 'rank')} on {count(report['cores'], 'core')},"
+        f" {count(report['operations'], 'operation')} in flight, {report['lanes']:,} lanes;"
+        f" rounds over {report['transport']}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{report['collectives_per_step']:g} collectives per step; a blocking step is"
+        f" {ratios['per_request_to_blocking']:g} times as fast as one all_reduce per request, and"
+        f" {ratios['gloo_to_blocking']:g} times as fast as one bare all_reduce",
+        soft_wrap=True,
+    )
 
 
 def _bytes(text: str, option: str) -> int:

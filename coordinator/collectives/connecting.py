@@ -16,7 +16,12 @@ log = logging.getLogger("lockstep")
 
 
 def connect(
-    group: TorchCollective, wanted: Transport, *, lanes: int, timeout_s: float
+    group: TorchCollective,
+    wanted: Transport,
+    *,
+    lanes: int,
+    timeout_s: float,
+    place: Place | None = None,
 ) -> Collective:
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
@@ -24,10 +29,16 @@ def connect(
     memory and a rank cannot, all use `torch`. Which it is and why is in `transport`, and logged by
     rank 0. Raises the same `ConfigError` on every rank, and closes the group, if the one that is
     wanted by name cannot be had. Ranks that want different things use `torch`, over which the
-    bootstrap will name the difference.
+    bootstrap will name the difference. `place` is where this rank says that it is.
     """
+    here = place or Place.here()
+    payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
     try:
-        collective = _connect(group, wanted, lanes, timeout_s)
+        said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
+        collective: Collective = group
+        if all(each[:2] == said[0][:2] for each in said):
+            places = [Place(boot, processes) for _, _, boot, processes in said]
+            collective = _connect(group, wanted, places, lanes=lanes, timeout_s=timeout_s)
     except BaseException:
         group.close()
         raise
@@ -36,13 +47,14 @@ def connect(
     return collective
 
 
-def _connect(group: TorchCollective, wanted: Transport, lanes: int, timeout_s: float) -> Collective:
-    here = Place.here()
-    payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
-    said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
-    places = [Place(boot, processes) for _, _, boot, processes in said]
-    if any(each[:2] != said[0][:2] for each in said):
-        return group
+def _connect(
+    group: TorchCollective,
+    wanted: Transport,
+    places: Sequence[Place],
+    *,
+    lanes: int,
+    timeout_s: float,
+) -> Collective:
     picked, why = wanted, "as configured"
     if wanted is Transport.AUTO:
         picked, why = pick(ranks_by_place(places))

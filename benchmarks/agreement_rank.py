@@ -1,0 +1,257 @@
+"""One rank of the benchmark of agreement: a process with a real cache, and bare calls beside it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..coordinator.collectives.base import Collective, PendingRound, Vector
+from ..coordinator.collectives.connecting import connect
+from ..coordinator.collectives.host_group import Place
+from ..coordinator.collectives.shared_memory import SharedMemoryCollective
+from ..coordinator.collectives.torch_gloo import TorchCollective
+from ..coordinator.lanes import BallotShape
+from ..errors import ConfigError, LockstepError
+from ..ranks.cache import Cache
+from ..ranks.config import Bounds, CacheConfig
+from ..ranks.page_layout import Column, PageLayout
+from ..ranks.replica.settings import ReplicaConfig
+from .agreement import START_S, AgreementSettings
+from .silent_executor import SilentExecutor
+
+TIMEOUT_S = 60.0
+
+STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
+"""How often each thing is measured in a block."""
+
+
+class Seat(NamedTuple):
+    """Which rank a process is, and the file in which the ranks meet."""
+
+    rank: int
+    store: str
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of each repetition of each thing."""
+
+    blocking: list[float] = field(default_factory=list[float])
+    exchange: list[float] = field(default_factory=list[float])
+    python: list[float] = field(default_factory=list[float])
+    stall: list[float] = field(default_factory=list[float])
+    pipelined: list[float] = field(default_factory=list[float])
+    gloo: list[float] = field(default_factory=list[float])
+    shm: list[float] = field(default_factory=list[float])
+    per_request: list[float] = field(default_factory=list[float])
+
+
+class TimedCollective:
+    """A transport, and how long its rounds have kept the caller."""
+
+    def __init__(self, inner: Collective) -> None:
+        self._inner = inner
+        self._pending: PendingRound | None = None
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.transport = inner.transport
+        self.launch_s = self.wait_s = 0.0
+        """Of the last launch, and of the last wait."""
+
+    @property
+    def launches(self) -> int:
+        """See `Collective`."""
+        return self._inner.launches
+
+    def launch(self, lanes: Vector) -> PendingRound:
+        """See `Collective`."""
+        began = time.perf_counter()
+        self._pending = self._inner.launch(lanes)
+        self.launch_s = time.perf_counter() - began
+        return self
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`; of the round that was launched last."""
+        assert self._pending is not None
+        began = time.perf_counter()
+        lanes = self._pending.wait(timeout_s)
+        self.wait_s = time.perf_counter() - began
+        return lanes
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """See `Collective`."""
+        return self._inner.gather(payload, timeout_s)
+
+    def close(self) -> None:
+        """See `Collective`."""
+        self._inner.close()
+
+
+def be_rank(settings: AgreementSettings, seat: Seat, say: Connection) -> None:
+    """Measure as one of the ranks, and say how it went."""
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{seat.store}",
+            rank=seat.rank,
+            world_size=settings.ranks,
+            timeout=timedelta(seconds=START_S),
+        )
+        say.send(("figures", _measure(settings, say)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except LockstepError as error:
+        say.send(("error", type(error)(str(error))))
+
+
+def _measure(settings: AgreementSettings, say: Connection) -> dict[str, object]:
+    lanes = BallotShape(world_size=settings.ranks, slots=max(1, settings.operations)).length
+    bare = TorchCollective.create(timeout_s=TIMEOUT_S)
+    shared = _shared_memory(lanes)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    caches = [_cache(settings, lanes, depth) for depth in (0, 1)]
+    vector = np.zeros(lanes, dtype=np.int64)
+    samples = Samples()
+    for number in range(settings.blocks):
+        if not bare.rank:
+            say.send(("progress", f"measuring: block {number + 1} of {settings.blocks}"))
+        _step(*caches[0], samples)
+        if shared is not None:
+            _repeat(EXCHANGES, lambda: shared.launch(vector).wait(TIMEOUT_S), samples.shm)
+        _reduce(group, lanes, settings.operations, samples)
+        _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
+    blocking, timed = caches[0]
+    stats = blocking.stats()
+    for cache, _ in caches:
+        cache.close(flush=False)
+    for each in (bare, shared):
+        if each is not None:
+            each.close()
+    return {
+        "transport": timed.transport,
+        "lanes": lanes,
+        "collectives_per_step": stats.collectives / stats.steps,
+        **_figures(samples),
+    }
+
+
+def _shared_memory(lanes: int) -> SharedMemoryCollective | None:
+    group = TorchCollective.create(timeout_s=TIMEOUT_S)
+    places = [Place.here()] * group.world_size
+    try:
+        return SharedMemoryCollective.create(group, places, lanes=lanes, timeout_s=TIMEOUT_S)
+    except ConfigError:
+        group.close()
+        return None
+
+
+def _cache(settings: AgreementSettings, lanes: int, depth: int) -> tuple[Cache, TimedCollective]:
+    group = TorchCollective.create(timeout_s=TIMEOUT_S)
+    place = None
+    if settings.hosts > 1:
+        here = Place.here()
+        ranks_per_host = -(-settings.ranks // settings.hosts)
+        place = Place(here.boot, f"{here.processes} {group.rank // ranks_per_host}")
+    collective = TimedCollective(
+        connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
+    )
+    layout = PageLayout(
+        page_tokens=16,
+        columns=(Column(name="kv", layers=1, heads=settings.ranks, elements=1),),
+    )
+    config = CacheConfig(
+        model="bench",
+        layout=layout,
+        device_pages=1,
+        host_pages=4 * settings.operations + 1,
+        store="memory://bench",
+        pipeline_depth=depth,
+        bounds=Bounds(prefetches=max(1, settings.operations)),
+    )
+    replica_config = ReplicaConfig.of(config, pools=config.pool_sizes(), model_digest=b"bench")
+    cache = Cache(config, collective, SilentExecutor(), replica_config)
+    for number in range(settings.operations):
+        cache.prefetch(f"request {number}", [number] * layout.page_tokens)
+    return cache, collective
+
+
+def _step(cache: Cache, collective: TimedCollective, samples: Samples) -> None:
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        cache.step()
+        took = time.perf_counter() - began
+        exchange = collective.launch_s + collective.wait_s
+        samples.blocking.append(took)
+        samples.exchange.append(exchange)
+        samples.python.append(took - exchange)
+
+
+def _step_pipelined(
+    cache: Cache, collective: TimedCollective, work_s: float, samples: Samples
+) -> None:
+    # The first step has no round to wait for.
+    cache.step()
+    for _ in range(PIPELINED):
+        began = time.perf_counter()
+        while time.perf_counter() - began < work_s:
+            pass
+        began = time.perf_counter()
+        cache.step()
+        samples.pipelined.append(time.perf_counter() - began)
+        samples.stall.append(collective.wait_s)
+
+
+def _reduce(group: object, lanes: int, operations: int, samples: Samples) -> None:
+    vector = torch.zeros(lanes, dtype=torch.int64)
+    lane = torch.zeros(1, dtype=torch.int64)
+
+    def reduce(tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group)  # type: ignore[arg-type]
+
+    def per_request() -> None:
+        for _ in range(1 + operations):
+            reduce(lane)
+
+    _repeat(REDUCTIONS, lambda: reduce(vector), samples.gloo)
+    _repeat(REQUESTS, per_request, samples.per_request)
+
+
+def _repeat(times: int, thing: Callable[[], object], samples_s: list[float]) -> None:
+    for _ in range(times):
+        began = time.perf_counter()
+        thing()
+        samples_s.append(time.perf_counter() - began)
+
+
+def _figures(samples: Samples) -> dict[str, object]:
+    blocking, exchange = _percentiles(samples.blocking), _percentiles(samples.exchange)
+    gloo, per_request = _percentiles(samples.gloo)["p50"], _percentiles(samples.per_request)["p50"]
+    return {
+        "blocking_us": blocking,
+        "exchange_us": exchange,
+        "python_us": _percentiles(samples.python),
+        "pipelined_stall_us": _percentiles(samples.stall),
+        "pipelined_step_us": _percentiles(samples.pipelined),
+        "limit_us": {
+            "gloo": gloo,
+            "shm": _percentiles(samples.shm)["p50"] if samples.shm else None,
+        },
+        "per_request_us": per_request,
+        "ratios": {
+            "per_request_to_blocking": round(per_request / blocking["p50"], 2),
+            "gloo_to_blocking": round(gloo / blocking["p50"], 2),
+            "gloo_to_exchange": round(gloo / exchange["p50"], 2),
+            "blocking_to_exchange": round(blocking["p50"] / exchange["p50"], 2),
+        },
+    }
+
+
+def _percentiles(samples_s: list[float]) -> dict[str, float]:
+    p50, p99 = np.percentile(np.asarray(samples_s) * 1e6, [50, 99])
+    return {"p50": round(float(p50), 1), "p99": round(float(p99), 1)}

@@ -1,0 +1,79 @@
+"""`lockstep bench agreement`: what it measures, and what it says of it. No figure is judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.benchmarks.agreement import AgreementReport
+
+pytestmark = pytest.mark.distributed
+
+QUICK = ["--blocks", "1", "--work-us", "10"]
+PATIENCE_S = 120.0
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as its ranks are started from one."""
+    main = "from lockstep.launch.command import main; main()"
+    command = [sys.executable, "-c", main, "bench", "agreement", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def report_of(path: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+@pytest.mark.parametrize("transport", ["auto", "torch", "shm", "hierarchical"])
+def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path: Path) -> None:
+    path = tmp_path / "agreement.json"
+
+    ended = bench(
+        *QUICK, "--ranks", "2", "--operations", "3", "--transport", transport, "--report", path
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    report = report_of(path)
+    assert set(report) == set(AgreementReport.__annotations__)
+    assert report["transport"].startswith("shm" if transport == "auto" else transport)
+    assert report["collectives_per_step"] == 1
+    assert (report["ranks"], report["operations"], report["work_us"]) == (2, 3, 10)
+    assert report["lanes"] == 23 + 3 * 3
+    for name in ("blocking_us", "pipelined_stall_us", "python_us", "exchange_us"):
+        assert 0 < report[name]["p50"] <= report[name]["p99"]
+    assert report["limit_us"]["gloo"] > 0
+    assert report["limit_us"]["shm"] > 0
+    assert report["per_request_us"] > 0
+    assert "2 ranks on" in ended.stdout
+
+
+def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> None:
+    path = tmp_path / "agreement.json"
+
+    ended = bench(*QUICK, "--ranks", "3", "--hosts", "2", "--report", path)
+
+    assert ended.returncode == 0, ended.stderr
+    assert report_of(path)["transport"] == "hierarchical: 3 ranks are on 2 hosts"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", "0"], "--ranks is 0, must be 1 to 256"),
+        (["--operations", "-1"], "--operations is -1, must be 0 to 65536"),
+        (["--work-us", "-5"], "--work-us is -5, must be 0 to"),
+        (["--ranks", "2", "--hosts", "3"], "--hosts is 3, must be 1 to 2"),
+        (["--transport", "pigeon"], "'pigeon' is not one of 'auto', 'torch', 'shm'"),
+        (["--ranks", "2", "--hosts", "2", "--transport", "shm"], "shm needs all ranks on one host"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:
+    ended = bench(*QUICK, *arguments)
+
+    assert ended.returncode != 0
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,130 @@
+"""Which transport a group gets: what `auto` picks and says, and what happens where it cannot be had."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collective_contract import LANES, PATIENCE_S, Hold, lanes_of
+from ranks_as_processes import RanksAsProcesses
+
+from lockstep.coordinator.collectives.base import Collective, Transport
+from lockstep.coordinator.collectives.connecting import connect, pick
+from lockstep.coordinator.collectives.host_group import Place, ranks_by_place
+from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.errors import ConfigError, PeerLost
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> RanksAsProcesses:
+    return RanksAsProcesses(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ([(0,)], "shm: one rank"),
+        ([(0, 1, 2)], "shm: all 3 ranks are on one host"),
+        ([(0, 2), (1,)], "hierarchical: 3 ranks are on 2 hosts"),
+        ([(0,), (1,)], "torch: each of 2 ranks is on a host of its own"),
+    ],
+)
+def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
+    hosts: list[tuple[int, ...]], expected: str
+) -> None:
+    transport, why = pick(hosts)
+
+    assert f"{transport}: {why}" == expected
+
+
+def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -> None:
+    """Containers of one machine count their processes apart, and cannot open each other's files."""
+    one, other = Place("kernel", "all"), Place("kernel", "of a container")
+
+    assert ranks_by_place([one, other, one]) == ((0, 2), (1,))
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_host", "carried_by"),
+    [
+        (4, "shm: all 4 ranks are on one host"),
+        (2, "hierarchical: 4 ranks are on 2 hosts"),
+        (1, "torch: each of 4 ranks is on a host of its own"),
+    ],
+)
+def test_what_auto_picks_carries_rounds(
+    ranks: RanksAsProcesses, ranks_per_host: int, carried_by: str
+) -> None:
+    assert ranks.run(partial(run_rounds, ranks_per_host), 4) == [(carried_by, [0, 1, 2])] * 4
+
+
+@pytest.mark.parametrize("clumsy", [0, 1])
+def test_where_a_rank_cannot_share_memory_auto_takes_torch_on_all_and_says_why(
+    ranks: RanksAsProcesses, clumsy: int
+) -> None:
+    """Rule R1: what one rank cannot do must not lead it another way than the others."""
+    outcomes = ranks.run(partial(share_no_memory, clumsy), 3)
+
+    assert len({transport for transport, _ in outcomes}) == 1
+    assert outcomes[0][0].startswith(f"torch: rank {clumsy}: ")
+    assert "no memory today" in outcomes[0][0]
+    assert [folded for _, folded in outcomes] == [[0, 1, 2]] * 3
+
+
+def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
+    ranks: RanksAsProcesses,
+) -> None:
+    said = ranks.run(want_memory_across_hosts, 2)
+
+    assert said[0] == said[1]
+    assert "needs all ranks on one host" in said[0]
+    assert "2 hosts" in said[0] or "there are 2" in said[0]
+
+
+def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:
+    """The bootstrap compares all settings over it, and names this one with its ranks."""
+    assert ranks.run(want_different_things, 2) == ["torch", "torch"]
+
+
+def rounds_of(collective: Collective) -> list[int]:
+    return [
+        int(collective.launch(lanes_of(number + collective.rank)).wait(PATIENCE_S)[-1])
+        for number in range(3)
+    ]
+
+
+def run_rounds(ranks_per_host: int, group: Any, hold: Hold) -> tuple[str, list[int]]:
+    place = Place(f"host {group.rank // ranks_per_host}", "all")
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+    folded = rounds_of(collective)
+    collective.gather(b"", PATIENCE_S)
+    collective.close()
+    return collective.transport, folded
+
+
+def share_no_memory(clumsy: int, group: TorchCollective, hold: Hold) -> tuple[str, list[int]]:
+    def refuse(*_: object) -> int:
+        raise OSError("no memory today")
+
+    if group.rank == clumsy:
+        os.memfd_create = refuse  # type: ignore[assignment]
+        os.pidfd_open = refuse  # type: ignore[assignment]
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S)
+    return collective.transport, rounds_of(collective)
+
+
+def want_memory_across_hosts(group: TorchCollective, hold: Hold) -> str:
+    place = Place(f"host {group.rank}", "all")
+    with pytest.raises(ConfigError) as raised:
+        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+    with pytest.raises(PeerLost):
+        group.gather(b"", PATIENCE_S)
+    return str(raised.value)
+
+
+def want_different_things(group: TorchCollective, hold: Hold) -> str:
+    wanted = (Transport.SHM, Transport.TORCH)[group.rank]
+    return connect(group, wanted, lanes=LANES, timeout_s=PATIENCE_S).transport

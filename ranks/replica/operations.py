@@ -46,6 +46,11 @@ class Operation:
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
+    @property
+    def owns_pages(self) -> bool:
+        """Whether any pages belong to this operation."""
+        return bool(self.owned)
+
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """Return a copy of all pages of a component on `tier` that belong to this operation."""
         return page_run(self.owned.get((tier, component), ()))
@@ -65,6 +70,11 @@ class Copy(Operation):
     def fills(self) -> int:
         """The tier on which the operation's own pages lie."""
         return HOST if self.kind is Kind.BACKUP else DEVICE
+
+    @property
+    def owns_pages(self) -> bool:
+        """See `Operation`."""
+        return bool(self.owned) or any(segment.pages for segment in self.segments)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
@@ -127,19 +137,24 @@ class Prefetch(Operation):
     """Pages that count against the bound on prefetching."""
 
     def assign(self, objects: Sequence[tuple[int, int, bytes]], pages: Sequence[PageRun]) -> None:
-        """Give pages, by component, to the objects (component, position, key) that are read."""
+        """Give pages, by component, to the objects (component, position, key) that are read.
+
+        The runs are the operation's from now on, and all that it owns.
+        """
         sources = [iter(run) for run in pages]
-        self.keep(
+        self.wanted = tuple(
             Wanted(component, position, key, next(sources[component]))
             for component, position, key in objects
         )
+        self.owned = {(HOST, component): run for component, run in enumerate(pages) if run}
 
     def keep(self, wanted: Iterable[Wanted]) -> None:
         """Let this be what is read, and its pages all that the operation owns."""
         self.wanted = tuple(wanted)
         self.owned.clear()
-        for each in self.wanted:
-            self.own(HOST, each.component, page_run((each.page,)))
+        for component in {each.component: None for each in self.wanted}:
+            mine = page_run(each.page for each in self.wanted if each.component == component)
+            self.own(HOST, component, mine)
 
     @property
     def keys(self) -> tuple[bytes, ...]:

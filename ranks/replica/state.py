@@ -292,10 +292,11 @@ class ReplicaState:
         """End an operation: whatever it still owns and holds is given back."""
         self.advance(operation, Phase.DONE)
         self.release_receipts(operation)
-        for tier in TIERS:
-            for component in self.components:
-                pages = operation.owned_pages(tier, component.index)
-                self.residence.pools[tier][component.index].give_back(pages)
+        if operation.owns_pages:
+            for tier in TIERS:
+                for component in self.components:
+                    pages = operation.owned_pages(tier, component.index)
+                    self.residence.pools[tier][component.index].give_back(pages)
         if isinstance(operation, Copy | Persist):
             self._clear_segments(operation)
         self.operations.outcomes[operation.kind, outcome] += 1

@@ -257,6 +257,8 @@ def _check_bounds(state: ReplicaState, prefetching: Prefetching, backing_up: Bac
         9,
         "too many prefetches at a time",
     )
+    working = Counter(each.kind for each in in_flight if each.phase is not Phase.QUARANTINED)
+    _require(state.operations.working == working, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(backing_up.issued == issued, 9, "the persists in flight are miscounted")
     kept = [0, 0]

@@ -168,6 +168,9 @@ class Prefetch(Operation):
         return self.anchor.end + len(self.keys)
 
 
+_AT_REST = (Phase.QUARANTINED, Phase.DONE)
+
+
 class OperationTable:
     """The operations in flight by id, and the watermark queues they stand in."""
 
@@ -176,6 +179,8 @@ class OperationTable:
         self.queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
         """(ticket, operation id) in the order in which they will settle."""
         self.outcomes: Counter[tuple[Kind, Outcome]] = Counter()
+        self.working: Counter[Kind] = Counter()
+        """How many of each kind are in flight and not quarantined."""
         self.next_id = 1
         """The id of the next operation."""
         self._next_ticket = 1
@@ -198,6 +203,7 @@ class OperationTable:
         if operation.phase is not FIRST_PHASE[operation.kind]:
             raise InternalError(f"operation {operation.id} begins in {operation.phase.name}")
         self.in_flight[operation.id] = operation
+        self.working[operation.kind] += 1
 
     def advance(self, operation: Operation, phase: Phase) -> None:
         """Change the phase, if the table of transitions has that step."""
@@ -207,6 +213,8 @@ class OperationTable:
                 f"{operation.kind.name} {operation.id} cannot go from {operation.phase.name}"
                 f" to {phase.name}"
             )
+        if phase in _AT_REST and operation.phase is not Phase.QUARANTINED:
+            self.working[operation.kind] -= 1
         operation.phase = phase
 
     def of(self, kind: type[Operation], *phases: Phase) -> Iterator[Operation]:

@@ -50,8 +50,7 @@ class Replica:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
-        table = self.state.operations.in_flight
-        return all(each.phase is Phase.QUARANTINED for each in table.values())
+        return not self.state.operations.working.total()
 
     def slots(self) -> tuple[Slot, ...]:
         """Return the prefetches that have a place in the next ballot."""

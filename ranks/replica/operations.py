@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...coordinator.ballot import UNBOUNDED
 from ...coordinator.operation import FIRST_PHASE, TRANSITIONS, Kind, Outcome, Phase, Queue
+from ...coordinator.seats import UNBOUNDED
 from ...errors import InternalError
 from ..orders import Need
 from .holds import Receipt
@@ -120,6 +120,8 @@ class Prefetch(Operation):
     """The tokens of the pages of full attention that are asked for."""
     needs: tuple[Need, ...] = ()
     """What the lookup asks for; full attention first."""
+    seat: int | None = None
+    """Its place in the ballot, from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
     """No rank votes for a longer length, counted from the floor."""
     votes: int = 0

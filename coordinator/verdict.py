@@ -19,7 +19,6 @@ is launched (P3), and applying the same again would change nothing:
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .collectives.base import Vector
 from .lanes import (
@@ -30,13 +29,14 @@ from .lanes import (
     QUEUE_LANES,
     READINESS,
     SEAT_LANES,
+    SEATS_AT,
     TIME,
     BallotShape,
     Layout,
 )
 from .operation import Phase, Queue
 from .proposal import Readiness
-from .seats import NOBODY, OPERATION, Rows, Seats, SeatTable
+from .seats import COLUMNS, NOBODY, OPERATION, Seats, SeatTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,10 @@ def unhealthy_rank(folded: Vector) -> int | None:
     return _marked_rank(int(folded[HEALTH]))
 
 
+_SEATS_IN_BODY = SEATS_AT - HEADER_LANES
+"""Where the seats begin in a body, which is a vector without its header."""
+
+
 class Verdicts:
     """Reads the rounds of one epoch, each once, in their order. Keeps no view of a vector."""
 
@@ -137,10 +141,10 @@ class Verdicts:
         watermarks: tuple[Watermark, ...] = ()
         seats: tuple[SeatVerdict, ...] = ()
         if body != self._body or layout.seats is not self._seats:
-            lanes, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
-            queues_end = QUEUE_LANES * len(Queue)
-            watermarks = self._watermarks(lanes[:queues_end], before[:queues_end])
-            seats = self._read_seats(layout, lanes[queues_end:], before[queues_end:])
+            lanes = np.frombuffer(body, np.int64)
+            differing = _differing(lanes, np.frombuffer(self._body, np.int64))
+            watermarks = self._read_queues(lanes, differing)
+            seats = self._read_seats(lanes, differing, layout.seats)
             self._body, self._seats = body, layout.seats
         return Verdict(
             round=layout.round,
@@ -150,32 +154,34 @@ class Verdicts:
             proposed=_read_proposed(header),
         )
 
-    def _watermarks(self, lanes: Vector, before: Vector) -> tuple[Watermark, ...]:
-        pairs = lanes.reshape(-1, QUEUE_LANES).tolist()
-        pairs_before = before.reshape(-1, QUEUE_LANES).tolist()
-        return tuple(
-            self._watermark(queue, *pair)
-            for queue, pair, pair_before in zip(Queue, pairs, pairs_before, strict=True)
-            if pair != pair_before
-        )
+    def _read_queues(self, lanes: Vector, differing: list[int]) -> tuple[Watermark, ...]:
+        queues = sorted({at // QUEUE_LANES for at in differing if at < _SEATS_IN_BODY})
+        return tuple(self._read_queue(Queue(queue), lanes) for queue in queues)
 
-    def _watermark(self, queue: Queue, ended_through: int, failed: int) -> Watermark:
+    def _read_queue(self, queue: Queue, lanes: Vector) -> Watermark:
+        at = QUEUE_LANES * queue
+        ended_through, failed = lanes[at : at + QUEUE_LANES].tolist()
         ticket, rank = _named(failed, self._world_size)
         return Watermark(
             queue=queue, ended_through=ended_through, first_failed=ticket, failed_rank=rank
         )
 
-    def _read_seats(self, layout: Layout, lanes: Vector, before: Vector) -> tuple[SeatVerdict, ...]:
-        rows, rows_before = layout.seats.rows, self._seats.rows
-        lanes = lanes.reshape(-1, SEAT_LANES)
-        differs = _differ(lanes, before.reshape(-1, SEAT_LANES))
-        if rows is not rows_before:
-            differs |= _differ(rows, rows_before)
-        news = np.flatnonzero(differs & (rows[:, OPERATION] != NOBODY))
-        news = news[rows[news, OPERATION].argsort()]
-        meanings: list[list[int]] = rows[news].tolist()
-        votes: list[list[int]] = lanes[news].tolist()
-        return tuple(map(self._read_seat, meanings, votes))
+    def _read_seats(
+        self, lanes: Vector, differing: list[int], table: SeatTable
+    ) -> tuple[SeatVerdict, ...]:
+        seats = {(at - _SEATS_IN_BODY) // SEAT_LANES for at in differing if at >= _SEATS_IN_BODY}
+        if table is not self._seats:
+            cells, before = table.rows.reshape(-1), self._seats.rows.reshape(-1)
+            seats.update(at // COLUMNS for at in _differing(cells, before))
+        news: list[tuple[list[int], list[int]]] = []
+        for seat in seats:
+            row: list[int] = table.rows[seat].tolist()
+            if row[OPERATION] != NOBODY:
+                at = _SEATS_IN_BODY + SEAT_LANES * seat
+                news.append((row, lanes[at : at + SEAT_LANES].tolist()))
+        # By operation, which comes first in a row.
+        news.sort()
+        return tuple(self._read_seat(row, votes) for row, votes in news)
 
     def _read_seat(self, row: list[int], lanes: list[int]) -> SeatVerdict:
         operation, phase, bound = row
@@ -200,12 +206,10 @@ class Verdicts:
         )
 
 
-def _differ(rows: Rows, before: Rows) -> npt.NDArray[np.bool_]:
-    """Say of each row of three whether it is another one than before."""
-    differs = rows != before
-    # Two operations on whole columns take a tenth of a reduction of each short row.
-    differing: npt.NDArray[np.bool_] = differs[:, 0] | differs[:, 1] | differs[:, 2]
-    return differing
+def _differing(values: Vector, before: Vector) -> list[int]:
+    """Return where a vector is another one than before."""
+    places: list[int] = (values != before).nonzero()[0].tolist()
+    return places
 
 
 def _read_proposed(lanes: list[int]) -> Proposed | None:

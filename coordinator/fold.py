@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .collectives.base import Vector
-from .lanes import HEADER_LANES, PAIRS
+from .lanes import PAIRS
 
 
 def fold(ballots: Sequence[Vector]) -> Vector:
@@ -19,5 +19,4 @@ def disagreements(folded: Vector) -> tuple[str, ...]:
 
     A pair (x, -x) folds to (min x, -max x): the ranks are equal exactly if the sum is zero.
     """
-    header: list[int] = folded[:HEADER_LANES].tolist()
-    return tuple(name for name, at in PAIRS.items() if header[at] + header[at + 1])
+    return tuple(name for name, at in PAIRS.items() if int(folded[at]) + int(folded[at + 1]))

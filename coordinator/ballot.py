@@ -1,19 +1,39 @@
-"""What one rank has seen so far of the operations in flight.
+"""What one rank has seen so far of the operations in flight, and its lanes in the next round.
 
 The executor reports `Progress`; the ballot keeps the level that each operation has reached. Levels
 only rise (rule R13): noting the same thing twice, or in another order, changes nothing. Progress of
 an operation that the ballot does not expect is ignored, so that a report that arrives after the
 operation has ended leaves nothing behind.
+
+The lanes of queues and seats are kept from round to round, and only those are written anew whose
+level or meaning has changed. They always equal what would be computed from all levels: what was noted
+before an operation took a seat, or before the meaning of its seat changed, counts from then on.
 """
 
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
 
-from .operation import Queue
+import numpy as np
 
-UNBOUNDED = 1 << 40
-"""A ceiling that no page count reaches: this rank knows of nothing that stops the transfer."""
+from ..errors import InternalError
+from .collectives.base import Vector
+from .lanes import (
+    NEUTRAL,
+    NO_ANSWER,
+    QUEUE_LANES,
+    QUEUES_AT,
+    SEAT_LANES,
+    SEATS_AT,
+    BallotShape,
+    Layout,
+    Voter,
+    write_header,
+)
+from .operation import Phase, Queue
+from .seats import UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,99 +116,201 @@ class Sightings:
     quiesced: bool = False
     quiesce_expired: bool = False
 
+    def raise_to(self, progress: Progress) -> bool:
+        """Raise the level that `progress` speaks of; say whether it was lower."""
+        match progress:
+            case Landed(pages=pages) if pages > self.landed:
+                self.landed = pages
+            case Ended(ok=ok) if self.ended is None:
+                self.ended = ok
+            case Answered() if self.answered is None:
+                self.answered = progress
+            case Capped(pages=pages) if pages < self.ceiling:
+                self.ceiling = pages
+            case Expired() if not self.expired:
+                self.expired = True
+            case Quiesced() if not self.quiesced:
+                self.quiesced = True
+            case QuiesceExpired() if not self.quiesce_expired:
+                self.quiesce_expired = True
+            case _:
+                return False
+        return True
+
+    def ended_in(self, queue: Queue) -> bool:
+        """Say whether the operation has ended here, as the watermark of `queue` counts it."""
+        if queue in _QUIET_QUEUES:
+            return self.quiesced
+        return self.ended is True
+
+    def failed_in(self, queue: Queue) -> bool:
+        """Say whether the operation has failed here, as the watermark of `queue` counts it."""
+        if queue is Queue.QUIESCE:
+            return self.quiesce_expired and not self.quiesced
+        return queue is not Queue.QUARANTINE and self.ended is False
+
+
+_QUIET_QUEUES = (Queue.QUIESCE, Queue.QUARANTINE)
+
 
 @dataclass(slots=True)
-class _QueueSightings:
-    """One watermark: tickets in order, and how far this rank has seen them end."""
+class _Line:
+    """One watermark queue: tickets in order, and how far this rank has seen them end."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
     """(ticket, operation) of those that this rank has not seen end, or that end after such a one."""
+    failed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """A heap of those that have failed here, and of some that have become quiet since, or settled."""
     ended_through: int = 0
 
 
-class Ballot:
-    """The levels that this rank will vote with. Not thread-safe; one owner."""
+class _Place(NamedTuple):
+    """The seat of an operation, and what the lanes of the seat mean."""
 
-    def __init__(self) -> None:
+    seat: int
+    phase: Phase
+    bound: int
+
+
+class Ballot:
+    """The levels that one rank votes with, and its lanes. Not thread-safe; one owner.
+
+    An operation has one seat at most, and stands in one queue at most: that of its last ticket.
+    """
+
+    def __init__(self, shape: BallotShape, rank: int) -> None:
+        self._shape = shape
+        self._rank = rank
         self._sightings: dict[int, Sightings] = {}
-        self._queues = {queue: _QueueSightings() for queue in Queue}
+        self._places: dict[int, _Place] = {}
+        self._tickets: dict[int, tuple[Queue, int]] = {}
+        self._lines = {queue: _Line() for queue in Queue}
+        self._stale = set(Queue)
+        """The queues of which something has changed since their lanes were written."""
+        self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
+        """Those of the next round, but for the header."""
 
     def expect(self, operation: int) -> None:
         """Begin to note progress of `operation`; does nothing if it is expected already."""
-        self._sightings.setdefault(operation, Sightings())
+        if operation not in self._sightings:
+            self._sightings[operation] = Sightings()
+
+    def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
+        """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
+        if not 0 <= seat < self._shape.seats:
+            raise InternalError(f"seat {seat} in a ballot for {self._shape.seats} prefetches")
+        if phase not in _VOTED:
+            raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
+        self.expect(operation)
+        place = self._places[operation] = _Place(seat, phase, bound)
+        self._write_seat(place, self._sightings[operation])
+
+    def unseat(self, operation: int) -> None:
+        """Let the lanes of the seat of `operation`, if it has one, say nothing."""
+        place = self._places.pop(operation, None)
+        if place is not None:
+            at = SEATS_AT + SEAT_LANES * place.seat
+            self._lanes[at : at + SEAT_LANES] = NEUTRAL
 
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
         """Put `operation` behind the others of `queue`; tickets of a queue only rise."""
         self.expect(operation)
-        self._queues[queue].waiting.append((ticket, operation))
+        line = self._lines[queue]
+        line.waiting.append((ticket, operation))
+        self._tickets[operation] = queue, ticket
+        if self._sightings[operation].failed_in(queue):
+            heappush(line.failed, (ticket, operation))
+        self._stale.add(queue)
 
     def settle(self, queue: Queue, ticket: int) -> None:
         """Drop the tickets of `queue` up to `ticket`: every rank has the same outcome for them."""
-        line = self._queues[queue]
+        line = self._lines[queue]
         while line.waiting and line.waiting[0][0] <= ticket:
             line.waiting.popleft()
         line.ended_through = max(line.ended_through, ticket)
+        self._stale.add(queue)
 
     def forget(self, operation: int) -> None:
         """Drop what was seen of `operation`, which has ended on every rank."""
+        self.unseat(operation)
         self._sightings.pop(operation, None)
+        ticket = self._tickets.pop(operation, None)
+        if ticket is not None:
+            self._stale.add(ticket[0])
 
     def note(self, progress: Progress) -> None:
         """Raise the level that `progress` speaks of. Unexpected operations are ignored."""
-        seen = self._sightings.get(progress.operation)
-        if seen is None:
+        operation = progress.operation
+        seen = self._sightings.get(operation)
+        if seen is None or not seen.raise_to(progress):
             return
-        match progress:
-            case Answered():
-                if seen.answered is None:
-                    seen.answered = progress
-            case Landed(pages=pages):
-                seen.landed = max(seen.landed, pages)
-            case Capped(pages=pages):
-                seen.ceiling = min(seen.ceiling, pages)
-            case Expired():
-                seen.expired = True
-            case Ended(ok=ok):
-                if seen.ended is None:
-                    seen.ended = ok
-            case Quiesced():
-                seen.quiesced = True
-            case QuiesceExpired():
-                seen.quiesce_expired = True
+        place = self._places.get(operation)
+        if place is not None:
+            self._write_seat(place, seen)
+        standing = self._tickets.get(operation)
+        if standing is not None:
+            queue, ticket = standing
+            if isinstance(progress, Ended | QuiesceExpired) and seen.failed_in(queue):
+                heappush(self._lines[queue].failed, (ticket, operation))
+            self._stale.add(queue)
 
     def sightings(self, operation: int) -> Sightings:
         """Return what was seen of `operation`; nothing yet if it is not expected."""
         return self._sightings.get(operation, _NOTHING)
 
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
-        """Return the ticket up to which all have ended here, and the first failed one beyond it."""
-        line = self._queues[queue]
-        while line.waiting:
-            ticket, operation = line.waiting[0]
-            if not self._well(queue, operation):
-                break
-            line.ended_through = ticket
-            line.waiting.popleft()
-        for ticket, operation in line.waiting:
-            if self._failed(queue, operation):
+        """Return the ticket up to which all have ended here, and the first failed one beyond it.
+
+        Looks at no more than what has ended or failed since the last time.
+        """
+        line = self._lines[queue]
+        while line.waiting and self._has_ended(queue, line.waiting[0][1]):
+            line.ended_through, _ = line.waiting.popleft()
+        while line.failed:
+            ticket, operation = line.failed[0]
+            if ticket > line.ended_through and self.sightings(operation).failed_in(queue):
                 return line.ended_through, ticket
+            heappop(line.failed)
         return line.ended_through, None
 
-    def _well(self, queue: Queue, operation: int) -> bool:
-        seen = self._sightings.get(operation)
-        if seen is None:
-            return True
-        if queue in (Queue.QUIESCE, Queue.QUARANTINE):
-            return seen.quiesced
-        return seen.ended is True
+    def fill(self, layout: Layout, voter: Voter) -> Vector:
+        """Return this rank's vector for a round, which is the caller's; changes no level."""
+        for queue in self._stale:
+            self._write_queue(queue)
+        self._stale.clear()
+        lanes: Vector = self._lanes.copy()
+        write_header(lanes, layout, voter, self._rank)
+        return lanes
 
-    def _failed(self, queue: Queue, operation: int) -> bool:
+    def _has_ended(self, queue: Queue, operation: int) -> bool:
         seen = self._sightings.get(operation)
-        if seen is None:
-            return False
-        if queue is Queue.QUIESCE:
-            return seen.quiesce_expired and not seen.quiesced
-        return queue is not Queue.QUARANTINE and seen.ended is False
+        return seen is None or seen.ended_in(queue)
 
+    def _write_queue(self, queue: Queue) -> None:
+        ended_through, first_failed = self.watermark(queue)
+        at = QUEUES_AT + QUEUE_LANES * queue
+        self._lanes[at] = ended_through
+        self._lanes[at + 1] = NEUTRAL if first_failed is None else self._named(first_failed)
+
+    def _write_seat(self, place: _Place, seen: Sightings) -> None:
+        lanes, at = self._lanes, SEATS_AT + SEAT_LANES * place.seat
+        if place.phase is Phase.TRANSFER:
+            lanes[at] = seen.landed
+            lanes[at + 1] = NEUTRAL if seen.ceiling == UNBOUNDED else self._named(seen.ceiling)
+        elif seen.answered is None:
+            lanes[at] = NO_ANSWER
+            lanes[at + 1] = NEUTRAL
+        else:
+            longest = seen.answered.longest(place.bound)
+            lanes[at] = self._named(longest)
+            lanes[at + 1] = -longest
+        lanes[at + 2] = -(self._rank + 1) if seen.expired else 0
+
+    def _named(self, value: int) -> int:
+        """Return a lane of which the fold is the smallest value, and the lowest rank that has it."""
+        return value * self._shape.world_size + self._rank
+
+
+_VOTED = (Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER)
 
 _NOTHING = Sightings()

@@ -16,7 +16,13 @@ still ends in DONE if quiet ever comes.
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class _Numbered(IntEnum):
+    """Members are keys in every step: they hash as the numbers that they equal, not by name."""
+
+    __hash__ = int.__hash__
+
+
+class Kind(_Numbered):
     """What an operation moves, and where to."""
 
     PREFETCH = 0
@@ -29,7 +35,7 @@ class Kind(IntEnum):
     """From host memory (L2) to storage (L3)."""
 
 
-class Phase(IntEnum):
+class Phase(_Numbered):
     """Where an operation stands, on every rank alike."""
 
     WAITING = 0
@@ -50,7 +56,7 @@ class Phase(IntEnum):
     """Nothing of it is left but its outcome."""
 
 
-class Outcome(IntEnum):
+class Outcome(_Numbered):
     """How an operation ended."""
 
     COMPLETE = 0
@@ -69,7 +75,7 @@ class Outcome(IntEnum):
     """Its turn did not come in time."""
 
 
-class Queue(IntEnum):
+class Queue(_Numbered):
     """The watermark lanes: operations that end in order, one ticket each."""
 
     BACKUP = 0

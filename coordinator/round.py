@@ -5,7 +5,8 @@ The protocol. Every rule has a test that names it (`tests/test_protocol.py`).
 P1  Every step launches exactly one collective, of one length, whatever is in flight. What a rank has
     seen decides the contents of its lanes and never whether, when or how it votes.
 P2  A round is launched under a layout that replicated state determines. The layout is frozen at the
-    launch, and the verdict is read under that layout, whatever has happened in between.
+    launch, and the verdict is read under that layout, whatever has happened in between. A verdict
+    names what is not as the one before said it; see `verdict`.
 P3  Depth 1: a step applies the verdict of the step before and then launches its own round. Depth 0:
     a step launches its round, waits for it and applies it. Both are the same two halves, `open` and
     `close`, in another order. At most one round is pending.
@@ -29,9 +30,10 @@ from .ballot import Ballot
 from .collectives.base import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
-from .lanes import BallotShape, Layout, Slot, Voter, encode
+from .lanes import BallotShape, Layout, Voter
 from .proposal import NOTHING_STAGED, Staged
-from .verdict import Verdict, read, unhealthy_rank
+from .seats import SeatTable
+from .verdict import Verdict, Verdicts, unhealthy_rank
 
 EXPLAIN_TIMEOUT_S = 10.0
 """How long the ranks may take to gather their flight recorders once they know that they differ."""
@@ -49,19 +51,20 @@ class Rounds:
     def __init__(
         self,
         collective: Collective,
+        shape: BallotShape,
         *,
-        slots: int,
         timeout_s: float,
         recorder: Recorder,
         epoch: int = 1,
     ) -> None:
-        self.shape = BallotShape(world_size=collective.world_size, slots=slots)
+        self.shape = shape
         self.count = 0
         """Rounds launched so far; the number of the last one."""
         self._collective = collective
         self._timeout_s = timeout_s
         self._recorder = recorder
         self._epoch = epoch
+        self._verdicts = Verdicts(shape)
         self._pending: _Pending | None = None
         self._ended_by: GroupError | InternalError | None = None
 
@@ -77,7 +80,7 @@ class Rounds:
 
     def open(
         self,
-        slots: tuple[Slot, ...],
+        seats: SeatTable,
         state_digest: int,
         ballot: Ballot,
         *,
@@ -85,16 +88,16 @@ class Rounds:
         time_ms: int,
         staged: Staged = NOTHING_STAGED,
     ) -> None:
-        """Freeze the layout, fill this rank's lanes and launch the round (P1, P2)."""
+        """Launch a round under a layout that is frozen from here on (P1, P2)."""
         self._raise_if_ended()
         if self._pending is not None:
             raise UsageError("a round is pending already; close it first")
         layout = Layout(
-            epoch=self._epoch, round=self.count + 1, state_digest=state_digest, slots=slots
+            epoch=self._epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
-        voter = Voter(rank=self._collective.rank, healthy=healthy, time_ms=time_ms, staged=staged)
+        voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged)
         try:
-            pending = self._collective.launch(encode(self.shape, layout, ballot, voter))
+            pending = self._collective.launch(ballot.fill(layout, voter))
         except (GroupError, InternalError) as error:
             self._end(error)
         self.count += 1
@@ -119,7 +122,7 @@ class Rounds:
         unhealthy = unhealthy_rank(folded)
         if unhealthy is not None:
             self._end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
-        return read(self.shape, pending.layout, folded)
+        return self._verdicts.read(pending.layout, folded)
 
     def _end(self, error: GroupError | InternalError) -> NoReturn:
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.

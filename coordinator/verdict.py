@@ -2,27 +2,41 @@
 
 A verdict is read under the layout that was frozen when its round was launched. It carries no
 decision about pages or the tree: those follow from it in the replica.
+
+It names only what is new: the seats and queues whose lanes, or whose meaning, are not those of the
+round before. That loses nothing, since the replica has applied the verdict before by the time a round
+is launched (P3), and applying the same again would change nothing:
+
+- A seat. Either the verdict before was ignored or has moved its operation on, so that the seat has
+  another meaning by the launch: the operation has left it, or stands in another phase or under another
+  bound, and never comes back to those it had (TRANSITIONS; a bound only falls). Or it has changed
+  nothing but how much has landed, which is a level.
+- A queue. Its tickets leave from the front, and what the lanes before let go has left it. What stands
+  in front now had not ended by them, and was not the first that failed; what came later has a higher
+  ticket than any that they speak of.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from .collectives.base import Vector
 from .lanes import (
+    HEADER_LANES,
     HEALTH,
     NEUTRAL,
     PROPOSAL,
     QUEUE_LANES,
-    QUEUES_AT,
     READINESS,
-    SLOT_LANES,
-    SLOTS_AT,
+    SEAT_LANES,
+    SEATS_AT,
     TIME,
     BallotShape,
     Layout,
-    Slot,
 )
 from .operation import Phase, Queue
 from .proposal import Readiness
+from .seats import COLUMNS, NOBODY, OPERATION, Seats, SeatTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +74,14 @@ class Arrived:
     """A rank that saw the deadline pass, or None."""
 
 
-SlotVerdict = Found | Arrived
+SeatVerdict = Found | Arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
     """A queue: every operation up to this ticket has ended well on every rank, but the first failed."""
 
+    queue: Queue
     ended_through: int
     first_failed: int | None
     failed_rank: int | None
@@ -88,14 +103,15 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of one round."""
+    """The outcome of one round, as far as it is news."""
 
     round: int
     time_ms: int
     """Agreed time: the smallest of the ranks' clocks."""
     watermarks: tuple[Watermark, ...]
-    """By `Queue`."""
-    slots: tuple[SlotVerdict, ...]
+    """In the order of `Queue`."""
+    seats: tuple[SeatVerdict, ...]
+    """In the order of operations."""
     proposed: Proposed | None = None
 
 
@@ -104,26 +120,96 @@ def unhealthy_rank(folded: Vector) -> int | None:
     return _marked_rank(int(folded[HEALTH]))
 
 
-def read(shape: BallotShape, layout: Layout, folded: Vector) -> Verdict:
-    """Return the verdict of a round whose header agreed."""
-    lanes: list[int] = folded.tolist()
-    watermarks: list[Watermark] = []
-    for queue in Queue:
-        at = QUEUES_AT + QUEUE_LANES * queue
-        ticket, rank = _named(lanes[at + 1], shape.world_size)
-        watermarks.append(Watermark(ended_through=lanes[at], first_failed=ticket, failed_rank=rank))
-    slots: list[SlotVerdict] = []
-    at = SLOTS_AT
-    for slot in layout.slots:
-        slots.append(_read_slot(slot, lanes[at : at + SLOT_LANES], shape.world_size))
-        at += SLOT_LANES
-    return Verdict(
-        round=layout.round,
-        time_ms=lanes[TIME],
-        watermarks=tuple(watermarks),
-        slots=tuple(slots),
-        proposed=_read_proposed(lanes),
-    )
+_SEATS_IN_BODY = SEATS_AT - HEADER_LANES
+"""Where the seats begin in a body, which is a vector without its header."""
+
+
+class Verdicts:
+    """Reads the rounds of one epoch, each once, in their order. Keeps no view of a vector."""
+
+    def __init__(self, shape: BallotShape) -> None:
+        self._world_size = shape.world_size
+        self._seats: SeatTable = Seats(shape.seats).freeze()
+        # No lane is ever so low, so the first round is all news.
+        lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
+        self._body = lowest[HEADER_LANES:].tobytes()
+
+    def read(self, layout: Layout, folded: Vector) -> Verdict:
+        """Return the verdict of a round whose header agreed."""
+        header: list[int] = folded[:HEADER_LANES].tolist()
+        body = folded[HEADER_LANES:].tobytes()
+        watermarks: tuple[Watermark, ...] = ()
+        seats: tuple[SeatVerdict, ...] = ()
+        if body != self._body or layout.seats is not self._seats:
+            lanes = np.frombuffer(body, np.int64)
+            differing = _differing(lanes, np.frombuffer(self._body, np.int64))
+            watermarks = self._read_queues(lanes, differing)
+            seats = self._read_seats(lanes, differing, layout.seats)
+            self._body, self._seats = body, layout.seats
+        return Verdict(
+            round=layout.round,
+            time_ms=header[TIME],
+            watermarks=watermarks,
+            seats=seats,
+            proposed=_read_proposed(header),
+        )
+
+    def _read_queues(self, lanes: Vector, differing: list[int]) -> tuple[Watermark, ...]:
+        queues = sorted({at // QUEUE_LANES for at in differing if at < _SEATS_IN_BODY})
+        return tuple(self._read_queue(Queue(queue), lanes) for queue in queues)
+
+    def _read_queue(self, queue: Queue, lanes: Vector) -> Watermark:
+        at = QUEUE_LANES * queue
+        ended_through, failed = lanes[at : at + QUEUE_LANES].tolist()
+        ticket, rank = _named(failed, self._world_size)
+        return Watermark(
+            queue=queue, ended_through=ended_through, first_failed=ticket, failed_rank=rank
+        )
+
+    def _read_seats(
+        self, lanes: Vector, differing: list[int], table: SeatTable
+    ) -> tuple[SeatVerdict, ...]:
+        seats = {(at - _SEATS_IN_BODY) // SEAT_LANES for at in differing if at >= _SEATS_IN_BODY}
+        if table is not self._seats:
+            cells, before = table.rows.reshape(-1), self._seats.rows.reshape(-1)
+            seats.update(at // COLUMNS for at in _differing(cells, before))
+        news: list[tuple[list[int], list[int]]] = []
+        for seat in seats:
+            row: list[int] = table.rows[seat].tolist()
+            if row[OPERATION] != NOBODY:
+                at = _SEATS_IN_BODY + SEAT_LANES * seat
+                news.append((row, lanes[at : at + SEAT_LANES].tolist()))
+        # By operation, which comes first in a row.
+        news.sort()
+        return tuple(self._read_seat(row, votes) for row, votes in news)
+
+    def _read_seat(self, row: list[int], lanes: list[int]) -> SeatVerdict:
+        operation, phase, bound = row
+        expired_rank = _marked_rank(lanes[2])
+        if phase == Phase.TRANSFER:
+            ceiling, rank = _named(lanes[1], self._world_size)
+            return Arrived(
+                operation=operation,
+                pages=lanes[0],
+                ceiling=ceiling,
+                ceiling_rank=rank,
+                expired_rank=expired_rank,
+            )
+        pages, rank = (None, None) if lanes[0] < 0 else _named(lanes[0], self._world_size)
+        return Found(
+            operation=operation,
+            bound=bound,
+            pages=pages,
+            shortest_rank=rank,
+            longest=None if pages is None else -lanes[1],
+            expired_rank=expired_rank,
+        )
+
+
+def _differing(values: Vector, before: Vector) -> list[int]:
+    """Return where a vector is another one than before."""
+    places: list[int] = (values != before).nonzero()[0].tolist()
+    return places
 
 
 def _read_proposed(lanes: list[int]) -> Proposed | None:
@@ -136,28 +222,6 @@ def _read_proposed(lanes: list[int]) -> Proposed | None:
         differs=smallest != largest,
         readiness=Readiness.REFUSED if refused_rank is not None else Readiness(lanes[READINESS]),
         refused_rank=refused_rank,
-    )
-
-
-def _read_slot(slot: Slot, lanes: list[int], world_size: int) -> SlotVerdict:
-    expired_rank = _marked_rank(lanes[2])
-    if slot.phase in (Phase.QUERY, Phase.RESTORABLE):
-        pages, rank = (None, None) if lanes[0] < 0 else _named(lanes[0], world_size)
-        return Found(
-            operation=slot.operation,
-            bound=slot.bound,
-            pages=pages,
-            shortest_rank=rank,
-            longest=None if pages is None else -lanes[1],
-            expired_rank=expired_rank,
-        )
-    ceiling, rank = _named(lanes[1], world_size)
-    return Arrived(
-        operation=slot.operation,
-        pages=lanes[0],
-        ceiling=ceiling,
-        ceiling_rank=rank,
-        expired_rank=expired_rank,
     )
 
 

@@ -7,14 +7,14 @@ engine does.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
+from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
 from ..errors import ConfigError, GroupError, InternalError, UsageError
@@ -81,11 +81,12 @@ class RankCache:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
         self.executor = executor
-        self.ballot = Ballot()
+        shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
+        self.ballot = Ballot(shape, collective.rank)
         self.replica = Replica(replica_config, self.ballot)
         self.rounds = Rounds(
             collective,
-            slots=config.bounds.prefetches,
+            shape,
             timeout_s=config.timeouts.round_s,
             recorder=self.replica.state.journal.recorder,
         )
@@ -236,22 +237,28 @@ class RankCache:
         trouble = self.executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self.rank, trouble)
-        with self._proposals_end_with_the_group():
+        try:
             self.rounds.open(
-                self.replica.slots(),
+                self.replica.seats(),
                 self.replica.digest,
                 self.ballot,
                 healthy=trouble is None,
                 time_ms=self._clock_ms(),
                 staged=self._staging.vote(),
             )
+        except (GroupError, InternalError) as error:
+            self._staging.close(error)
+            raise
         self._steps += 1
 
     def close_round(self) -> None:
         """Apply the verdict of the pending round, if there is one."""
         if self.rounds.pending or self.rounds.ended_by is not None:
-            with self._proposals_end_with_the_group():
+            try:
                 verdict = self.rounds.close()
+            except (GroupError, InternalError) as error:
+                self._staging.close(error)
+                raise
             self.replica.apply(verdict)
             self._dispatch()
 
@@ -327,14 +334,6 @@ class RankCache:
             if now_ms - began_ms > patience_s * 1000:
                 return False
         return True
-
-    @contextmanager
-    def _proposals_end_with_the_group(self) -> Generator[None]:
-        try:
-            yield
-        except (GroupError, InternalError) as error:
-            self._staging.close(error)
-            raise
 
     def _require_group(self) -> None:
         if self.rounds.ended_by is not None:

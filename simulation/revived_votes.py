@@ -48,25 +48,25 @@ def free_on_local_evidence() -> Generator[None]:
 @contextmanager
 def count_without_names() -> Generator[None]:
     """The watermark of backups says how many have ended, and each rank settles its own of those."""
-    watermark, apply_queue = Ballot.watermark, Replica._apply_queue
+    watermark, apply_watermark = Ballot.watermark, Replica._apply_watermark
 
     def count(self: Ballot, queue: Queue) -> tuple[int, int | None]:
         if queue is not Queue.BACKUP:
             return watermark(self, queue)
-        line = self._queues[queue]
-        ended = sum(self._well(queue, operation) for _, operation in line.waiting)
+        line = self._lines[queue]
+        ended = sum(self._has_ended(queue, operation) for _, operation in line.waiting)
         through = line.waiting[ended - 1][0] if ended else line.ended_through
-        failed = [ticket for ticket, each in line.waiting if self._failed(queue, each)]
+        failed = [ticket for ticket, each in line.waiting if self.sightings(each).failed_in(queue)]
         return through, failed[0] if failed else None
 
-    def apply_own(self: Replica, queue: Queue, watermark: Watermark) -> None:
-        if queue is Queue.BACKUP:
+    def apply_own(self: Replica, watermark: Watermark) -> None:
+        if watermark.queue is Queue.BACKUP:
             _settle_own(self, watermark)
-        apply_queue(self, queue, watermark)
+        apply_watermark(self, watermark)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(Ballot, "watermark", count))
-        stack.enter_context(replaced(Replica, "_apply_queue", apply_own))
+        stack.enter_context(replaced(Replica, "_apply_watermark", apply_own))
         yield
 
 
@@ -83,7 +83,7 @@ def _settle_own(replica: Replica, watermark: Watermark) -> None:
     tickets = [ticket for ticket, _ in line]
     line.clear()
     line.extend(zip(tickets, ended + others, strict=True))
-    waiting = ballot._queues[Queue.BACKUP].waiting
+    waiting = ballot._lines[Queue.BACKUP].waiting
     waiting.clear()
     waiting.extend(line)
 

@@ -28,7 +28,6 @@ from lockstep.coordinator.lanes import (
     BallotShape,
     Layout,
     Voter,
-    encode,
 )
 from lockstep.coordinator.proposal import (
     NOTHING_STAGED,
@@ -38,7 +37,8 @@ from lockstep.coordinator.proposal import (
     Staged,
     change_of,
 )
-from lockstep.coordinator.verdict import Proposed, read
+from lockstep.coordinator.seats import Seats
+from lockstep.coordinator.verdict import Proposed, Verdicts
 from lockstep.errors import ConfigError, PeerLost, StorageError, UsageError
 from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import (
@@ -62,12 +62,13 @@ OrderT = TypeVar("OrderT", bound=Order)
 
 def voted(*staged: Staged) -> Proposed | None:
     """Return what all ranks read where each has staged something."""
-    shape = BallotShape(world_size=len(staged), slots=1)
-    layout = Layout(epoch=1, round=1, state_digest=1, slots=())
-    voters = [
-        Voter(rank=rank, healthy=True, time_ms=0, staged=each) for rank, each in enumerate(staged)
+    shape = BallotShape(world_size=len(staged), seats=1)
+    layout = Layout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+    vectors = [
+        Ballot(shape, rank).fill(layout, Voter(healthy=True, time_ms=0, staged=each))
+        for rank, each in enumerate(staged)
     ]
-    return read(shape, layout, fold([encode(shape, layout, Ballot(), v) for v in voters])).proposed
+    return Verdicts(shape).read(layout, fold(vectors)).proposed
 
 
 digests = st.builds(Proposal, st.sampled_from(Change), st.text(max_size=8)).map(
@@ -107,13 +108,11 @@ def test_a_digest_names_the_change_and_fits_its_lanes(change: Change, store: str
 
 def test_a_round_is_as_long_whatever_is_staged() -> None:
     """Rule R1: proposals have three lanes in the header, and none of their own."""
-    shape = BallotShape(world_size=2, slots=1)
-    layout = Layout(epoch=1, round=1, state_digest=1, slots=())
+    shape = BallotShape(world_size=2, seats=1)
+    layout = Layout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
 
     def lanes(staged: Staged) -> np.ndarray:
-        return encode(
-            shape, layout, Ballot(), Voter(rank=0, healthy=True, time_ms=0, staged=staged)
-        )
+        return Ballot(shape, 0).fill(layout, Voter(healthy=True, time_ms=0, staged=staged))
 
     without, having = lanes(NOTHING_STAGED), lanes(Staged(ATTACH.digest, Readiness.READY))
     assert without.shape == having.shape

@@ -1,5 +1,6 @@
 """Stores come and go in simulated schedules (rule R14), and what goes wrong with them is found."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -86,9 +87,9 @@ def test_a_store_that_is_let_go_of_with_work_in_flight_is_found(
 
     def end_at_once(self: Attaching) -> None:
         state = self._state  # pyright: ignore[reportPrivateUsage]
-        in_flight, state.operations.in_flight = state.operations.in_flight, {}
+        working, state.operations.working = state.operations.working, Counter()
         end_draining(self)
-        state.operations.in_flight = in_flight
+        state.operations.working = working
 
     monkeypatch.setattr(Attaching, "_end_draining", end_at_once)
 

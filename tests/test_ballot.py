@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import (
-    UNBOUNDED,
     Answered,
     Ballot,
     Capped,
@@ -20,9 +19,12 @@ from lockstep.coordinator.ballot import (
     QuiesceExpired,
     Sightings,
 )
+from lockstep.coordinator.lanes import BallotShape
 from lockstep.coordinator.operation import Queue
+from lockstep.coordinator.seats import UNBOUNDED
 
 OPERATION = 7
+SHAPE = BallotShape(world_size=1, seats=2)
 
 counts = st.integers(min_value=0, max_value=20)
 
@@ -57,7 +59,7 @@ def test_the_order_and_the_number_of_reports_do_not_matter(
 @given(said=reports(), data=st.data())
 def test_no_report_lowers_a_level(said: list[Progress], data: st.DataObject) -> None:
     """Rule R13."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.expect(OPERATION)
     levels = [levels_of(ballot)]
     for progress in data.draw(st.permutations(said)):
@@ -71,7 +73,7 @@ def test_no_report_lowers_a_level(said: list[Progress], data: st.DataObject) -> 
 @given(said=reports())
 def test_what_is_not_expected_leaves_nothing_behind(said: list[Progress]) -> None:
     """Rule R13: a report that comes after its operation has ended is no news of anything."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.expect(OPERATION)
     ballot.forget(OPERATION)
     for progress in said:
@@ -83,7 +85,7 @@ def test_what_is_not_expected_leaves_nothing_behind(said: list[Progress]) -> Non
 
 
 def test_expecting_again_keeps_what_was_seen() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.expect(OPERATION)
     ballot.note(Landed(OPERATION, 3))
     ballot.expect(OPERATION)
@@ -92,7 +94,7 @@ def test_expecting_again_keeps_what_was_seen() -> None:
 
 
 def test_operations_do_not_see_each_other() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.expect(1)
     ballot.expect(2)
     ballot.note(Capped(2, 4))
@@ -128,7 +130,7 @@ class ObviousLine:
 @given(data=st.data())
 def test_watermarks_equal_those_of_an_obvious_model(queue: Queue, data: st.DataObject) -> None:
     """Section 7: ended through this ticket, and the first failed one, whatever ends first."""
-    ballot, model = Ballot(), ObviousLine()
+    ballot, model = Ballot(SHAPE, 0), ObviousLine()
     ticket = 0
     for _ in range(data.draw(st.integers(1, 40))):
         open_tickets = [each for each in model.tickets if each not in model.outcomes]
@@ -155,7 +157,7 @@ def test_watermarks_equal_those_of_an_obvious_model(queue: Queue, data: st.DataO
 
 
 def test_a_failure_is_voted_while_earlier_tickets_still_run() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     for ticket in (1, 2, 3):
         ballot.enqueue(Queue.PERSIST, ticket, operation_of(ticket))
     ballot.note(Ended(operation_of(3), ok=True))
@@ -170,7 +172,7 @@ def test_a_failure_is_voted_while_earlier_tickets_still_run() -> None:
 
 def test_quiet_counts_in_quiesce_and_its_deadline_is_the_failure() -> None:
     """Rule R3: nothing is given back before this rank's I/O touches it no more."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.QUIESCE, 1, OPERATION)
     assert ballot.watermark(Queue.QUIESCE) == (0, None)
     ballot.note(Ended(OPERATION, ok=True))
@@ -183,7 +185,7 @@ def test_quiet_counts_in_quiesce_and_its_deadline_is_the_failure() -> None:
 
 def test_an_operation_in_quarantine_does_not_fail_again_and_ends_with_quiet() -> None:
     """Section 6: QUIESCE never expires into a free."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.QUIESCE, 1, OPERATION)
     ballot.note(QuiesceExpired(OPERATION))
     ballot.settle(Queue.QUIESCE, 1)
@@ -196,7 +198,7 @@ def test_an_operation_in_quarantine_does_not_fail_again_and_ends_with_quiet() ->
 
 
 def test_quiet_that_came_after_its_deadline_is_no_failure_while_others_are_waited_for() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.QUIESCE, 1, OPERATION)
     ballot.enqueue(Queue.QUIESCE, 2, OPERATION + 1)
     ballot.note(QuiesceExpired(OPERATION + 1))
@@ -209,7 +211,7 @@ def test_quiet_that_came_after_its_deadline_is_no_failure_while_others_are_waite
 @pytest.mark.parametrize("queue", [Queue.QUIESCE, Queue.QUARANTINE])
 def test_a_write_that_failed_does_not_fail_again_where_it_waits_for_quiet(queue: Queue) -> None:
     """Rule R3: its pages wait, and the failure was told in another queue."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.PERSIST, 1, OPERATION)
     ballot.note(Ended(OPERATION, ok=False))
     ballot.settle(Queue.PERSIST, 1)
@@ -219,7 +221,7 @@ def test_a_write_that_failed_does_not_fail_again_where_it_waits_for_quiet(queue:
 
 
 def test_what_all_ranks_concluded_counts_although_this_rank_has_not_seen_it() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.BACKUP, 5, OPERATION)
     ballot.settle(Queue.BACKUP, 5)
 
@@ -231,7 +233,7 @@ def operation_of(ticket: int) -> int:
 
 
 def seen_after(said: Sequence[Progress]) -> Sightings:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, 0)
     ballot.expect(OPERATION)
     for progress in said:
         ballot.note(progress)

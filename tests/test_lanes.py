@@ -15,46 +15,55 @@ from lockstep.coordinator.lanes import (
     PAIRS,
     QUEUE_LANES,
     QUEUES_AT,
-    SLOT_LANES,
-    SLOTS_AT,
+    SEAT_LANES,
+    SEATS_AT,
     TIME,
     BallotShape,
     Layout,
-    Slot,
     Voter,
-    encode,
 )
 from lockstep.coordinator.operation import Phase, Queue
+from lockstep.coordinator.seats import Seats, SeatTable
 from lockstep.errors import InternalError
 
-SHAPE = BallotShape(world_size=4, slots=3)
-VOTER = Voter(rank=2, healthy=True, time_ms=1234)
+SHAPE = BallotShape(world_size=4, seats=3)
+RANK = 2
+VOTER = Voter(healthy=True, time_ms=1234)
+NO_SEATS = Seats(SHAPE.seats).freeze()
 
-votable = st.sampled_from([Phase.QUERY, Phase.TRANSFER])
+votable = st.sampled_from([Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER])
 vectors = st.lists(
     st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1), min_size=5, max_size=5
 ).map(lambda lanes: np.array(lanes, dtype=np.int64))
 
 
-def layout(*slots: Slot, epoch: int = 1, round_: int = 1, state_digest: int = 99) -> Layout:
-    return Layout(epoch=epoch, round=round_, state_digest=state_digest, slots=slots)
+def layout(seats: SeatTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 99) -> Layout:
+    return Layout(epoch=epoch, round=17, state_digest=state_digest, seats=seats)
 
 
-@given(slots=st.lists(st.builds(Slot, st.integers(1, 1 << 40), votable), max_size=3))
-def test_the_vector_has_the_length_of_its_shape_whatever_is_in_it(slots: list[Slot]) -> None:
-    """Rule R1: every round of an epoch has the same length."""
-    vector = encode(SHAPE, layout(*slots), Ballot(), VOTER)
+@given(phases=st.lists(votable, max_size=3), left=st.sets(st.integers(0, 2)))
+def test_the_vector_has_the_length_of_its_shape_whatever_is_in_it(
+    phases: list[Phase], left: set[int]
+) -> None:
+    """Rule R1: every round of an epoch has the same length, and a free seat says nothing."""
+    ballot = Ballot(SHAPE, RANK)
+    for seat, phase in enumerate(phases):
+        ballot.seat(100 + seat, seat, phase)
+    for seat in left:
+        ballot.unseat(100 + seat)
+    vector = ballot.fill(layout(), VOTER)
 
     assert vector.dtype == np.int64
     assert vector.shape == (SHAPE.length,) == (HEADER_LANES + QUEUE_LANES * len(Queue) + 9,)
-    assert (vector[SLOTS_AT + SLOT_LANES * len(slots) :] == NEUTRAL).all()
+    lanes = vector[SEATS_AT:].reshape(SHAPE.seats, SEAT_LANES)
+    free = (lanes == NEUTRAL).all(axis=1).nonzero()[0].tolist()
+    assert set(free) == set(range(3)) - (set(range(len(phases))) - left)
 
 
-def test_more_prefetches_than_the_shape_has_room_for_are_a_bug_that_is_named() -> None:
-    slots = [Slot(number, Phase.QUERY) for number in range(4)]
-
-    with pytest.raises(InternalError, match="4 prefetches in a ballot for 3"):
-        encode(SHAPE, layout(*slots), Ballot(), VOTER)
+@pytest.mark.parametrize("seat", [-1, 3])
+def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int) -> None:
+    with pytest.raises(InternalError, match=f"seat {seat} in a ballot for 3 prefetches"):
+        Ballot(SHAPE, RANK).seat(1, seat, Phase.QUERY)
 
 
 @pytest.mark.parametrize(
@@ -62,98 +71,128 @@ def test_more_prefetches_than_the_shape_has_room_for_are_a_bug_that_is_named() -
 )
 def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> None:
     with pytest.raises(InternalError, match=f"phase {phase.name} has no place"):
-        encode(SHAPE, layout(Slot(1, phase)), Ballot(), VOTER)
+        Ballot(SHAPE, RANK).seat(1, 0, phase)
 
 
 def test_the_header_holds_what_must_be_equal_and_what_the_rank_says_of_itself() -> None:
     """Rule R2: each equality travels as a pair (x, -x)."""
-    vector = encode(SHAPE, layout(epoch=3, round_=17, state_digest=(1 << 63) - 1), Ballot(), VOTER)
+    seats = Seats(SHAPE.seats)
+    seats.take(1, Phase.QUERY)
+    header = layout(seats.freeze(), epoch=3, state_digest=(1 << 63) - 1)
+    vector = Ballot(SHAPE, RANK).fill(header, VOTER)
 
     pairs = {name: vector[at : at + 2].tolist() for name, at in PAIRS.items()}
     assert pairs["epoch"] == [3, -3]
     assert pairs["round"] == [17, -17]
+    digest = seats.freeze().digest
+    assert pairs["layout digest"] == [digest, -digest]
     assert pairs["state digest"] == [(1 << 63) - 1, 1 - (1 << 63)]
     assert (vector[HEALTH], vector[TIME]) == (0, 1234)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_rank_that_cannot_go_on_names_itself(rank: int) -> None:
-    voter = Voter(rank=rank, healthy=False, time_ms=0)
+    voter = Voter(healthy=False, time_ms=0)
 
-    assert encode(SHAPE, layout(), Ballot(), voter)[HEALTH] == -(rank + 1)
+    assert Ballot(SHAPE, rank).fill(layout(), voter)[HEALTH] == -(rank + 1)
 
 
 def test_a_lookup_votes_its_answer_and_outweighs_every_answer_before_it_has_one() -> None:
-    ballot = Ballot()
-    ballot.expect(5)
-    slot = Slot(5, Phase.QUERY)
-    assert slot_lanes(ballot, slot) == [NO_ANSWER, NEUTRAL, 0]
+    ballot = Ballot(SHAPE, RANK)
+    ballot.seat(5, 1, Phase.QUERY)
+    assert seat_lanes(ballot, 1) == [NO_ANSWER, NEUTRAL, 0]
 
     ballot.note(Answered(5, 11))
     ballot.note(Expired(5))
-    assert slot_lanes(ballot, slot) == [11 * 4 + 2, -11, -3]
+    assert seat_lanes(ballot, 1) == [11 * 4 + 2, -11, -3]
 
 
 def test_a_transfer_votes_what_has_landed_and_what_it_knows_of_a_ceiling() -> None:
-    ballot = Ballot()
-    ballot.expect(5)
-    slot = Slot(5, Phase.TRANSFER)
-    assert slot_lanes(ballot, slot) == [0, NEUTRAL, 0]
+    ballot = Ballot(SHAPE, RANK)
+    ballot.seat(5, 2, Phase.TRANSFER)
+    assert seat_lanes(ballot, 2) == [0, NEUTRAL, 0]
 
     ballot.note(Landed(5, 6))
     ballot.note(Capped(5, 0))
-    assert slot_lanes(ballot, slot) == [6, 2, 0]
+    assert seat_lanes(ballot, 2) == [6, 2, 0]
+
+
+def test_what_was_noted_before_counts_once_a_seat_is_taken_or_means_something_else() -> None:
+    """Rule R13: ballots are levels."""
+    ballot = Ballot(SHAPE, RANK)
+    ballot.expect(5)
+    ballot.note(Answered(5, 6, beyond=(8, 11)))
+    ballot.note(Landed(5, 4))
+
+    ballot.seat(5, 0, Phase.QUERY)
+    assert seat_lanes(ballot, 0) == [11 * 4 + 2, -11, 0]
+    ballot.seat(5, 0, Phase.RESTORABLE, 10)
+    assert seat_lanes(ballot, 0) == [8 * 4 + 2, -8, 0]
+    ballot.seat(5, 0, Phase.TRANSFER)
+    assert seat_lanes(ballot, 0) == [4, NEUTRAL, 0]
+
+
+def test_a_seat_that_is_left_says_nothing_of_whoever_had_it() -> None:
+    ballot = Ballot(SHAPE, RANK)
+    ballot.seat(5, 0, Phase.TRANSFER)
+    ballot.note(Landed(5, 4))
+    ballot.unseat(5)
+    ballot.note(Landed(5, 6))
+    assert seat_lanes(ballot, 0) == [NEUTRAL] * 3
+
+    ballot.seat(6, 0, Phase.TRANSFER)
+    ballot.note(Landed(5, 7))
+    assert seat_lanes(ballot, 0) == [0, NEUTRAL, 0]
+
+
+def test_a_vector_that_was_given_away_is_not_written_again() -> None:
+    """The transport owns what it is given, and may still be reading it."""
+    ballot = Ballot(SHAPE, RANK)
+    ballot.seat(5, 0, Phase.TRANSFER)
+    first = ballot.fill(layout(), VOTER)
+    before = first.tolist()
+    ballot.note(Landed(5, 3))
+    ballot.settle(Queue.BACKUP, 4)
+    second = ballot.fill(layout(epoch=2), VOTER)
+
+    assert first.tolist() == before != second.tolist()
+    first[:] = 0
+    assert ballot.fill(layout(epoch=2), VOTER).tolist() == second.tolist()
 
 
 @pytest.mark.parametrize("queue", Queue)
 def test_each_queue_votes_its_watermark_in_its_own_lanes(queue: Queue) -> None:
-    ballot = Ballot()
-    quiet = {each: encode(SHAPE, layout(), ballot, VOTER) for each in Queue}[queue]
+    ballot = Ballot(SHAPE, RANK)
+    quiet = ballot.fill(layout(), VOTER)
     ballot.settle(queue, 3)
-    vector = encode(SHAPE, layout(), ballot, VOTER)
+    vector = ballot.fill(layout(), VOTER)
 
     assert np.flatnonzero(vector != quiet).tolist() == [QUEUES_AT + QUEUE_LANES * queue]
     assert vector[QUEUES_AT + QUEUE_LANES * queue] == 3
 
 
 def test_a_failed_ticket_is_voted_with_the_rank_that_saw_it() -> None:
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, RANK)
     ballot.enqueue(Queue.PERSIST, 8, 80)
     ballot.note(Ended(80, ok=False))
 
-    vector = encode(SHAPE, layout(), ballot, VOTER)
+    vector = ballot.fill(layout(), VOTER)
 
     at = QUEUES_AT + QUEUE_LANES * Queue.PERSIST
     assert vector[at : at + 2].tolist() == [0, 8 * 4 + 2]
 
 
-def test_encoding_twice_gives_the_same_vector() -> None:
+def test_filling_twice_gives_the_same_vector() -> None:
     """Rule R13: a ballot that was lost is repeated by the next one."""
-    ballot = Ballot()
+    ballot = Ballot(SHAPE, RANK)
     ballot.enqueue(Queue.BACKUP, 1, 10)
     ballot.enqueue(Queue.BACKUP, 2, 20)
     ballot.note(Ended(10, ok=True))
     ballot.note(Ended(20, ok=False))
 
-    first, second = (encode(SHAPE, layout(), ballot, VOTER) for _ in range(2))
+    first, second = (ballot.fill(layout(), VOTER) for _ in range(2))
 
     assert first.tolist() == second.tolist()
-
-
-@given(
-    slots=st.lists(
-        st.lists(st.builds(Slot, st.integers(1, 1 << 40), votable), max_size=6),
-        min_size=2,
-        max_size=2,
-        unique_by=tuple,
-    )
-)
-def test_layouts_that_differ_have_digests_that_differ(slots: list[list[Slot]]) -> None:
-    """Rule R2: the order of the slots is part of what the lanes mean."""
-    digests = {layout(*each).digest for each in slots}
-
-    assert len(digests) == 2
-    assert all(0 <= digest < 1 << 63 for digest in digests)
 
 
 @given(ballots=st.lists(vectors, min_size=1, max_size=5), data=st.data())
@@ -184,7 +223,7 @@ def test_a_pair_folds_to_an_equality_check(values: list[int], name: str) -> None
     assert disagreements(fold(ballots)) == (() if len(set(values)) == 1 else (name,))
 
 
-def slot_lanes(ballot: Ballot, slot: Slot) -> list[int]:
-    vector = encode(SHAPE, layout(slot), ballot, VOTER)
-    lanes: list[int] = vector[SLOTS_AT : SLOTS_AT + SLOT_LANES].tolist()
+def seat_lanes(ballot: Ballot, seat: int) -> list[int]:
+    at = SEATS_AT + SEAT_LANES * seat
+    lanes: list[int] = ballot.fill(layout(), VOTER)[at : at + SEAT_LANES].tolist()
     return lanes

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
-from lockstep.coordinator.ballot import UNBOUNDED, Answered, Ballot, Landed
+from lockstep.coordinator.ballot import Answered, Ballot, Landed
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
 from lockstep.coordinator.divergence import Recorder
-from lockstep.coordinator.lanes import Slot
+from lockstep.coordinator.lanes import BallotShape
 from lockstep.coordinator.operation import Phase
 from lockstep.coordinator.round import Rounds
+from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats, SeatTable
 from lockstep.coordinator.verdict import Arrived, Found, Verdict
 from lockstep.errors import (
     CollectiveTimeout,
@@ -29,6 +30,11 @@ from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import LookUp
 
 T = TypeVar("T")
+
+ROOM = 4
+"""The seats of groups that have no cache."""
+
+NO_SEATS: SeatTable = Seats(ROOM).freeze()
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -92,7 +98,7 @@ def test_prefetches_beyond_the_bound_wait_and_the_shape_stays(
     served: list[int] = []
     while not ranks.caches[0].replica.idle:
         served += [order.operation for order in ranks.executors[0].orders if type(order) is LookUp]
-        assert len(ranks.every(lambda cache: cache.replica.slots())) <= 2
+        assert len(ranks.every(lambda cache: cache.replica.seats().taken())) <= 2
         for executor in ranks.executors:
             executor.obey()
         ranks.step()
@@ -105,7 +111,7 @@ def test_prefetches_beyond_the_bound_wait_and_the_shape_stays(
 
 
 def test_a_verdict_is_read_under_the_layout_of_its_launch() -> None:
-    """P2, R13: between launch and apply, an abort gave the slot to another prefetch."""
+    """P2, R13: between launch and apply, an abort gave the seat to another prefetch."""
     ranks = RanksInTurn(2, depth=1, bounds=Bounds(prefetches=1))
     ranks.every(lambda cache: cache.prefetch("first", prompt(1)))
     ranks.every(lambda cache: cache.prefetch("second", prompt(2)))
@@ -117,33 +123,37 @@ def test_a_verdict_is_read_under_the_layout_of_its_launch() -> None:
     assert [ranks.phase(first), ranks.phase(second)] == ["QUERY", "WAITING"]
 
     ranks.every(lambda cache: cache.abort("first"))
-    assert ranks.every(lambda cache: cache.replica.slots()) == (Slot(second, Phase.QUERY),)
+    assert ranks.every(lambda cache: cache.replica.seats().taken()) == {
+        0: Seat(second, Phase.QUERY)
+    }
     ranks.step()
 
     assert [ranks.phase(first), ranks.phase(second)] == ["DONE", "QUERY"]
 
 
-def test_a_verdict_names_the_slots_that_were_launched() -> None:
+def test_a_verdict_names_the_seats_that_were_launched() -> None:
     """P2: whatever the next layout is."""
-    rounds = group_of_rounds(2)
-    ballots = [Ballot(), Ballot()]
-    for ballot, pages in zip(ballots, (5, 3), strict=True):
-        ballot.expect(4)
-        ballot.note(Answered(4, pages))
-        ballot.expect(9)
+    rounds, ballots = group_of_rounds(2), ballots_of(2)
+    seats = Seats(ROOM)
+    transfer, query = seats.take(9, Phase.TRANSFER), seats.take(4, Phase.QUERY)
+    for each, ballot, pages in zip(rounds, ballots, (5, 3), strict=True):
+        ballot.seat(9, transfer, Phase.TRANSFER)
         ballot.note(Landed(9, pages))
-    slots = (Slot(9, Phase.TRANSFER), Slot(4, Phase.QUERY))
-    for each, ballot in zip(rounds, ballots, strict=True):
-        each.open(slots, 11, ballot, healthy=True, time_ms=1)
+        ballot.seat(4, query, Phase.QUERY)
+        ballot.note(Answered(4, pages))
+        each.open(seats.freeze(), 11, ballot, healthy=True, time_ms=1)
         ballot.forget(4)
         ballot.forget(9)
+    seats.change(query, Phase.TRANSFER)
+    seats.give_back(transfer)
+    seats.take(10, Phase.QUERY)
 
-    assert [each.close().slots for each in rounds] == [
+    assert [each.close().seats for each in rounds] == [
         (
-            Arrived(operation=9, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),
             Found(
                 operation=4, bound=UNBOUNDED, pages=3, shortest_rank=1, longest=5, expired_rank=None
             ),
+            Arrived(operation=9, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),
         )
     ] * 2
 
@@ -249,7 +259,9 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str) -> No
     def run(rank: int) -> str:
         digest = 5 + (field == "state digest" and rank == 2)
         phase = Phase.TRANSFER if field == "layout digest" and rank == 2 else Phase.QUERY
-        rounds[rank].open((Slot(1, phase),), digest, Ballot(), healthy=True, time_ms=0)
+        seats, (ballot,) = Seats(ROOM), ballots_of(1)
+        ballot.seat(1, seats.take(1, phase), phase)
+        rounds[rank].open(seats.freeze(), digest, ballot, healthy=True, time_ms=0)
         with pytest.raises(DivergenceError) as raised:
             rounds[rank].close()
         assert rounds[rank].ended_by is raised.value
@@ -346,19 +358,18 @@ def test_what_was_seen_once_is_voted_until_it_counts() -> None:
 
 def test_what_is_said_again_or_falls_behind_changes_no_verdict() -> None:
     """P7, R13: a repeated report, and an older one that comes late, leave the level where it is."""
-    rounds = group_of_rounds(2)
-    ballots = [Ballot(), Ballot()]
+    rounds, ballots, seats = group_of_rounds(2), ballots_of(2), Seats(ROOM)
+    seat = seats.take(1, Phase.TRANSFER)
     verdicts: list[Verdict] = []
-    for said in (3, 3, 1, 2):
+    for said in (3, 3, 1, 2, 4):
         for each, ballot in zip(rounds, ballots, strict=True):
-            ballot.expect(1)
+            ballot.seat(1, seat, Phase.TRANSFER)
             ballot.note(Landed(1, said))
-            each.open((Slot(1, Phase.TRANSFER),), 0, ballot, healthy=True, time_ms=0)
+            each.open(seats.freeze(), 0, ballot, healthy=True, time_ms=0)
         verdicts += [each.close() for each in rounds]
 
-    assert {verdict.slots for verdict in verdicts} == {
-        (Arrived(operation=1, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),)
-    }
+    news = [(verdict.round, [each.pages for each in verdict.seats]) for verdict in verdicts]
+    assert news[::2] == news[1::2] == [(1, [3]), (2, []), (3, []), (4, []), (5, [4])]
 
 
 def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collective() -> None:
@@ -384,7 +395,7 @@ def test_the_end_closes_the_transport_so_that_others_need_not_wait() -> None:
     group = InProcessGroup(2)
     rounds = group_of_rounds(2, group=group)
     for rank, each in enumerate(rounds):
-        each.open((), 0, Ballot(), healthy=rank == 1, time_ms=0)
+        each.open(NO_SEATS, 0, *ballots_of(1), healthy=rank == 1, time_ms=0)
     for each in rounds:
         with pytest.raises(RankUnhealthy):
             each.close()
@@ -398,6 +409,12 @@ def prefetch_everywhere(ranks: RanksInTurn, number: int) -> bool:
     return ranks.every(lambda cache: cache.prefetch(f"{number}", prompt(number)))
 
 
+def ballots_of(world_size: int) -> list[Ballot]:
+    """Return the ballots of each rank of a group."""
+    shape = BallotShape(world_size=world_size, seats=ROOM)
+    return [Ballot(shape, rank) for rank in range(world_size)]
+
+
 def group_of_rounds(
     world_size: int, *, group: InProcessGroup | None = None, epochs: tuple[int, ...] = ()
 ) -> list[Rounds]:
@@ -405,14 +422,20 @@ def group_of_rounds(
     group = group or InProcessGroup(world_size)
     members: list[InProcessCollective] = [group.member(rank) for rank in range(world_size)]
     return [
-        Rounds(member, slots=4, timeout_s=20.0, recorder=Recorder(), epoch=epoch)
+        Rounds(
+            member,
+            BallotShape(world_size=world_size, seats=ROOM),
+            timeout_s=20.0,
+            recorder=Recorder(),
+            epoch=epoch,
+        )
         for member, epoch in zip(members, epochs or (1,) * world_size, strict=True)
     ]
 
 
 def open_all(rounds: list[Rounds]) -> None:
     for each in rounds:
-        each.open((), 0, Ballot(), healthy=True, time_ms=0)
+        each.open(NO_SEATS, 0, *ballots_of(1), healthy=True, time_ms=0)
 
 
 def one_more_round(cache: Cache) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Ballot
+from lockstep.coordinator.lanes import BallotShape
 from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.ranks.orders import Fork
@@ -67,7 +68,7 @@ class Driven:
     replica: Replica = field(init=False)
 
     def __post_init__(self) -> None:
-        self.replica = Replica(self.config, Ballot())
+        self.replica = Replica(self.config, Ballot(BallotShape(world_size=1, seats=32), 0))
 
     def copies_end(self, *, failing: Queue | None = None) -> None:
         """Let every copy in flight end, the first of one queue badly."""
@@ -78,12 +79,13 @@ class Driven:
             failed = line[0][0] if line and queue is failing else None
             marks.append(
                 Watermark(
+                    queue=queue,
                     ended_through=-1 if failed is not None else NOT_YET,
                     first_failed=failed,
                     failed_rank=None if failed is None else 0,
                 )
             )
-        verdict = Verdict(round=self.round, time_ms=self.round, watermarks=tuple(marks), slots=())
+        verdict = Verdict(round=self.round, time_ms=self.round, watermarks=tuple(marks), seats=())
         self.replica.apply(verdict)
         self.replica.check()
 

@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from lockstep.coordinator.ballot import Ballot
+from lockstep.coordinator.lanes import BallotShape
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.replica import Replica
@@ -19,7 +20,7 @@ def replica() -> Replica:
     config = ReplicaConfig(
         page_tokens=PAGE_TOKENS, device_pages=0, host_pages=16, has_store=True, model_digest=b"m"
     )
-    return Replica(config, Ballot())
+    return Replica(config, Ballot(BallotShape(world_size=1, seats=32), 0))
 
 
 def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> None:

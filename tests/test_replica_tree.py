@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ranks_in_turn import RanksInTurn
 
 from lockstep.coordinator.ballot import Ballot
+from lockstep.coordinator.lanes import BallotShape
 from lockstep.ranks.replica.holds import Receipt
 from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.pages import page_run
@@ -27,7 +28,7 @@ def new_state() -> ReplicaState:
         has_store=False,
         model_digest=b"model",
     )
-    return ReplicaState(config, Ballot())
+    return ReplicaState(config, Ballot(BallotShape(world_size=1, seats=32), 0))
 
 
 def whole(tokens: bytes) -> bytes:

@@ -7,51 +7,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import UNBOUNDED, Answered, Ballot, Capped, Ended, Expired, Landed
+from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
 from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import BallotShape, Layout, Slot, Voter, encode
+from lockstep.coordinator.lanes import BallotShape, Layout, Voter
 from lockstep.coordinator.operation import Phase, Queue
+from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
 from lockstep.coordinator.verdict import (
     Arrived,
     Found,
     Verdict,
+    Verdicts,
     Watermark,
-    read,
     unhealthy_rank,
 )
 
+ROOM = 4
 pages = st.integers(0, 1 << 20)
 
 
-def verdict_of(
-    ballots: Sequence[Ballot], *slots: Slot, times_ms: Sequence[int] | None = None
-) -> Verdict:
-    """Encode each rank's ballot, fold, and read."""
-    shape = BallotShape(world_size=len(ballots), slots=4)
-    layout = Layout(epoch=1, round=6, state_digest=1, slots=slots)
-    return read(
-        shape,
-        layout,
-        fold(
-            [
-                encode(
-                    shape,
-                    layout,
-                    ballot,
-                    Voter(rank=rank, healthy=True, time_ms=times_ms[rank] if times_ms else 0),
-                )
-                for rank, ballot in enumerate(ballots)
-            ]
-        ),
-    )
+class Group:
+    """The ballots of some ranks, their seats, and what is read of them round by round."""
 
+    def __init__(self, ranks: int) -> None:
+        shape = BallotShape(world_size=ranks, seats=ROOM)
+        self.seats = Seats(ROOM)
+        self.ballots = [Ballot(shape, rank) for rank in range(ranks)]
+        self.rounds = 5
+        self._verdicts = Verdicts(shape)
 
-def expecting(ranks: int, *operations: int) -> list[Ballot]:
-    ballots = [Ballot() for _ in range(ranks)]
-    for ballot in ballots:
-        for operation in operations:
-            ballot.expect(operation)
-    return ballots
+    def take(self, *seats: Seat) -> list[int]:
+        """Let operations take seats in the order given."""
+        numbers: list[int] = []
+        for each in seats:
+            numbers.append(self.seats.take(each.operation, each.phase, each.bound))
+            for ballot in self.ballots:
+                ballot.seat(each.operation, numbers[-1], each.phase, each.bound)
+        return numbers
+
+    def vote(self, *, times_ms: Sequence[int] | None = None) -> Verdict:
+        """Fill each rank's ballot, fold, and read."""
+        self.rounds += 1
+        layout = Layout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
+        vectors = [
+            ballot.fill(layout, Voter(healthy=True, time_ms=times_ms[rank] if times_ms else 0))
+            for rank, ballot in enumerate(self.ballots)
+        ]
+        return self._verdicts.read(layout, fold(vectors))
 
 
 def lowest(values: Sequence[int]) -> tuple[int, int]:
@@ -64,12 +65,13 @@ def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
     answers: list[int],
 ) -> None:
     """Rule R2: not a bare count."""
-    ballots = expecting(len(answers), 3)
-    for ballot, answer in zip(ballots, answers, strict=True):
+    group = Group(len(answers))
+    group.take(Seat(3, Phase.QUERY))
+    for ballot, answer in zip(group.ballots, answers, strict=True):
         ballot.note(Answered(3, answer))
     fewest, rank = lowest(answers)
 
-    assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
+    assert group.vote().seats == (
         Found(
             operation=3,
             bound=UNBOUNDED,
@@ -83,12 +85,13 @@ def test_a_lookup_comes_to_the_fewest_pages_and_names_the_lowest_such_rank(
 
 @given(answers=st.lists(st.none() | pages, min_size=1, max_size=8).filter(lambda a: None in a))
 def test_a_lookup_has_no_answer_while_one_rank_has_none(answers: list[int | None]) -> None:
-    ballots = expecting(len(answers), 3)
-    for ballot, answer in zip(ballots, answers, strict=True):
+    group = Group(len(answers))
+    group.take(Seat(3, Phase.QUERY))
+    for ballot, answer in zip(group.ballots, answers, strict=True):
         if answer is not None:
             ballot.note(Answered(3, answer))
 
-    assert verdict_of(ballots, Slot(3, Phase.QUERY)).slots == (
+    assert group.vote().seats == (
         Found(
             operation=3,
             bound=UNBOUNDED,
@@ -104,15 +107,16 @@ def test_a_lookup_has_no_answer_while_one_rank_has_none(answers: list[int | None
 def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
     ranks: list[tuple[int, int | None]],
 ) -> None:
-    ballots = expecting(len(ranks), 3)
-    for ballot, (landed, ceiling) in zip(ballots, ranks, strict=True):
+    group = Group(len(ranks))
+    group.take(Seat(3, Phase.TRANSFER))
+    for ballot, (landed, ceiling) in zip(group.ballots, ranks, strict=True):
         ballot.note(Landed(3, landed))
         if ceiling is not None:
             ballot.note(Capped(3, ceiling))
     ceilings = [(ceiling, rank) for rank, (_, ceiling) in enumerate(ranks) if ceiling is not None]
     ceiling, ceiling_rank = min(ceilings, default=(None, None))
 
-    assert verdict_of(ballots, Slot(3, Phase.TRANSFER)).slots == (
+    assert group.vote().seats == (
         Arrived(
             operation=3,
             pages=min(landed for landed, _ in ranks),
@@ -126,12 +130,13 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
 @pytest.mark.parametrize("phase", [Phase.QUERY, Phase.TRANSFER])
 def test_a_deadline_that_any_rank_saw_pass_is_everyones(phase: Phase) -> None:
     """Section 6: a deadline, seen by any rank, stops all."""
-    ballots = expecting(3, 4)
-    ballots[1].note(Expired(4))
+    group = Group(3)
+    group.take(Seat(4, phase))
+    group.ballots[1].note(Expired(4))
 
-    (slot,) = verdict_of(ballots, Slot(4, phase)).slots
+    (seat,) = group.vote().seats
 
-    assert slot.expired_rank == 1
+    assert seat.expired_rank == 1
 
 
 @given(
@@ -145,8 +150,8 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
     ranks: list[list[bool | None]],
 ) -> None:
     """Section 7: each list is one rank's outcomes of tickets 1 to 6; None still runs."""
-    ballots = [Ballot() for _ in ranks]
-    for ballot, outcomes in zip(ballots, ranks, strict=True):
+    group = Group(len(ranks))
+    for ballot, outcomes in zip(group.ballots, ranks, strict=True):
         for ticket, ok in enumerate(outcomes, start=1):
             ballot.enqueue(Queue.LOAD_BACK, ticket, 50 + ticket)
             if ok is not None:
@@ -160,34 +165,116 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
     ]
     first_failed, failed_rank = min(failed, default=(None, None))
 
-    verdict = verdict_of(ballots)
-
-    assert verdict.watermarks[Queue.LOAD_BACK] == Watermark(
-        ended_through=min(runs), first_failed=first_failed, failed_rank=failed_rank
-    )
-    for queue in set(Queue) - {Queue.LOAD_BACK}:
-        assert verdict.watermarks[queue] == Watermark(
-            ended_through=0, first_failed=None, failed_rank=None
+    assert group.vote().watermarks == tuple(
+        Watermark(
+            queue=queue,
+            ended_through=min(runs),
+            first_failed=first_failed,
+            failed_rank=failed_rank,
         )
+        if queue is Queue.LOAD_BACK
+        else Watermark(queue=queue, ended_through=0, first_failed=None, failed_rank=None)
+        for queue in Queue
+    )
 
 
-def test_slots_are_read_in_the_order_of_the_layout() -> None:
-    ballots = expecting(2, 1, 2, 3)
-    for ballot in ballots:
+def test_seats_are_read_in_the_order_of_their_operations() -> None:
+    """Section 2: the replica applies verdicts in operation order, whoever sits where."""
+    group = Group(2)
+    group.take(Seat(3, Phase.TRANSFER), Seat(2, Phase.QUERY), Seat(1, Phase.TRANSFER))
+    for ballot in group.ballots:
         ballot.note(Answered(2, 20))
         ballot.note(Landed(3, 30))
         ballot.note(Landed(1, 10))
-    slots = (Slot(3, Phase.TRANSFER), Slot(2, Phase.QUERY), Slot(1, Phase.TRANSFER))
 
-    read_slots = verdict_of(ballots, *slots).slots
+    seats = group.vote().seats
 
-    assert [(each.operation, each.pages) for each in read_slots] == [(3, 30), (2, 20), (1, 10)]
+    assert [(each.operation, each.pages) for each in seats] == [(1, 10), (2, 20), (3, 30)]
+
+
+def test_what_is_as_it_was_is_no_news() -> None:
+    group = Group(2)
+    group.take(Seat(1, Phase.TRANSFER), Seat(2, Phase.QUERY))
+    assert len(group.vote().seats) == 2
+
+    again = group.vote()
+
+    assert (again.seats, again.watermarks, again.round) == ((), (), 7)
+
+
+def test_a_seat_is_news_when_its_lanes_differ_and_the_others_are_not() -> None:
+    group = Group(2)
+    group.take(Seat(1, Phase.TRANSFER), Seat(2, Phase.QUERY), Seat(3, Phase.TRANSFER))
+    group.vote()
+    group.ballots[0].note(Landed(1, 5))
+    assert group.vote().seats == (), "the smallest is what it was"
+    group.ballots[1].note(Landed(1, 4))
+    group.ballots[0].note(Expired(3))
+
+    news = group.vote().seats
+
+    assert [(each.operation, each.pages, each.expired_rank) for each in news] == [
+        (1, 4, None),
+        (3, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "after", [Seat(1, Phase.RESTORABLE, 9), Seat(1, Phase.QUERY, 9), Seat(2, Phase.QUERY, 10)]
+)
+def test_equal_lanes_are_news_when_they_mean_something_else(after: Seat) -> None:
+    """Another phase, another bound, another operation: each alone."""
+    group = Group(1)
+    (seat,) = group.take(Seat(1, Phase.QUERY, 10))
+    group.ballots[0].note(Answered(1, 9))
+    first = group.vote()
+    if after.operation == 1:
+        group.seats.change(seat, after.phase, after.bound)
+        group.ballots[0].seat(1, seat, after.phase, after.bound)
+    else:
+        group.seats.give_back(seat)
+        group.ballots[0].forget(1)
+        assert group.take(after) == [seat]
+        group.ballots[0].note(Answered(after.operation, 9))
+
+    second = group.vote()
+
+    assert [each.pages for each in first.seats] == [each.pages for each in second.seats] == [9]
+    assert second.seats[0].operation == after.operation
+
+
+def test_a_seat_that_became_free_is_no_news() -> None:
+    group = Group(2)
+    (seat,) = group.take(Seat(1, Phase.TRANSFER))
+    group.vote()
+    group.seats.give_back(seat)
+    for ballot in group.ballots:
+        ballot.forget(1)
+
+    assert group.vote().seats == ()
+
+
+def test_a_queue_is_news_when_either_of_its_lanes_differs() -> None:
+    group = Group(2)
+    for ballot in group.ballots:
+        for ticket in (1, 2, 3):
+            ballot.enqueue(Queue.PERSIST, ticket, ticket)
+    group.vote()
+    group.ballots[1].note(Ended(2, ok=False))
+    (failed,) = group.vote().watermarks
+    for ballot in group.ballots:
+        ballot.note(Ended(1, ok=True))
+    (ended,) = group.vote().watermarks
+
+    assert failed == Watermark(queue=Queue.PERSIST, ended_through=0, first_failed=2, failed_rank=1)
+    assert ended == Watermark(queue=Queue.PERSIST, ended_through=1, first_failed=2, failed_rank=1)
+    assert group.vote().watermarks == ()
 
 
 @given(times_ms=st.lists(st.integers(0, 1 << 50), min_size=1, max_size=8))
 def test_agreed_time_is_the_slowest_clock(times_ms: list[int]) -> None:
     """Rule R14: wall-clock time is an agreed lane."""
-    verdict = verdict_of([Ballot() for _ in times_ms], times_ms=times_ms)
+    verdict = Group(len(times_ms)).vote(times_ms=times_ms)
 
     assert verdict.time_ms == min(times_ms)
     assert verdict.round == 6
@@ -195,11 +282,11 @@ def test_agreed_time_is_the_slowest_clock(times_ms: list[int]) -> None:
 
 @given(healthy=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
-    shape = BallotShape(world_size=len(healthy), slots=0)
-    layout = Layout(epoch=1, round=1, state_digest=0, slots=())
+    shape = BallotShape(world_size=len(healthy), seats=0)
+    layout = Layout(epoch=1, round=1, state_digest=0, seats=Seats(0).freeze())
     folded = fold(
         [
-            encode(shape, layout, Ballot(), Voter(rank=rank, healthy=well, time_ms=0))
+            Ballot(shape, rank).fill(layout, Voter(healthy=well, time_ms=0))
             for rank, well in enumerate(healthy)
         ]
     )
@@ -210,17 +297,19 @@ def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
 
 def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:
     """Rules R6, R7."""
-    shape = BallotShape(world_size=1, slots=1)
-    layout = Layout(epoch=1, round=1, state_digest=0, slots=(Slot(3, Phase.QUERY),))
-    ballot = Ballot()
-    ballot.expect(3)
+    shape = BallotShape(world_size=1, seats=1)
+    seats, ballot, verdicts = Seats(1), Ballot(shape, 0), Verdicts(shape)
+    ballot.seat(3, seats.take(3, Phase.QUERY), Phase.QUERY)
     ballot.note(Answered(3, 5))
-    vector = encode(shape, layout, ballot, Voter(rank=0, healthy=True, time_ms=7))
-    verdict = read(shape, layout, vector)
+    layout = Layout(epoch=1, round=1, state_digest=0, seats=seats.freeze())
+    vector = ballot.fill(layout, Voter(healthy=True, time_ms=7))
+    kept = vector.copy()
+    verdict = verdicts.read(layout, vector)
     before = repr(verdict)
 
     vector[:] = np.int64(0)
 
     assert repr(verdict) == before
+    assert verdicts.read(layout, kept).seats == (), "the vector that was read is compared, not this"
     with pytest.raises(AttributeError):
         verdict.time_ms = 8  # type: ignore[misc]

@@ -11,12 +11,11 @@ more than half of host memory.
 
 from enum import StrEnum
 
-from ...coordinator.operation import Phase
+from ...coordinator.operation import Kind
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
 from .backing_up import BackingUp
-from .operations import Persist, Prefetch
 from .prefetching import Prefetching
 from .state import Decision, ReplicaState
 
@@ -107,11 +106,9 @@ class Attaching:
         state = self._state
         if not state.store_draining:
             return
-        for operation in state.operations.in_flight.values():
-            if isinstance(operation, Prefetch | Persist) and (
-                operation.phase is not Phase.QUARANTINED
-            ):
-                return
+        working = state.operations.working
+        if working[Kind.PREFETCH] or working[Kind.PERSIST]:
+            return
         state.store_draining = False
         state.journal.record("drained", state.store_number)
         state.orders.append(DetachStore())

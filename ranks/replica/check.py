@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from ...coordinator.operation import Kind, Phase, Queue
+from ...coordinator.seats import Seat
 from .backing_up import BackingUp
 from .holds import Receipt
 from .operations import Copy, Operation, Persist, Prefetch
@@ -257,6 +258,11 @@ def _check_bounds(state: ReplicaState, prefetching: Prefetching, backing_up: Bac
         9,
         "too many prefetches at a time",
     )
+    active = prefetching.active.values()
+    seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
+    _require(state.seats.freeze().taken() == seated, 9, "the seats are not the active prefetches'")
+    working = Counter(each.kind for each in in_flight if each.phase is not Phase.QUARANTINED)
+    _require(state.operations.working == working, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(backing_up.issued == issued, 9, "the persists in flight are miscounted")
     kept = [0, 0]

@@ -34,6 +34,7 @@ def state_digest(state: ReplicaState) -> int:
                 add(operation.owned_pages(tier, component.index).tobytes())
         if isinstance(operation, Prefetch):
             add(operation.bound, operation.votes, operation.landed, operation.keys)
+            add(operation.seat)
     for queue, line in state.operations.queues.items():
         add(queue, tuple(line))
     for request in state.requests.values():

@@ -9,7 +9,7 @@ A node of the interval that has no value is counted as well: what a load back br
 from the moment it comes. Whoever holds one component holds full attention at least as far.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import InternalError
@@ -38,11 +38,12 @@ class Holds:
 
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> Receipt:
         """Lock or pin what of the path to `node` begins at position `start` or behind it."""
-        first = node.end
-        for each in _interval(node, start):
+        first, each = node.end, node
+        while each.parent is not None and each.start >= start:
             first = each.start
             if each.hold(tier, component) == 1:
                 self._count(each, tier, component, 1)
+            each = each.parent
         return Receipt(tier, component, node, first, node.end)
 
     def release(self, receipt: Receipt) -> None:
@@ -50,10 +51,13 @@ class Holds:
         node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
-        for each in _interval(node, receipt.start):
+        each = node
+        while each.parent is not None and each.start >= receipt.start:
+            above = each.parent
             if not each.let_go(tier, component):
                 self._count(each, tier, component, -1)
                 self._released(each, tier, component)
+            each = above
 
     def value_changed(self, node: Node, tier: int, component: int, pages: int) -> None:
         """Account for `pages` that came to (or, negative, left) a node which may be held."""
@@ -64,10 +68,3 @@ class Holds:
         run = node.values[tier][component]
         if run is not None:
             self.kept_pages[tier][component] += sign * len(run)
-
-
-def _interval(node: Node, start: int) -> Iterator[Node]:
-    for each in node.path():
-        if each.start < start:
-            return
-        yield each

@@ -65,10 +65,12 @@ def plan_lookup(state: ReplicaState, root: Node, tokens: bytes) -> LookupPlan | 
 
 def room_for(state: ReplicaState, operation: Prefetch, length: int) -> int:
     """Return the longest length, up to `length`, that host memory has room for."""
-    available = [state.residence.available(HOST, each.index) for each in state.components]
     assert operation.anchor is not None
     above = operation.anchor.end - operation.floor
-    fits = min(length, max(0, above + available[0]))
+    fits = min(length, max(0, above + state.residence.available(HOST, 0)))
+    if len(state.components) == 1:
+        return fits
+    available = [state.residence.available(HOST, each.index) for each in state.components]
     others = list(zip(state.components[1:], operation.needs[1:], strict=True))
     while fits and any(
         _missing(component, need, operation.floor + fits) > available[component.index]

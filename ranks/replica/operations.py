@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...coordinator.ballot import UNBOUNDED
 from ...coordinator.operation import FIRST_PHASE, TRANSITIONS, Kind, Outcome, Phase, Queue
+from ...coordinator.seats import UNBOUNDED
 from ...errors import InternalError
 from ..orders import Need
 from .holds import Receipt
@@ -46,6 +46,11 @@ class Operation:
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
+    @property
+    def owns_pages(self) -> bool:
+        """Whether any pages belong to this operation."""
+        return bool(self.owned)
+
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """Return a copy of all pages of a component on `tier` that belong to this operation."""
         return page_run(self.owned.get((tier, component), ()))
@@ -65,6 +70,11 @@ class Copy(Operation):
     def fills(self) -> int:
         """The tier on which the operation's own pages lie."""
         return HOST if self.kind is Kind.BACKUP else DEVICE
+
+    @property
+    def owns_pages(self) -> bool:
+        """See `Operation`."""
+        return bool(self.owned) or any(segment.pages for segment in self.segments)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
@@ -110,6 +120,8 @@ class Prefetch(Operation):
     """The tokens of the pages of full attention that are asked for."""
     needs: tuple[Need, ...] = ()
     """What the lookup asks for; full attention first."""
+    seat: int | None = None
+    """Its place in the ballot, from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
     """No rank votes for a longer length, counted from the floor."""
     votes: int = 0
@@ -127,19 +139,24 @@ class Prefetch(Operation):
     """Pages that count against the bound on prefetching."""
 
     def assign(self, objects: Sequence[tuple[int, int, bytes]], pages: Sequence[PageRun]) -> None:
-        """Give pages, by component, to the objects (component, position, key) that are read."""
+        """Give pages, by component, to the objects (component, position, key) that are read.
+
+        The runs are the operation's from now on, and all that it owns.
+        """
         sources = [iter(run) for run in pages]
-        self.keep(
+        self.wanted = tuple(
             Wanted(component, position, key, next(sources[component]))
             for component, position, key in objects
         )
+        self.owned = {(HOST, component): run for component, run in enumerate(pages) if run}
 
     def keep(self, wanted: Iterable[Wanted]) -> None:
         """Let this be what is read, and its pages all that the operation owns."""
         self.wanted = tuple(wanted)
         self.owned.clear()
-        for each in self.wanted:
-            self.own(HOST, each.component, page_run((each.page,)))
+        for component in {each.component: None for each in self.wanted}:
+            mine = page_run(each.page for each in self.wanted if each.component == component)
+            self.own(HOST, component, mine)
 
     @property
     def keys(self) -> tuple[bytes, ...]:
@@ -153,6 +170,9 @@ class Prefetch(Operation):
         return self.anchor.end + len(self.keys)
 
 
+_AT_REST = (Phase.QUARANTINED, Phase.DONE)
+
+
 class OperationTable:
     """The operations in flight by id, and the watermark queues they stand in."""
 
@@ -161,6 +181,8 @@ class OperationTable:
         self.queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
         """(ticket, operation id) in the order in which they will settle."""
         self.outcomes: Counter[tuple[Kind, Outcome]] = Counter()
+        self.working: Counter[Kind] = Counter()
+        """How many of each kind are in flight and not quarantined."""
         self.next_id = 1
         """The id of the next operation."""
         self._next_ticket = 1
@@ -183,6 +205,7 @@ class OperationTable:
         if operation.phase is not FIRST_PHASE[operation.kind]:
             raise InternalError(f"operation {operation.id} begins in {operation.phase.name}")
         self.in_flight[operation.id] = operation
+        self.working[operation.kind] += 1
 
     def advance(self, operation: Operation, phase: Phase) -> None:
         """Change the phase, if the table of transitions has that step."""
@@ -192,6 +215,8 @@ class OperationTable:
                 f"{operation.kind.name} {operation.id} cannot go from {operation.phase.name}"
                 f" to {phase.name}"
             )
+        if phase in _AT_REST and operation.phase is not Phase.QUARANTINED:
+            self.working[operation.kind] -= 1
         operation.phase = phase
 
     def of(self, kind: type[Operation], *phases: Phase) -> Iterator[Operation]:

@@ -12,9 +12,8 @@ Full attention alone can be restored up to any length up to the longest, so ther
 
 from collections import deque
 
-from ...coordinator.ballot import UNBOUNDED
-from ...coordinator.lanes import Slot
 from ...coordinator.operation import Kind, Outcome, Phase
+from ...coordinator.seats import UNBOUNDED
 from ...coordinator.verdict import Arrived, Found
 from ..orders import Cancel, Fetch, LookUp, ObjectTransfer
 from .lookups import plan_lookup, room_for, wanted_objects
@@ -36,13 +35,9 @@ class Prefetching:
         self._settling = Settling(state)
         self.waiting: deque[Prefetch] = deque()
         self.active: dict[int, Prefetch] = {}
-        """From QUERY to TRANSFER: they have a place in the ballot."""
+        """From QUERY to TRANSFER: they have a seat in the ballot."""
         self.budget_used = 0
         """Host pages that prefetches beyond WAITING count for."""
-
-    def slots(self) -> tuple[Slot, ...]:
-        """Return the places of the active prefetches in the next ballot."""
-        return tuple(Slot(each.id, each.phase, each.bound) for each in self.active.values())
 
     def begin(self, request: Request, tokens: bytes) -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
@@ -87,7 +82,8 @@ class Prefetching:
             self.active[operation.id] = operation
             self._set_budget(operation, pages)
             state.advance(operation, Phase.QUERY)
-            state.ballot.expect(operation.id)
+            operation.seat = state.seats.take(operation.id, operation.phase, operation.bound)
+            state.ballot.seat(operation.id, operation.seat, operation.phase, operation.bound)
             timeout_s = state.config.timeouts.lookup_s
             state.orders.append(LookUp(operation.id, operation.floor, operation.needs, timeout_s))
 
@@ -212,6 +208,7 @@ class Prefetching:
         operation.bound = bound
         if operation.phase is Phase.QUERY:
             self._state.advance(operation, Phase.RESTORABLE)
+        self._change_seat(operation)
         self._state.journal.record("bound", operation.id, bound)
 
     def _transfer(self, operation: Prefetch, length: int) -> None:
@@ -238,6 +235,7 @@ class Prefetching:
         operation.bound = UNBOUNDED
         self._set_budget(operation, max(1, counts[0]))
         state.advance(operation, Phase.TRANSFER)
+        self._change_seat(operation)
         timeout_s = state.config.stop_policy.timeout_s(fits * state.config.page_tokens)
         state.orders.append(Fetch(operation.id, self._transfers(operation), timeout_s))
 
@@ -271,8 +269,19 @@ class Prefetching:
         self._state.finish(operation, outcome)
         self.begin_waiting()
 
+    def _change_seat(self, operation: Prefetch) -> None:
+        """Let the lanes of the operation's seat mean what its phase and bound say now."""
+        state, seat = self._state, operation.seat
+        assert seat is not None
+        state.seats.change(seat, operation.phase, operation.bound)
+        state.ballot.seat(operation.id, seat, operation.phase, operation.bound)
+
     def _leave_ballot(self, operation: Prefetch) -> None:
         self.active.pop(operation.id, None)
+        if operation.seat is not None:
+            self._state.seats.give_back(operation.seat)
+            self._state.ballot.unseat(operation.id)
+            operation.seat = None
         request = self._state.requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:
             request.prefetch = None

@@ -5,8 +5,8 @@ verdict that all ranks received. It reads no clock, thread, file or collective. 
 leaves in `orders`; what this rank has seen of it, it never asks.
 """
 
-from ...coordinator.lanes import Slot
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ...coordinator.seats import SeatTable
 from ...coordinator.verdict import Found, Verdict, Watermark
 from ...errors import InternalError, UsageError
 from ..orders import KV_POOL, Order
@@ -50,12 +50,11 @@ class Replica:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
-        table = self.state.operations.in_flight
-        return all(each.phase is Phase.QUARANTINED for each in table.values())
+        return not self.state.operations.working.total()
 
-    def slots(self) -> tuple[Slot, ...]:
-        """Return the prefetches that have a place in the next ballot."""
-        return self.prefetching.slots()
+    def seats(self) -> SeatTable:
+        """Return what the seats of the next ballot mean; the same table while nothing changes."""
+        return self.state.seats.freeze()
 
     def take_orders(self) -> list[Order]:
         """Return the orders given since the last call, in order."""
@@ -189,13 +188,13 @@ class Replica:
         """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
         self.state.time_ms = max(self.state.time_ms, verdict.time_ms)
         self._forget_old_misses()
-        for each in verdict.slots:
+        for each in verdict.seats:
             if isinstance(each, Found):
                 self.prefetching.found(each)
             else:
                 self.prefetching.arrived(each)
-        for queue, watermark in zip(Queue, verdict.watermarks, strict=True):
-            self._apply_queue(queue, watermark)
+        for watermark in verdict.watermarks:
+            self._apply_watermark(watermark)
         self._let_others_pass()
         self.attaching.consider(verdict.proposed)
         self.prefetching.expire_waiting()
@@ -231,7 +230,8 @@ class Replica:
         while misses and next(iter(misses.values())) <= self.state.time_ms:
             misses.popitem(last=False)
 
-    def _apply_queue(self, queue: Queue, watermark: Watermark) -> None:
+    def _apply_watermark(self, watermark: Watermark) -> None:
+        queue = watermark.queue
         line = self.state.operations.queues[queue]
         while line:
             ticket, number = line[0]

@@ -345,7 +345,7 @@ class Residence:
     def _offer(self, node: Node, tier: int, component: int) -> None:
         if node.values[tier][component] is not None:
             self.queues[tier][component].offer(node)
-            if not component:
+            if not component and self.limits.are_set:
                 self.limits.offer(node, tier)
 
 

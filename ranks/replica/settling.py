@@ -50,6 +50,8 @@ class Settling:
 
     def _node_at(self, node: Node, end: int) -> Node:
         """Return the node of the path to `node` that ends at `end`, cut where it does not."""
+        if node.end == end:
+            return node
         self._state.cut(node, end)
         return next((each for each in node.path() if each.end == end), node)
 

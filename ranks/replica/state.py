@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
+from ...coordinator.seats import Seats
 from ...errors import UsageError
 from ..orders import Cancel, Order
 from .components.needs import Needs
@@ -38,8 +39,12 @@ class Decision:
 class Expectations(Protocol):
     """What the replica tells this rank's ballot; it never asks it anything."""
 
-    def expect(self, operation: int) -> None:
-        """Begin to note progress of `operation`."""
+    def seat(self, operation: int, seat: int, phase: Phase, bound: int) -> None:
+        """Let the lanes of `seat` speak of `operation` from now on, and mean this."""
+        ...
+
+    def unseat(self, operation: int) -> None:
+        """Let the seat of `operation` say nothing any more."""
         ...
 
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
@@ -73,6 +78,7 @@ class ReplicaState:
             emptied=self.drop_root_if_unused,
         )
         self.operations = OperationTable()
+        self.seats = Seats(config.bounds.prefetches)
         self.requests: dict[str, Request] = {}
         self.requests_in: Counter[Place] = Counter()
         """How many requests each place has; a place without any is not there."""
@@ -292,10 +298,11 @@ class ReplicaState:
         """End an operation: whatever it still owns and holds is given back."""
         self.advance(operation, Phase.DONE)
         self.release_receipts(operation)
-        for tier in TIERS:
-            for component in self.components:
-                pages = operation.owned_pages(tier, component.index)
-                self.residence.pools[tier][component.index].give_back(pages)
+        if operation.owns_pages:
+            for tier in TIERS:
+                for component in self.components:
+                    pages = operation.owned_pages(tier, component.index)
+                    self.residence.pools[tier][component.index].give_back(pages)
         if isinstance(operation, Copy | Persist):
             self._clear_segments(operation)
         self.operations.outcomes[operation.kind, outcome] += 1

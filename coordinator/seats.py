@@ -1,0 +1,110 @@
+"""Seats: the places of prefetches in the ballot, the same on every rank.
+
+A prefetch takes the lowest free seat when it enters the ballot, and keeps it until it leaves. What the
+lanes of a seat mean is its row: whose they are, in which phase, and up to which bound. Rows change by
+command and by verdict, as all replicated state does. A round is launched under a frozen table of them,
+which stays as it is whatever changes later, so that the verdict is read as it was voted for.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ..errors import InternalError
+from .operation import Phase
+
+UNBOUNDED = 1 << 40
+"""A bound, or a ceiling, that no page count reaches."""
+
+NOBODY = 0
+"""The operation of a seat that is free: ids begin at 1."""
+
+OPERATION, PHASE, BOUND = 0, 1, 2
+COLUMNS = 3
+"""What a row has, in this order."""
+
+Rows = npt.NDArray[np.int64]
+"""One row for each seat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What the lanes of one seat mean."""
+
+    operation: int
+    phase: Phase
+    bound: int = UNBOUNDED
+    """While lengths are agreed on: no rank votes for a longer one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeatTable:
+    """What the lanes of all seats mean in one round. Never changes."""
+
+    rows: Rows
+    """Read-only."""
+    digest: int
+    """63 bits that differ where the rows differ."""
+
+    def taken(self) -> dict[int, Seat]:
+        """Return what the lanes of each seat mean that is not free, in the order of seats."""
+        return {
+            number: Seat(operation, Phase(phase), bound)
+            for number, (operation, phase, bound) in enumerate(self.rows.tolist())
+            if operation != NOBODY
+        }
+
+
+class Seats:
+    """The seats of one replica. Not thread-safe; one owner."""
+
+    def __init__(self, count: int) -> None:
+        self._rows: Rows = np.zeros((count, COLUMNS), dtype=np.int64)
+        self._cells = self._rows.reshape(-1)
+        self._free = list(range(count))
+        """A heap, since they ascend."""
+        self._frozen: SeatTable | None = None
+
+    def take(self, operation: int, phase: Phase, bound: int = UNBOUNDED) -> int:
+        """Give `operation` the lowest free seat, and return it."""
+        if not self._free:
+            raise InternalError(f"operation {operation} finds all {len(self._rows)} seats taken")
+        seat = heappop(self._free)
+        self._write(seat, operation, phase, bound)
+        return seat
+
+    def change(self, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
+        """Give the lanes of a seat that is taken another meaning."""
+        self._require_taken(seat)
+        at = seat * COLUMNS
+        self._cells[at + PHASE] = phase
+        self._cells[at + BOUND] = bound
+        self._frozen = None
+
+    def give_back(self, seat: int) -> None:
+        """Let a seat that is taken be free."""
+        self._require_taken(seat)
+        self._write(seat, NOBODY, 0, 0)
+        heappush(self._free, seat)
+
+    def freeze(self) -> SeatTable:
+        """Return what all seats mean now: the table of the last time if nothing has changed since."""
+        if self._frozen is None:
+            rows = self._rows.copy()
+            rows.flags.writeable = False
+            self._frozen = SeatTable(rows, xxhash.xxh3_64_intdigest(rows.data) >> 1)
+        return self._frozen
+
+    def _require_taken(self, seat: int) -> None:
+        if self._cells[seat * COLUMNS + OPERATION] == NOBODY:
+            raise InternalError(f"seat {seat} is free")
+
+    def _write(self, seat: int, operation: int, phase: int, bound: int) -> None:
+        at = seat * COLUMNS
+        self._cells[at + OPERATION] = operation
+        self._cells[at + PHASE] = phase
+        self._cells[at + BOUND] = bound
+        self._frozen = None

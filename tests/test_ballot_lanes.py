@@ -1,0 +1,307 @@
+"""The lanes that a ballot keeps from round to round, held against all levels computed from scratch."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Ballot,
+    Capped,
+    Ended,
+    Expired,
+    Landed,
+    Progress,
+    Quiesced,
+    QuiesceExpired,
+    Sightings,
+)
+from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.lanes import (
+    HEADER_LANES,
+    NEUTRAL,
+    NO_ANSWER,
+    SEAT_LANES,
+    BallotShape,
+    Layout,
+    Voter,
+)
+from lockstep.coordinator.operation import Phase, Queue
+from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
+from lockstep.ranks.rank_cache import RankCache
+from lockstep.simulation.schedule import run_schedule
+
+SHAPE = BallotShape(world_size=3, seats=4)
+RANK = 1
+LAYOUT = Layout(epoch=1, round=1, state_digest=0, seats=Seats(SHAPE.seats).freeze())
+OPERATIONS = st.integers(1, 8)
+PAGES = st.integers(0, 9)
+
+ACTIONS = ("expect", "unseat", "enqueue", "enqueue", "settle", "forget")
+
+REPORTS: st.SearchStrategy[Progress] = st.one_of(
+    st.builds(Answered, OPERATIONS, PAGES),
+    st.builds(Answered, OPERATIONS, PAGES, st.just((11, 14))),
+    st.builds(Landed, OPERATIONS, PAGES),
+    st.builds(Capped, OPERATIONS, PAGES),
+    st.builds(Expired, OPERATIONS),
+    st.builds(Ended, OPERATIONS, st.booleans()),
+    st.builds(Quiesced, OPERATIONS),
+    st.builds(QuiesceExpired, OPERATIONS),
+)
+
+
+def seat_lanes(seat: Seat, seen: Sightings, world_size: int, rank: int) -> list[int]:
+    """Return what a seat's lanes must say, from what was seen alone."""
+    deadline = -(rank + 1) if seen.expired else 0
+    if seat.phase is Phase.TRANSFER:
+        ceiling = NEUTRAL if seen.ceiling == UNBOUNDED else seen.ceiling * world_size + rank
+        return [seen.landed, ceiling, deadline]
+    if seen.answered is None:
+        return [NO_ANSWER, NEUTRAL, deadline]
+    longest = seen.answered.longest(seat.bound)
+    return [longest * world_size + rank, -longest, deadline]
+
+
+def queue_lanes(
+    queue: Queue,
+    line: list[tuple[int, int]],
+    through: int,
+    seen: Callable[[int], Sightings | None],
+    named: Callable[[int], int],
+) -> list[int]:
+    """Return what a queue's lanes must say: `line` has the tickets that have not settled.
+
+    What is not expected any more has ended on every rank, and so here.
+    """
+    outcomes = [(ticket, outcome(queue, seen(operation))) for ticket, operation in line]
+    for ticket, ended in outcomes:
+        if ended is not True:
+            break
+        through = ticket
+    failed = [ticket for ticket, ended in outcomes if ended is False]
+    return [through, named(min(failed)) if failed else NEUTRAL]
+
+
+def outcome(queue: Queue, seen: Sightings | None) -> bool | None:
+    """Say how an operation has ended in its queue, or None while it has not."""
+    if seen is None:
+        return True
+    if queue is Queue.QUARANTINE:
+        return True if seen.quiesced else None
+    if queue is Queue.QUIESCE:
+        return True if seen.quiesced else False if seen.quiesce_expired else None
+    return seen.ended
+
+
+@dataclass
+class Kept:
+    """A ballot that is changed step by step, and a plain account of what was done to it."""
+
+    ballot: Ballot = field(default_factory=lambda: Ballot(SHAPE, RANK))
+    seats: dict[int, Seat] = field(default_factory=dict[int, Seat])
+    lines: dict[Queue, list[tuple[int, int]]] = field(
+        default_factory=lambda: {queue: [] for queue in Queue}
+    )
+    settled: dict[Queue, int] = field(default_factory=lambda: dict.fromkeys(Queue, 0))
+    ticket: int = 0
+    expected: dict[int, list[Progress]] = field(default_factory=dict[int, list[Progress]])
+    """What was reported of each operation since it was expected."""
+    names: dict[int, int] = field(default_factory=dict[int, int])
+    """The operation that a number stands for: another one after it was forgotten."""
+
+    def operation(self, number: int) -> int:
+        return self.names.get(number, number)
+
+    def body(self) -> list[int]:
+        """Return all lanes but the header, from scratch."""
+        lanes: list[int] = []
+        for queue in Queue:
+            line, through = self.lines[queue], self.settled[queue]
+            lanes += queue_lanes(queue, line, through, self.seen, self.named)
+        for number in range(SHAPE.seats):
+            seat = self.seats.get(number)
+            lanes += (
+                [NEUTRAL] * SEAT_LANES
+                if seat is None
+                else seat_lanes(
+                    seat, self.seen(seat.operation) or Sightings(), SHAPE.world_size, RANK
+                )
+            )
+        return lanes
+
+    def seen(self, operation: int) -> Sightings | None:
+        """Return the levels that the reports come to, or None of an operation that was forgotten."""
+        reports = self.expected.get(operation)
+        if reports is None:
+            return None
+        answers = [each for each in reports if isinstance(each, Answered)]
+        ends = [each.ok for each in reports if isinstance(each, Ended)]
+        return Sightings(
+            answered=answers[0] if answers else None,
+            landed=max((each.pages for each in reports if isinstance(each, Landed)), default=0),
+            ceiling=min(
+                (each.pages for each in reports if isinstance(each, Capped)), default=UNBOUNDED
+            ),
+            expired=any(isinstance(each, Expired) for each in reports),
+            ended=ends[0] if ends else None,
+            quiesced=any(isinstance(each, Quiesced) for each in reports),
+            quiesce_expired=any(isinstance(each, QuiesceExpired) for each in reports),
+        )
+
+    def named(self, value: int) -> int:
+        return value * SHAPE.world_size + RANK
+
+    def note(self, progress: Progress) -> None:
+        progress = replace(progress, operation=self.operation(progress.operation))
+        self.ballot.note(progress)
+        if progress.operation in self.expected:
+            self.expected[progress.operation].append(progress)
+
+    def expect(self, operation: int) -> None:
+        self.ballot.expect(operation)
+        self.expected.setdefault(operation, [])
+
+    def seat(self, operation: int, phase: Phase, bound: int) -> None:
+        """Give an operation a seat, or its seat another meaning."""
+        theirs = [at for at, each in self.seats.items() if each.operation == operation]
+        free = [at for at in range(SHAPE.seats) if at not in self.seats]
+        for at in (theirs or free)[:1]:
+            self.ballot.seat(operation, at, phase, bound)
+            self.seats[at] = Seat(operation, phase, bound)
+            self.expected.setdefault(operation, [])
+
+    def unseat(self, operation: int) -> None:
+        self.ballot.unseat(operation)
+        self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
+
+    def enqueue(self, operation: int, queue: Queue) -> None:
+        """Put an operation into a queue, unless it stands in one."""
+        if any(operation == each for line in self.lines.values() for _, each in line):
+            return
+        self.ticket += 1
+        self.ballot.enqueue(queue, self.ticket, operation)
+        self.lines[queue].append((self.ticket, operation))
+        self.expected.setdefault(operation, [])
+
+    def settle(self, queue: Queue) -> None:
+        """Let the first of a queue settle, whatever was seen of it here."""
+        if self.lines[queue]:
+            self.settled[queue], _ = self.lines[queue].pop(0)
+            self.ballot.settle(queue, self.settled[queue])
+
+    def forget(self, number: int) -> None:
+        """Forget an operation; its id is not used again."""
+        operation = self.operation(number)
+        self.names[number] = operation + 100
+        self.ballot.forget(operation)
+        self.expected.pop(operation, None)
+        self.seats = {at: each for at, each in self.seats.items() if each.operation != operation}
+
+
+@given(data=st.data())
+@settings(max_examples=300)
+def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObject) -> None:
+    """Rule R13, for any interleaving of what the replica says and what the executor reports."""
+    kept = Kept()
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["note"] * 4 + ["seat"] * 2 + [*ACTIONS, "vote"])):
+            case "note":
+                kept.note(data.draw(REPORTS))
+            case "expect":
+                kept.expect(kept.operation(data.draw(OPERATIONS)))
+            case "seat":
+                phase = data.draw(st.sampled_from([Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER]))
+                kept.seat(
+                    kept.operation(data.draw(OPERATIONS)),
+                    phase,
+                    data.draw(PAGES | st.just(UNBOUNDED)),
+                )
+            case "unseat":
+                kept.unseat(kept.operation(data.draw(OPERATIONS)))
+            case "enqueue":
+                kept.enqueue(
+                    kept.operation(data.draw(OPERATIONS)), data.draw(st.sampled_from(Queue))
+                )
+            case "settle":
+                kept.settle(data.draw(st.sampled_from(Queue)))
+            case "forget":
+                kept.forget(data.draw(OPERATIONS))
+            case _:
+                vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
+                assert vector[HEADER_LANES:].tolist() == kept.body()
+    vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
+    assert vector[HEADER_LANES:].tolist() == kept.body()
+
+
+@pytest.mark.parametrize("queue", Queue)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
+    queue: Queue, seed: int
+) -> None:
+    """Section 7: whatever failed means in it, and whichever become quiet after their deadline."""
+    draw, kept = random.Random(seed), Kept()
+    for operation in range(1, 400):
+        kept.enqueue(operation, queue)
+        for _ in range(draw.randrange(3)):
+            other = draw.randrange(max(1, operation - 60), operation + 1)
+            kept.note(
+                draw.choice((Ended(other, ok=draw.random() < 0.8), QuiesceExpired(other)))
+                if draw.random() < 0.6
+                else Quiesced(other)
+            )
+        if draw.random() < 0.3:
+            kept.settle(queue)
+        vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
+        assert vector[HEADER_LANES:].tolist() == kept.body(), f"seed {seed}, {operation}"
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Compare every vector that a rank launches with its replica and sightings; count the seats."""
+    open_round = RankCache.open_round
+    taken: list[int] = []
+
+    def open_and_compare(self: RankCache) -> None:
+        given: list[Vector] = []
+        fill = Ballot.fill
+
+        def watched(ballot: Ballot, layout: Layout, voter: Voter) -> Vector:
+            given.append(fill(ballot, layout, voter))
+            return given[0]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Ballot, "fill", watched)
+            open_round(self)
+        seats = self.replica.seats().taken()
+        taken.append(len(seats))
+        at = self.rounds.shape.length - SEAT_LANES * self.rounds.shape.seats
+        lanes = given[0][at:].reshape(-1, SEAT_LANES).tolist()
+        for number, said in enumerate(lanes):
+            seat = seats.get(number)
+            assert said == (
+                [NEUTRAL] * SEAT_LANES
+                if seat is None
+                else seat_lanes(
+                    seat, self.ballot.sightings(seat.operation), self.world_size, self.rank
+                )
+            )
+
+    monkeypatch.setattr(RankCache, "open_round", open_and_compare)
+    return taken
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_seat_says_what_the_replica_takes_it_to_mean_in_every_round(
+    compared: list[int], seed: int, depth: int
+) -> None:
+    """R13: the replica's seats and the ballot's are told of each other, and never part."""
+    result = run_schedule(seed, depth=depth, profile=("llama", "gemma", "qwen-next")[seed % 3])
+
+    assert result.violation is None, result.violation
+    assert max(compared) > 0

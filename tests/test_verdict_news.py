@@ -1,0 +1,70 @@
+"""Verdicts that name only what is new leave every replica as verdicts that name everything."""
+
+import pytest
+
+from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.lanes import BallotShape, Layout
+from lockstep.coordinator.verdict import Verdict, Verdicts
+from lockstep.ranks.rank_cache import RankCache
+from lockstep.simulation.result import ScheduleResult
+from lockstep.simulation.schedule import run_schedule
+
+RANKS = 2
+
+History = list[tuple[int, int, int]]
+"""By round and rank: which rank, its rolling digest, and its digest of the whole state."""
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, seed: int, depth: int, profile: str
+) -> tuple[ScheduleResult, History, list[int]]:
+    """Run a schedule; return what it did, its states, and how many seats each verdict named."""
+    history: History = []
+    named: list[int] = []
+    close_round, read = RankCache.close_round, Verdicts.read
+
+    def close_and_keep(self: RankCache) -> None:
+        close_round(self)
+        history.append((self.rank, self.replica.digest, self.replica.state_digest()))
+
+    def read_and_count(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
+        verdict = read(self, layout, folded)
+        named.append(len(verdict.seats))
+        return verdict
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RankCache, "close_round", close_and_keep)
+        patched.setattr(Verdicts, "read", read_and_count)
+        return run_schedule(seed, ranks=RANKS, depth=depth, profile=profile), history, named
+
+
+def remember_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every verdict be read as if it were the first."""
+    read = Verdicts.read
+
+    def read_everything(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
+        seats = len(layout.seats.rows)
+        Verdicts.__init__(self, BallotShape(world_size=RANKS, seats=seats))
+        return read(self, layout, folded)
+
+    monkeypatch.setattr(Verdicts, "read", read_everything)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [(1, "llama"), (2, "gemma"), (3, "qwen-next"), (4, "hybrid-all"), (5, "qwen-next")],
+)
+def test_a_replica_is_the_same_whether_all_is_applied_again_or_what_is_new(
+    monkeypatch: pytest.MonkeyPatch, seed: int, profile: str, depth: int
+) -> None:
+    """P2, R13: after every round of a schedule with faults, on every rank."""
+    result, history, named = run(monkeypatch, seed, depth, profile)
+    remember_nothing(monkeypatch)
+    everything, whole_history, all_named = run(monkeypatch, seed, depth, profile)
+
+    assert result.violation is None, result.violation
+    assert everything.violation is None, everything.violation
+    assert history == whole_history
+    assert result.outcomes == everything.outcomes
+    assert 0 < sum(named) < sum(all_named)

@@ -111,7 +111,7 @@ def be_rank(settings: AgreementSettings, seat: Seat, say: Connection) -> None:
 
 
 def _measure(settings: AgreementSettings, say: Connection) -> dict[str, object]:
-    lanes = BallotShape(world_size=settings.ranks, slots=max(1, settings.operations)).length
+    lanes = BallotShape(world_size=settings.ranks, seats=max(1, settings.operations)).length
     bare = TorchCollective.create(timeout_s=TIMEOUT_S)
     shared = _shared_memory(lanes)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))

@@ -135,6 +135,7 @@ class _Alone:
 
     rank = 0
     world_size = 1
+    transport = "none"
 
     def __init__(self) -> None:
         self.launches = 0

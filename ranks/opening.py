@@ -49,7 +49,7 @@ def connected(config: CacheConfig, group: TorchCollective) -> Collective:
 
     Collective over the group, which belongs to the transport from now on (`connecting.connect`).
     """
-    shape = BallotShape(world_size=group.world_size, slots=config.bounds.prefetches)
+    shape = BallotShape(world_size=group.world_size, seats=config.bounds.prefetches)
     timeout_s = config.timeouts.open_s
     return connect(group, config.transport, lanes=shape.length, timeout_s=timeout_s)
 

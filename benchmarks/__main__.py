@@ -2,7 +2,7 @@
 
 import sys
 
-from . import agreement, copies, storage
+from . import agreement, copies, round_python, storage
 
 
 def main() -> None:
@@ -11,6 +11,8 @@ def main() -> None:
     copies.main()
     _title("file:// GB/s; raw: preadv and pwrite of one large file with as many threads")
     storage.main()
+    _title("Python of a round, microseconds: a step without changes, and each change of phase")
+    round_python.main()
     _title("Agreement of 2 ranks, microseconds; 32 prefetches in flight")
     agreement.main()
 

@@ -7,6 +7,7 @@ while nothing changes, for each operation in flight, and for each operation that
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from .silent_executor import SilentExecutor
 PAGE_TOKENS = 16
 STEPS = 200
 """How many steps are measured while nothing changes."""
+
+OPERATIONS = (1, 32, 256, 2048)
+"""How many are in flight, for the lines of the table."""
 
 CHANGES_IN_A_STEP = 32
 """How many operations at most change phase in one step."""
@@ -101,6 +105,21 @@ def measure(operations: int) -> RoundPython:
         backup_us=median_us[CopyToHost],
         persist_us=median_us[Persist],
     )
+
+
+def main() -> None:
+    """Print the table, a line for each number of operations in flight."""
+    titles = ("in flight", "quiet step", "per op", "lookup", "transfer", "backup", "persist")
+    sys.stdout.write("".join(f"{title:>12}" for title in titles) + "\n")
+    for operations in OPERATIONS:
+        found = measure(operations)
+        per_operation = max(found.seats.operation_us, found.queues.operation_us)
+        changes = (found.lookup_us, found.transfer_us, found.backup_us, found.persist_us)
+        sys.stdout.write(
+            f"{operations:>12,}{found.seats.step_us:>12.1f}{per_operation:>12.4f}"
+            + "".join(f"{each:>12.1f}" for each in changes)
+            + "\n"
+        )
 
 
 def _step_cost(samples_us: list[float], empty_us: float, operations: int) -> StepCost:

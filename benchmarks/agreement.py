@@ -139,10 +139,10 @@ def run(settings: AgreementSettings, progress: Callable[[str], None]) -> Agreeme
                 said.append(ours)
             figures = _hear(said, progress)
         finally:
-            for process in ranks:
-                process.kill()
-            for process in ranks:
-                process.join()
+            for each in ranks:
+                each.kill()
+            for each in ranks:
+                each.join()
             for connection in said:
                 connection.close()
     return figures | _about(settings)  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -207,12 +207,12 @@ def _step_pipelined(
         samples.stall.append(collective.wait_s)
 
 
-def _reduce(group: object, lanes: int, operations: int, samples: Samples) -> None:
+def _reduce(group: Any, lanes: int, operations: int, samples: Samples) -> None:
     vector = torch.zeros(lanes, dtype=torch.int64)
     lane = torch.zeros(1, dtype=torch.int64)
 
     def reduce(tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, dist.ReduceOp.MIN, group)  # type: ignore[arg-type]
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group)
 
     def per_request() -> None:
         for _ in range(1 + operations):

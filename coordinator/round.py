@@ -111,7 +111,7 @@ class Rounds:
         pending = self._pending
         try:
             folded = pending.round.wait(self._timeout_s)
-        except GroupError as error:
+        except (GroupError, InternalError) as error:
             self._end(error)
         self._pending = None
         if folded.shape != (self.shape.length,):

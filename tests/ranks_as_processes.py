@@ -1,22 +1,41 @@
-"""Ranks that are processes of their own, joined by a gloo group, and by what a test puts on it."""
+"""Ranks that are processes, joined by gloo or by pipes, and by what a test puts on it."""
 
+import itertools
 import multiprocessing
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
-from collective_contract import LANES, PATIENCE_S, Program
+from collective_contract import LANES, PATIENCE_S, Hold
+
+from lockstep.errors import CollectiveTimeout, PeerLost
 
 _processes = multiprocessing.get_context("forkserver")
 # Imported once, not by every rank: they take longer than most programs.
 _processes.set_forkserver_preload(
-    ["torch.distributed", "pytest", "lockstep.coordinator.collectives.torch_gloo"]
+    ["torch.distributed", "pytest", "lockstep.coordinator.collectives.hierarchical"]
 )
 
+
+class Seat(NamedTuple):
+    """Which rank a process is, and where the ranks meet."""
+
+    rank: int
+    world_size: int
+    store: str
+    links: Sequence[Connection]
+    """From rank 0 to each other rank, and from each other rank to rank 0."""
+
+
+Join = Callable[[Seat], Any]
+"""Joins the ranks; what it returns is for `Build`, or for the program."""
+
+JoinedProgram = Callable[[Any, Hold], Any]
+"""A `Program` that may be given something else than a transport: what joined or built."""
 
 Build = Callable[[Any], Any]
 """Makes the transport that a program gets of the torch transport of all ranks."""
@@ -25,13 +44,16 @@ Build = Callable[[Any], Any]
 class RanksAsProcesses:
     """Each rank is a process. No process is left behind, whatever a test does."""
 
-    def __init__(self, folder: Path, build: Build | None = None) -> None:
+    def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
         """`build` makes the transport; by default it is torch's."""
         self._folder = folder
-        self._groups = 0
+        self._groups = itertools.count()
         self._build = build or as_it_is
+        self._join = join or over_gloo
 
-    def run(self, program: Program, world_size: int, *, late: Collection[int] = ()) -> list[Any]:
+    def run(
+        self, program: JoinedProgram, world_size: int, *, late: Collection[int] = ()
+    ) -> list[Any]:
         """See `collective_contract.Ranks`."""
         with self.start(program, world_size) as group:
             results = {rank: group.result(rank) for rank in range(world_size) if rank not in late}
@@ -39,11 +61,11 @@ class RanksAsProcesses:
             results |= {rank: group.result(rank) for rank in late}
         return [results[rank] for rank in range(world_size)]
 
-    def start(self, program: Program, world_size: int) -> "RunningGroup":
+    def start(self, program: JoinedProgram, world_size: int) -> "RunningGroup":
         """Start the program on every rank of a new group, and return without waiting for it."""
-        self._groups += 1
-        store = self._folder / f"store-{self._groups}"
-        return RunningGroup(program, world_size, store, self._build)
+        store = self._folder / f"store-{next(self._groups)}"
+        rank = partial(_run_rank, program, self._build, self._join)
+        return RunningGroup(rank, world_size, store)
 
 
 def as_it_is(group: Any) -> Any:
@@ -77,29 +99,23 @@ BUILDS: dict[str, Build] = {
 """The transports by name; the hierarchical one with two ranks to a host."""
 
 
-class Seat(NamedTuple):
-    """Which rank a process is, and where the ranks meet."""
-
-    rank: int
-    world_size: int
-    store: str
-
-
 class RunningGroup:
     """The processes of one group. Leaving the `with` block kills those that still run."""
 
-    def __init__(self, program: Program, world_size: int, store: Path, build: Build) -> None:
+    def __init__(
+        self, run_rank: Callable[[Seat, Connection], None], world_size: int, store: Path
+    ) -> None:
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
+        pairs = [_processes.Pipe() for _ in range(1, world_size)]
+        links = [[first for first, _ in pairs], *([other] for _, other in pairs)]
         for rank in range(world_size):
             ours, theirs = _processes.Pipe()
-            process = _processes.Process(
-                target=_run_rank,
-                args=(program, build, Seat(rank, world_size, str(store)), theirs),
-                daemon=True,
-            )
+            seat = Seat(rank, world_size, str(store), links[rank])
+            process = _processes.Process(target=run_rank, args=(seat, theirs), daemon=True)
             process.start()
-            theirs.close()
+            for each in (theirs, *links[rank]):
+                each.close()
             self.connections.append(ours)
             self.processes.append(process)
 
@@ -140,7 +156,9 @@ class RunningGroup:
             connection.close()
 
 
-def _run_rank(program: Program, build: Build, seat: Seat, connection: Connection) -> None:
+def _run_rank(
+    program: JoinedProgram, build: Build, join: Join, seat: Seat, connection: Connection
+) -> None:
     released = False
 
     def hold() -> None:
@@ -150,20 +168,27 @@ def _run_rank(program: Program, build: Build, seat: Seat, connection: Connection
         released = True
 
     try:
-        connection.send((None, program(build(_join(seat)), hold)))
+        connection.send((None, program(build(join(seat)), hold)))
     except BaseException:
         connection.send((traceback.format_exc(), None))
         raise
     hold()
 
 
-def _join(seat: Seat) -> Any:
+def over_gloo(seat: Seat) -> Any:
+    """Return the torch transport of all ranks."""
+    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+
+    begin_torch(seat)
+    return TorchCollective.create(timeout_s=PATIENCE_S)
+
+
+def begin_torch(seat: Seat) -> None:
+    """Let torch know of the ranks."""
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
-
-    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -173,4 +198,44 @@ def _join(seat: Seat) -> Any:
         world_size=seat.world_size,
         timeout=timedelta(seconds=PATIENCE_S),
     )
-    return TorchCollective.create(timeout_s=PATIENCE_S)
+
+
+def over_pipes(seat: Seat) -> "Piped":
+    """Return what ranks gather over; it is there much sooner than gloo."""
+    return Piped(seat)
+
+
+class Piped:
+    """Gatherings over pipes, as a `Collective` on which there are no rounds."""
+
+    transport = "pipes"
+    launches = 0
+
+    def __init__(self, seat: Seat) -> None:
+        self.rank, self.world_size = seat.rank, seat.world_size
+        self._links = seat.links
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        if not self.rank:
+            gathered = [payload, *(_received(link, timeout_s) for link in self._links)]
+            for link in self._links:
+                link.send(gathered)
+            return gathered
+        self._links[0].send(payload)
+        everybody: list[bytes] = _received(self._links[0], timeout_s)
+        return everybody
+
+    def launch(self, lanes: Any) -> NoReturn:
+        raise AssertionError("there are no rounds over pipes")
+
+    def close(self) -> None:
+        """Keep the pipes, over which the next transport may be made."""
+
+
+def _received(link: Connection, timeout_s: float) -> Any:
+    if not link.poll(timeout_s):
+        raise CollectiveTimeout(f"nothing came within {timeout_s} s")
+    try:
+        return link.recv()
+    except (EOFError, OSError) as error:
+        raise PeerLost("a rank has closed its pipe") from error

@@ -21,6 +21,7 @@ from lockstep.errors import (
     CollectiveTimeout,
     DivergenceError,
     GroupError,
+    InternalError,
     PeerLost,
     RankUnhealthy,
     UsageError,
@@ -370,6 +371,25 @@ def test_what_is_said_again_or_falls_behind_changes_no_verdict() -> None:
 
     news = [(verdict.round, [each.pages for each in verdict.seats]) for verdict in verdicts]
     assert news[::2] == news[1::2] == [(1, [3]), (2, []), (3, []), (4, []), (5, [4])]
+
+
+def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P8: whatever a wait raises, nobody goes on."""
+
+    def break_down(*_: object) -> None:
+        raise InternalError("the shared memory begins with nonsense")
+
+    rounds = group_of_rounds(2)
+    open_all(rounds)
+    monkeypatch.setattr(InProcessCollective, "take", break_down)
+    with pytest.raises(InternalError, match="nonsense") as first:
+        rounds[0].close()
+
+    assert rounds[0].ended_by is first.value
+    with pytest.raises(InternalError, match="nonsense"):
+        rounds[0].close()
 
 
 def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collective() -> None:

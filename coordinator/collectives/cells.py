@@ -38,7 +38,7 @@ class Cells:
     """One process's view of the memory. Knows nothing of ranks, deadlines or processes."""
 
     def __init__(self, memory: mmap, writers: int, lanes: int, futex: Futex) -> None:
-        """`memory` is zeroed, or has been through `begin`; it is kept for as long as this is."""
+        """`memory` is zeroed, or has been through `begin`; it is kept until `close`."""
         words = np.frombuffer(memory, dtype=np.int64)
         cells = words[_LINE:].reshape(2, writers, _LINE + _padded(lanes))
         self.writers, self.lanes = writers, lanes
@@ -115,6 +115,29 @@ class Cells:
         if seen != number:
             expected = seen & 0xFFFFFFFF
             self._futex.sleep(self._addresses[parity][writer], expected, timeout_s)
+
+    def damaged(self, number: int, first: int, last: int) -> list[int]:
+        """Return which of the writers `first` to `last` - 1 have lanes that fail their checksum.
+
+        All have written the round. One may fail for a moment, while a processor sees its writes in
+        another order than they were made.
+        """
+        bodies = self._bodies[number & 1][first:last].copy()
+        checks = self._checks[number & 1][first:last].tolist()
+        return [
+            first + at
+            for at, (body, check) in enumerate(zip(bodies, checks, strict=True))
+            if _checksum(body, number) != check
+        ]
+
+    def close(self) -> None:
+        """Let go of the memory, whoever still refers to this object; nothing but `ending` may follow.
+
+        An error that ended an epoch is kept with all that its frames refer to.
+        """
+        self._header = self._header.copy()
+        for views in (self._numbers, self._checks, self._bodies, self._addresses):
+            views.clear()
 
     def wake_all(self) -> None:
         """Wake everybody who sleeps, to look at the ending."""

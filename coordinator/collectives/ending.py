@@ -7,7 +7,7 @@ tell one story, whoever notices it how: by a deadline, by a process that is gone
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ...errors import CollectiveTimeout, GroupError, PeerLost
+from ...errors import CollectiveTimeout, GroupError, InternalError, PeerLost
 
 _RANK_BITS = 20
 _ROUND_BITS = 40
@@ -31,6 +31,8 @@ class Cause(IntEnum):
     """No word came from the other hosts within the deadline."""
     FAILED = 6
     """A rank that speaks for its host has met an error of its own."""
+    DAMAGED = 7
+    """What a rank wrote is not what the others read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,14 @@ class Ending:
 
     @classmethod
     def of(cls, word: int) -> "Ending":
-        """Return the ending that a word stands for."""
+        """Return the ending that a word stands for; raises `InternalError` if it is none."""
         cause_and_rank, last_round = word >> _ROUND_BITS, word & ROUNDS_MAX
+        try:
+            cause = Cause(cause_and_rank >> _RANK_BITS)
+        except ValueError:
+            raise InternalError(f"the word {word} is not how a group can end") from None
         return cls(
-            cause=Cause(cause_and_rank >> _RANK_BITS),
+            cause=cause,
             rank=cause_and_rank & ((1 << _RANK_BITS) - 1),
             last_round=last_round,
         )
@@ -81,4 +87,8 @@ class Ending:
                 return PeerLost(
                     f"rank {self.rank} could not speak for its host in round {number};"
                     " its log says why"
+                )
+            case Cause.DAMAGED:
+                return PeerLost(
+                    f"what rank {self.rank} wrote in round {number} is damaged: its checksum is wrong"
                 )

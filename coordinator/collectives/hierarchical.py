@@ -7,6 +7,17 @@ many ranks it has, and a pipelined round comes back while its ranks compute.
 
 How a host's group has ended travels in one lane more, so that ranks of other hosts raise the same
 error: a courier whose host has ended joins the next exchange with the news instead of lanes.
+
+Two things no protocol can help, and neither does harm, since the epoch is over on every rank at most
+one round later, and no rank goes on from where it was:
+
+- A courier that dies, stops or closes after an exchange and before it has written the result leaves
+  its host without a round that the other hosts have. Those end in the round after it.
+- Only a courier can tell the other hosts which rank was lost. Of its own rank they say that one of
+  another host was.
+
+A process that a host's first rank has forked holds gloo's connections open. If that rank dies, its
+own host notices at once, and the others at their deadlines.
 """
 
 import logging
@@ -29,6 +40,10 @@ of those may be about to say which rank was late."""
 
 _JOIN_S = 1.0
 """How long `close` waits for the courier, which looks up many times in that."""
+
+_NEWS_GO_S = 0.1
+"""How long `close` waits for the other couriers to take the news: those that wait for an exchange do
+so at once, and what would be pending had to be kept."""
 
 _NOTHING = np.iinfo(np.int64).max
 """A lane that is never the minimum."""
@@ -150,6 +165,7 @@ class _Courier:
         self._closing = True
         self._host.cells.wake_all()
         self._thread.join(_JOIN_S)
+        self._between.came_back(_NEWS_GO_S)
         self._between.close()
 
     def _run(self) -> None:
@@ -202,8 +218,10 @@ class _Courier:
         return None
 
     def _over(self, number: int) -> bool:
-        """Say whether this round will not come about any more; leave if this rank is closing."""
-        if self._closing:
+        """Say whether this round will not come about any more; leave if this rank is closing.
+
+        So it is when its main thread has ended, after which it launches no round.
+        """
+        if self._closing or not threading.main_thread().is_alive():
             self._host.end(Ending(Cause.LEFT, self._rank, number - 1))
-        over = self._host.ended_before(number) is not None
-        return over or not threading.main_thread().is_alive()
+        return self._host.ended_before(number) is not None

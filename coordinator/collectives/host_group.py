@@ -7,15 +7,21 @@ there is nothing to clean up.
 A rank that waits looks a few times, since the others are mostly there, and then sleeps until the one
 it misses has written. In between it looks for an ending that somebody else has found, for a process
 that is gone, and at its deadline.
+
+A process that is gone ends the group in the first round that it has not come to, so no rank has that
+round. A deadline cannot be so exact: a rank that comes in the moment in which another gives up on it
+may find the round complete, as may a third. They raise the same error in the next round, and the
+epoch is over on every rank.
 """
 
 import fcntl
 import mmap
 import os
 import select
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -40,8 +46,13 @@ _LOOKS = 100
 _LOOKS_OVERSUBSCRIBED = 10
 """Where they have not: who looks takes the core from the one that it waits for."""
 
+_SEEN_S = 0.001
+"""The shortest pause: what one processor has written, every other sees long before."""
+
 _CLAIM_S = 1.0
 """How long to wait for another rank of the host that is writing down the ending, too."""
+_LOOK_S = 0.0001
+"""How long to sleep between two looks at what wakes nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ class HostGroup:
         self._rank_by_process: dict[int, int] = {}
         """The ranks of other processes, by a file descriptor that is readable once one has ended."""
         self._ended_processes = select.poll()
+        self._ending = threading.Lock()
         oversubscribed = len(os.sched_getaffinity(0)) < len(ranks)
         self._looks = _LOOKS_OVERSUBSCRIBED if oversubscribed else _LOOKS
 
@@ -112,29 +124,26 @@ class HostGroup:
         writers = len(ranks) + extra_writers
         futex: Futex | None = None
         fd, problem = -1, None
+        host_group: Self | None = None
         try:
             futex = Futex()
             if group.rank == ranks[0]:
                 fd = _new_memory(Cells.size(writers, lanes))
         except (OSError, ConfigError) as error:
             problem = f"shared memory cannot be made: {error}"
-        # The first rank of a host must keep its own until the others have opened it.
-        gathered = group.gather(msgpack.packb([os.getpid(), fd]), timeout_s)
-        said = [msgpack.unpackb(each) for each in gathered]
-        host_group: Self | None = None
         try:
-            if futex is not None and problem is None:
-                pid, theirs = said[ranks[0]]
-                fd = fd if group.rank == ranks[0] else _open_memory(pid, theirs)
-                memory = mmap.mmap(fd, Cells.size(writers, lanes))
-                cells = Cells(memory, writers, lanes, futex)
-                host_group = cls(cells, fd, ranks, group.rank)
-                host_group.watch({rank: said[rank][0] for rank in ranks})
-                if not host_group.me:
-                    cells.begin()
-        except (OSError, ValueError) as error:
-            problem = f"the ranks of a host cannot share memory: {error}"
-        try:
+            # The first rank of a host must keep its own until the others have opened it.
+            gathered = group.gather(msgpack.packb([os.getpid(), fd]), timeout_s)
+            said = [msgpack.unpackb(each) for each in gathered]
+            try:
+                if futex is not None and problem is None:
+                    fd = fd if group.rank == ranks[0] else _open_memory(*said[ranks[0]])
+                    host_group = cls(_mapped(fd, writers, lanes, futex), fd, ranks, group.rank)
+                    host_group.watch({rank: said[rank][0] for rank in ranks})
+                    if not host_group.me:
+                        host_group.cells.begin()
+            except (OSError, ValueError) as error:
+                problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             # The cells are marked by their maker, which is through now.
             if host_group is not None:
@@ -187,18 +196,21 @@ class HostGroup:
             ending = self.ended_before(number)
             if ending is not None:
                 raise ending.error
+            # In this order: what a process has written is there once it is known to have ended, and
+            # nobody is missing who has come.
+            lost = self._lost()
+            late = cells.missing(number, 0, len(self.ranks))
             rows = cells.read(number, first, last)
             if rows is not None:
                 return rows
-            late = cells.missing(number, 0, len(self.ranks))
             # If all have come, the first rank of the host owes what the others have said.
-            self._raise_if_lost(number, late or (0,))
+            for writer in late or (0,):
+                if self.ranks[writer] in lost:
+                    raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
             left_s = deadline - time.monotonic() + (0.0 if late else patience_s)
-            if left_s <= 0:
+            if left_s <= 0 and (late or cells.missing(number, first, last)):
                 raise self._late(number, late)
-            missing = late or cells.missing(number, first, last)
-            if missing:
-                cells.sleep(missing[0], number, min(left_s, SLICE_S))
+            self._pause(number, first, last, min(max(left_s, _SEEN_S), SLICE_S))
 
     def look(
         self, number: int, first: int, last: int, timeout_s: float
@@ -209,10 +221,26 @@ class HostGroup:
         """
         rows = self._look_often(number, first, last)
         if rows is None:
-            for missing in self.cells.missing(number, first, last)[:1]:
-                self.cells.sleep(missing, number, timeout_s)
+            self._pause(number, first, last, timeout_s)
             rows = self.cells.read(number, first, last)
         return rows
+
+    def _pause(self, number: int, first: int, last: int, timeout_s: float) -> None:
+        """Sleep until a writer that is missing writes, or for a time.
+
+        If all have written, and what one has written is damaged for all of that time, end the group.
+        """
+        missing = self.cells.missing(number, first, last)
+        if missing:
+            self.cells.sleep(missing[0], number, timeout_s)
+            return
+        deadline = time.monotonic() + timeout_s
+        while damaged := self.cells.damaged(number, first, last):
+            if time.monotonic() >= deadline:
+                writer = damaged[0] if damaged[0] < len(self.ranks) else 0
+                self.end(Ending(Cause.DAMAGED, self.ranks[writer], number - 1))
+                return
+            time.sleep(_LOOK_S)
 
     def _look_often(self, number: int, first: int, last: int) -> npt.NDArray[np.int64] | None:
         for _ in range(self._looks):
@@ -226,6 +254,17 @@ class HostGroup:
 
         Whoever is first is right, unless another knows that it ended in an earlier round already.
         """
+        # The file's lock is between processes: two threads of one would both have it.
+        with self._ending, self._claim():
+            word = self.cells.ending
+            if word and Ending.of(word).last_round <= ending.last_round:
+                return Ending.of(word)
+            self.cells.ending = ending.word
+        self.cells.wake_all()
+        return ending
+
+    @contextmanager
+    def _claim(self) -> Generator[None]:
         deadline = time.monotonic() + _CLAIM_S
         claimed = False
         while not claimed and time.monotonic() < deadline:
@@ -233,18 +272,13 @@ class HostGroup:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 claimed = True
             except BlockingIOError:
-                time.sleep(0.0001)
+                time.sleep(_LOOK_S)
         # A rank that was stopped while it had the claim had the same to say, or will never say it.
         try:
-            word = self.cells.ending
-            if word and Ending.of(word).last_round <= ending.last_round:
-                return Ending.of(word)
-            self.cells.ending = ending.word
+            yield
         finally:
             if claimed:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self.cells.wake_all()
-        return ending
 
     def leave(self, last_round: int) -> None:
         """Let every round after `last_round` end with the news that this rank has left."""
@@ -252,17 +286,15 @@ class HostGroup:
 
     def close(self) -> None:
         """Let go of the memory and of the processes. May be called twice."""
+        self.cells.close()
         for fd in (*self._rank_by_process, self._fd):
             with suppress(OSError):
                 os.close(fd)
         self._rank_by_process.clear()
         self._fd = -1
 
-    def _raise_if_lost(self, number: int, writers: Sequence[int]) -> None:
-        gone = {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
-        for writer in writers:
-            if self.ranks[writer] in gone:
-                raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
+    def _lost(self) -> set[int]:
+        return {self._rank_by_process[fd] for fd, _ in self._ended_processes.poll(0)}
 
     def _late(self, number: int, late: Sequence[int]) -> GroupError:
         if late:
@@ -281,6 +313,10 @@ def _new_memory(size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _mapped(fd: int, writers: int, lanes: int, futex: Futex) -> Cells:
+    return Cells(mmap.mmap(fd, Cells.size(writers, lanes)), writers, lanes, futex)
 
 
 def _open_memory(pid: int, fd: int) -> int:

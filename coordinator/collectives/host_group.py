@@ -101,7 +101,8 @@ class HostGroup:
         self._rank_by_process: dict[int, int] = {}
         """The ranks of other processes, by a file descriptor that is readable once one has ended."""
         self._ended_processes = select.poll()
-        self._ending = threading.Lock()
+        # A handler of signals may close the cache, whatever of this it interrupts.
+        self._ending = threading.RLock()
         oversubscribed = len(os.sched_getaffinity(0)) < len(ranks)
         self._looks = _LOOKS_OVERSUBSCRIBED if oversubscribed else _LOOKS
 

@@ -21,6 +21,7 @@ own host notices at once, and the others at their deadlines.
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import Self
@@ -77,7 +78,7 @@ class HierarchicalCollective:
 
     @classmethod
     def create(
-        cls, group: TorchCollective, places: Sequence[Place], *, lanes: int, timeout_s: float
+        cls, group: Collective, places: Sequence[Place], *, lanes: int, timeout_s: float
     ) -> Self:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
@@ -89,8 +90,10 @@ class HierarchicalCollective:
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
         courier: _Courier | None = None
         try:
+            name = group.gather(secrets.token_hex(16).encode(), timeout_s)[0].decode()
             if not host.me:
-                between = group.subgroup([ranks[0] for ranks in hosts], timeout_s=timeout_s)
+                leaders = [ranks[0] for ranks in hosts]
+                between = TorchCollective.among(leaders, group.rank, name, timeout_s=timeout_s)
                 courier = _Courier(host, between, group.rank)
             # Nobody goes on before the hosts are connected.
             group.gather(b"", timeout_s)

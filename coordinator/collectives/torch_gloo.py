@@ -22,13 +22,14 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
 from ..fold import fold
@@ -74,6 +75,18 @@ def _wait(work: Any, timeout_s: float) -> None:
                 raise
 
 
+class _Gloo(Protocol):
+    """A group that torch knows by name, or one of ours."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: dist.AllreduceOptions) -> Any: ...
+
+    def allgather(self, output: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Any: ...
+
+
 class _Ownership:
     """The last reference to a group, held by a thread that drops it when it is told to.
 
@@ -82,7 +95,7 @@ class _Ownership:
     interpreter has, which aborts the process.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: _Gloo) -> None:
         self.operations: deque[Any] = deque(maxlen=2)
         """Those that were started last; gloo runs them in order.
 
@@ -107,13 +120,23 @@ class _Ownership:
         self._thread.join(_CLOSE_S)
         return True
 
-    def _own(self, groups: list[dist.ProcessGroup]) -> None:
+    def _own(self, groups: list[_Gloo]) -> None:
         self._release.wait()
         groups.clear()
 
 
 _abandoned: list[_Ownership] = []
 """Of groups that were left while an operation was pending; they go when a new group is made."""
+
+
+def _destroy_abandoned() -> None:
+    _abandoned[:] = [each for each in _abandoned if not each.give_up()]
+
+
+def _minimum() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = cast("dist.ReduceOp", dist.ReduceOp.MIN)
+    return options
 
 
 class _TorchRound:
@@ -136,12 +159,12 @@ class _TorchRound:
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank = dist.get_rank(group)
-        self.world_size = dist.get_world_size(group)
+    def __init__(self, group: _Gloo) -> None:
+        self.rank = group.rank()
+        self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
         self.launches = 0
-        self._group: dist.ProcessGroup | None = group
+        self._group: _Gloo | None = group
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
 
@@ -161,31 +184,41 @@ class TorchCollective:
                 "torch.distributed is not initialised; call init_process_group first, "
                 "or start the program with torchrun"
             )
-        return cls._connect(ranks, timeout_s, members_only=False)
-
-    def subgroup(self, ranks: list[int], *, timeout_s: float) -> "TorchCollective":
-        """Make a new gloo group of some of this one's ranks; collective over those alone."""
-        if self._group is None:
-            raise PeerLost("this rank has left the group")
-        everywhere = [dist.get_global_rank(self._group, rank) for rank in ranks]
-        return self._connect(everywhere, timeout_s, members_only=True)
-
-    @classmethod
-    def _connect(
-        cls, ranks: list[int] | None, timeout_s: float, *, members_only: bool
-    ) -> "TorchCollective":
-        _abandoned[:] = [each for each in _abandoned if not each.give_up()]
+        _destroy_abandoned()
         try:
-            group = dist.new_group(
-                ranks,
-                backend="gloo",
-                timeout=timedelta(seconds=timeout_s),
-                use_local_synchronization=members_only,
-            )
+            group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise _as_group_error(error, "the making of the group", timeout_s) from error
         if not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"this rank is not among the ranks {ranks} of the group")
+        return cls._connected(cast("_Gloo", group), timeout_s)
+
+    @classmethod
+    def among(
+        cls, ranks: Sequence[int], rank: int, name: str, *, timeout_s: float
+    ) -> "TorchCollective":
+        """Connect `ranks`, of which this is `rank`, without the others; collective over `ranks` alone.
+
+        They are numbered in the order in which they are given. `name` is theirs alone and was never
+        used before: torch would give a group of the same ranks the name of one that was closed, and
+        they would find the addresses that it has left in the store.
+        """
+        _destroy_abandoned()
+        # There is no public way to a store that all ranks have.
+        store = distributed_c10d._get_default_store()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        try:
+            group = dist.ProcessGroupGloo(
+                distributed_c10d.PrefixStore(f"lockstep/{name}", store),
+                ranks.index(rank),
+                len(ranks),
+                timedelta(seconds=timeout_s),
+            )
+        except RuntimeError as error:
+            raise _as_group_error(error, "the making of the group", timeout_s) from error
+        return cls._connected(cast("_Gloo", group), timeout_s)
+
+    @classmethod
+    def _connected(cls, group: _Gloo, timeout_s: float) -> "TorchCollective":
         collective = cls(group)
         try:
             collective.gather(b"", timeout_s)
@@ -194,21 +227,24 @@ class TorchCollective:
             raise
         return collective
 
+    @property
+    def _gloo(self) -> _Gloo:
+        """The group, to be used and not kept: what an error's frames refer to is never destroyed."""
+        if self._group is None:
+            raise PeerLost("this rank has left the group")
+        return self._group
+
     def launch(self, lanes: Vector) -> _TorchRound:
         """See `Collective`."""
         self.launches += 1
         mine = torch.from_numpy(lanes)
         if lanes.nbytes * self.world_size > GATHERED_BYTES_MAX:
             with self._starting():
-                self._ownership.operations.append(
-                    dist.all_reduce(mine, dist.ReduceOp.MIN, self._group, True)
-                )
+                self._ownership.operations.append(self._gloo.allreduce([mine], _minimum()))
             return _TorchRound(self, mine.view(1, -1))
         rows = torch.empty((self.world_size, len(lanes)), dtype=torch.int64)
         with self._starting():
-            self._ownership.operations.append(
-                dist.all_gather(list(rows.unbind()), mine, self._group, True)
-            )
+            self._ownership.operations.append(self._gloo.allgather([list(rows.unbind())], [mine]))
         return _TorchRound(self, rows)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
@@ -224,7 +260,7 @@ class TorchCollective:
     def _all_gather(self, mine: torch.Tensor, timeout_s: float) -> list[torch.Tensor]:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._starting():
-            self._ownership.operations.append(dist.all_gather(gathered, mine, self._group, True))
+            self._ownership.operations.append(self._gloo.allgather([gathered], [mine]))
         self.finish("a gathering", timeout_s)
         return gathered
 
@@ -232,8 +268,6 @@ class TorchCollective:
     def _starting(self) -> Generator[None]:
         if self._broken_by is not None:
             raise self._broken_by
-        if self._group is None:
-            raise PeerLost("this rank has left the group")
         try:
             yield
         except RuntimeError as error:
@@ -268,7 +302,7 @@ class TorchCollective:
         group, self._group = self._group, None
         if group is None:
             return
-        if dist.is_initialized():
+        if dist.is_initialized() and isinstance(group, dist.ProcessGroup):
             # torch does not know the group if the engine has destroyed all and begun anew.
             with suppress(ValueError):
                 dist.destroy_process_group(group)

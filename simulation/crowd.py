@@ -1,0 +1,369 @@
+"""One replica and the ballots of many ranks: rounds of a large group, without its processes.
+
+Replicas that are given equal commands and equal verdicts are equal, so that one stands for those of
+all ranks, and a second one for those of a group whose fold is flat. Ballots differ by rank, and each
+is a real one: told by the replica what to expect, and by its rank's I/O what has happened. A rank's
+I/O is drawn from a seed: most of it ends in the round after its order, some of it later, a little of
+it falls short or fails. How little is drawn by the number of ranks, since an operation is as late as
+the last of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ..coordinator.ballot import Answered, Ballot, Capped, Ended, Landed, Progress, Quiesced
+from ..coordinator.collectives.base import Vector
+from ..coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
+from ..coordinator.fold import disagreements, fold
+from ..coordinator.lanes import BallotShape, Layout, Voter
+from ..coordinator.operation import Phase, Queue
+from ..coordinator.verdict import Verdicts
+from ..ranks.config import Bounds
+from ..ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
+from ..ranks.replica.check import InvariantViolation
+from ..ranks.replica.replica import Replica
+from ..ranks.replica.settings import ReplicaConfig
+from . import host_ring
+
+PAGE_TOKENS = 16
+_TOKEN_BYTES = 4
+
+LATE, SHORT = 0.5, 0.1
+"""How many ranks of the whole group, on the average, are late with what an order asks for, and have a
+page less of what storage is asked for."""
+
+ROUNDS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdSettings:
+    """A group, and what is in flight in it when its rounds begin."""
+
+    ranks: int
+    hosts: int
+    operations: int
+    """Half of them are prefetches with a seat, an eighth wait for one; a quarter are copies to the
+    host and an eighth writes to storage, each in its queue."""
+    pages: int = 2
+    """Of each operation."""
+    failing: float = 0.004
+    """How many ranks of the whole group, on the average, fail to carry out a copy or write. A queue
+    settles up to the first that failed in a round, so that many of them take many rounds."""
+    seed: int = 0
+
+    @property
+    def seats(self) -> int:
+        """Of the ballot; all are taken at first."""
+        return max(1, self.operations // 2)
+
+    @property
+    def persists(self) -> int:
+        """In flight at first."""
+        return self.operations // 8
+
+    @property
+    def backups(self) -> int:
+        """In flight at first."""
+        return self.operations // 4
+
+    @property
+    def prefetches(self) -> int:
+        """In flight at first, those included that wait for a seat."""
+        return self.operations - self.persists - self.backups
+
+    def ranks_by_host(self) -> list[range]:
+        """Return the ranks of each host, as many on each but the last."""
+        each = -(-self.ranks // self.hosts)
+        return [range(at, min(at + each, self.ranks)) for at in range(0, self.ranks, each)]
+
+
+class Crowd:
+    """What a replica tells its ballot, told to the ballots of all ranks; none are needed."""
+
+    def __init__(self, ballots: Sequence[Ballot] = ()) -> None:
+        self._ballots = ballots
+
+    def seat(self, operation: int, seat: int, phase: Phase, bound: int) -> None:
+        """See `Expectations`, as for the others."""
+        for ballot in self._ballots:
+            ballot.seat(operation, seat, phase, bound)
+
+    def unseat(self, operation: int) -> None:
+        """Tell all."""
+        for ballot in self._ballots:
+            ballot.unseat(operation)
+
+    def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
+        """Tell all."""
+        for ballot in self._ballots:
+            ballot.enqueue(queue, ticket, operation)
+
+    def settle(self, queue: Queue, ticket: int) -> None:
+        """Tell all."""
+        for ballot in self._ballots:
+            ballot.settle(queue, ticket)
+
+    def forget(self, operation: int) -> None:
+        """Tell all."""
+        for ballot in self._ballots:
+            ballot.forget(operation)
+
+
+def new_replica(settings: CrowdSettings, crowd: Crowd) -> Replica:
+    """Return a replica with room for all that shall be in flight."""
+    pages = settings.operations * settings.pages
+    return Replica(
+        ReplicaConfig(
+            page_tokens=PAGE_TOKENS,
+            device_pages=2 * pages,
+            host_pages=4 * pages,
+            has_store=True,
+            model_digest=b"crowd",
+            bounds=Bounds(
+                prefetches=settings.seats,
+                prefetches_waiting=settings.operations,
+                persists=max(1, settings.operations),
+                persists_waiting=settings.operations,
+                prefetch_pages=2 * pages,
+            ),
+        ),
+        crowd,
+    )
+
+
+def compute(replica: Replica, settings: CrowdSettings, numbers: range) -> None:
+    """Let requests compute a prompt each and leave: each is backed up."""
+    for number in numbers:
+        name, tokens = f"request {number}", _prompt(settings, number)
+        replica.load_back(name, "", b"", len(tokens) // _TOKEN_BYTES)
+        replica.insert(name, tokens, final=True)
+        replica.release(name)
+
+
+def prefetch(replica: Replica, settings: CrowdSettings, numbers: range) -> None:
+    """Let requests ask for a prompt each that storage may have."""
+    for number in numbers:
+        replica.prefetch(f"request {number}", "", _prompt(settings, number))
+
+
+def _prompt(settings: CrowdSettings, number: int) -> bytes:
+    tokens = np.full(settings.pages * PAGE_TOKENS, number, dtype="<i4")
+    return tokens.tobytes()
+
+
+class RankIO:
+    """What one rank's I/O makes of its orders, drawn from a seed."""
+
+    def __init__(self, settings: CrowdSettings, rank: int) -> None:
+        self._random = np.random.default_rng((settings.seed, rank))
+        self._late, self._short = LATE / settings.ranks, SHORT / settings.ranks
+        self._failing = settings.failing / settings.ranks
+        self._owed: list[Progress] = []
+
+    def obey(self, orders: Sequence[Order]) -> list[Progress]:
+        """Return what is reported in this round, of these orders and of earlier ones."""
+        said, self._owed = self._owed, []
+        drawn = self._random.random((2, len(orders)))
+        late = (drawn[0] < self._late).tolist()
+        fate: list[float] = drawn[1].tolist()
+        for order, is_late, drawn_fate in zip(orders, late, fate, strict=True):
+            odds = self._short if isinstance(order, LookUp | Fetch) else self._failing
+            (self._owed if is_late else said).extend(outcome(order, short=drawn_fate < odds))
+        return said
+
+
+def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
+    """Return what is reported of an order that is carried out, all of it or one page short."""
+    match order:
+        case LookUp():
+            return (Answered(order.operation, len(order.needs[0].keys) - short),)
+        case Fetch():
+            pages = sum(len(each.keys) for each in order.transfers)
+            if short:
+                return Landed(order.operation, pages - 1), Capped(order.operation, pages - 1)
+            return (Landed(order.operation, pages),)
+        case CopyToHost() | CopyToDevice() | Persist():
+            return (Ended(order.operation, ok=not short),)
+        case Cancel():
+            return (Quiesced(order.operation),)
+        case _:
+            return ()
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of each part of a round, for each time that it was done."""
+
+    note_s: list[float] = field(default_factory=list[float])
+    """For each report; one sample for each rank and round that had any."""
+    fill_s: list[float] = field(default_factory=list[float])
+    fold_host_s: list[float] = field(default_factory=list[float])
+    fold_flat_s: list[float] = field(default_factory=list[float])
+    verdict_s: list[float] = field(default_factory=list[float])
+    """One for each round, as the two that follow."""
+    apply_s: list[float] = field(default_factory=list[float])
+    changes: list[int] = field(default_factory=list[int])
+    """Seats and queues that the verdict named."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the last round moved, of all ranks together."""
+
+    cells_written: int = 0
+    rows_read: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    messages_between: int = 0
+    bytes_between: int = 0
+    steps_between: int = 0
+
+
+class CrowdRounds:
+    """The rounds of a group whose ranks are all here. Single-threaded.
+
+    Every round is folded host by host and then between hosts, and a second time flat. Raises
+    `InvariantViolation` where the two differ by a bit, or where the replicas do that are given one
+    and the other.
+    """
+
+    def __init__(self, settings: CrowdSettings, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds; what is measured with it decides nothing."""
+        self.settings = settings
+        self.shape = BallotShape(world_size=settings.ranks, seats=settings.seats)
+        self.samples = Samples()
+        self.counts = Counts()
+        self.rounds = self.rounds_before = 0
+        """Rounds so far, and how many of them were run before all was in flight."""
+        self._clock = clock
+        self._ballots = [Ballot(self.shape, rank) for rank in range(settings.ranks)]
+        self._ios = [RankIO(settings, rank) for rank in range(settings.ranks)]
+        self.replica = new_replica(settings, Crowd(self._ballots))
+        # With one ballot to tell, as on a rank: what is measured of a replica is measured of this.
+        self.flat_replica = new_replica(settings, Crowd([Ballot(self.shape, 0)]))
+        self._verdicts, self._flat_verdicts = Verdicts(self.shape), Verdicts(self.shape)
+        persists, backups = settings.persists, settings.backups
+        self._every(lambda replica: compute(replica, settings, range(persists)))
+        # Their copies end here, so that the writes of what they copied are in flight.
+        while persists and len(self.replica.state.operations.queues[Queue.PERSIST]) < persists:
+            self.run_round(calm=True)
+        computed = range(persists, persists + backups)
+        wanted = range(computed.stop, computed.stop + settings.prefetches)
+        self._every(lambda replica: compute(replica, settings, computed))
+        self._every(lambda replica: prefetch(replica, settings, wanted))
+        self.samples = Samples()
+        self.rounds_before = self.rounds
+
+    def _every(self, command: Callable[[Replica], None]) -> None:
+        command(self.replica)
+        command(self.flat_replica)
+
+    def run(self) -> None:
+        """Run rounds until nothing is in flight."""
+        while not self.replica.idle:
+            if self.rounds - self.rounds_before >= ROUNDS_MAX:
+                raise InvariantViolation(f"operations are in flight after {ROUNDS_MAX} rounds")
+            self.run_round()
+        self._every(Replica.check)
+
+    def run_round(self, *, calm: bool = False) -> None:
+        """Run one round; where it is `calm` every rank does at once what it was told."""
+        orders = self.replica.take_orders()
+        self.flat_replica.take_orders()
+        self.replica.take_notices()
+        self.flat_replica.take_notices()
+        self.rounds += 1
+        self._note(orders, calm=calm)
+        layout = Layout(
+            epoch=1,
+            round=self.rounds,
+            state_digest=self.replica.digest,
+            seats=self.replica.seats(),
+        )
+        self.counts = Counts()
+        rows = self._fill(layout)
+        flat = self._timed(self.samples.fold_flat_s, lambda: fold(rows))
+        folded = self._fold_by_host(rows)
+        for each in folded:
+            if not np.array_equal(each, flat):
+                raise InvariantViolation(f"the folds of round {self.rounds} differ")
+        if disagreements(flat):
+            raise InvariantViolation(f"the ranks differ in {disagreements(flat)}")
+        self._apply(layout, folded[0], flat)
+
+    def _timed(self, samples_s: list[float], thing: Callable[[], Vector]) -> Vector:
+        began = self._clock()
+        made = thing()
+        samples_s.append(self._clock() - began)
+        return made
+
+    def _note(self, orders: Sequence[Order], *, calm: bool) -> None:
+        for ballot, io in zip(self._ballots, self._ios, strict=True):
+            if calm:
+                said = [each for order in orders for each in outcome(order, short=False)]
+            else:
+                said = io.obey(orders)
+            began = self._clock()
+            for progress in said:
+                ballot.note(progress)
+            if said:
+                self.samples.note_s.append((self._clock() - began) / len(said))
+
+    def _fill(self, layout: Layout) -> list[Vector]:
+        """Let every rank write its cell."""
+        voter = Voter(healthy=True, time_ms=1000 + self.rounds)
+        rows: list[Vector] = []
+        for ballot in self._ballots:
+            began = self._clock()
+            rows.append(ballot.fill(layout, voter))
+            self.samples.fill_s.append(self._clock() - began)
+            self._write(rows[-1])
+        return rows
+
+    def _fold_by_host(self, rows: Sequence[Vector]) -> list[Vector]:
+        """Return what each host's ranks read in the end, as the transport `hierarchical` does it."""
+        said: list[Vector] = []
+        hosts = self.settings.ranks_by_host()
+        for ranks in hosts:
+            of_host = rows[ranks.start : ranks.stop]
+            for row in of_host:
+                self._read(row)
+            folded = self._timed(self.samples.fold_host_s, partial(fold, of_host))
+            # One lane more would tell the other hosts how this one's group has ended.
+            said.append(np.append(folded, np.iinfo(np.int64).max))
+        gathers = said[0].nbytes * len(said) <= GATHERED_BYTES_MAX
+        exchanged = (host_ring.gather if gathers else host_ring.reduce)(said)
+        self.counts.messages_between += exchanged.messages
+        self.counts.bytes_between += exchanged.payload_bytes
+        self.counts.steps_between += exchanged.steps
+        results = [each[:-1] for each in exchanged.folded]
+        for ranks, result in zip(hosts, results, strict=True):
+            self._write(result)
+            for _ in ranks:
+                self._read(result)
+        return results
+
+    def _write(self, lanes: Vector) -> None:
+        self.counts.cells_written += 1
+        self.counts.bytes_written += lanes.nbytes
+
+    def _read(self, lanes: Vector) -> None:
+        self.counts.rows_read += 1
+        self.counts.bytes_read += lanes.nbytes
+
+    def _apply(self, layout: Layout, folded: Vector, flat: Vector) -> None:
+        self.replica.apply(self._verdicts.read(layout, folded))
+        began = self._clock()
+        verdict = self._flat_verdicts.read(layout, flat)
+        read = self._clock()
+        self.flat_replica.apply(verdict)
+        self.samples.verdict_s.append(read - began)
+        self.samples.apply_s.append(self._clock() - read)
+        self.samples.changes.append(len(verdict.seats) + len(verdict.watermarks))
+        if self.replica.digest != self.flat_replica.digest:
+            raise InvariantViolation(f"the replicas differ after round {self.rounds}")
+        if self.replica.state_digest() != self.flat_replica.state_digest():
+            raise InvariantViolation(f"the replicas' states differ after round {self.rounds}")

@@ -1,0 +1,47 @@
+"""The model's counts of what is sent, held against what real processes write."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.benchmarks.exchange import ExchangeSettings, measure_exchanges
+from lockstep.benchmarks.scale_fit import deployment_of, way
+from lockstep.benchmarks.scale_memory import sockets
+from lockstep.benchmarks.scale_model import traffic
+from lockstep.coordinator.collectives.base import Transport
+
+pytestmark = pytest.mark.distributed
+
+LANES = 119
+LONG = 30_023
+"""Of six ranks these are too long to be gathered."""
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"ranks": 2, "transport": Transport.SHM},
+        {"ranks": 3, "transport": Transport.TORCH},
+        {"ranks": 6, "transport": Transport.TORCH},
+        {"ranks": 4, "transport": Transport.HIERARCHICAL, "hosts": 2},
+        {"ranks": 6, "transport": Transport.HIERARCHICAL, "hosts": 6},
+        {"ranks": 4, "transport": Transport.TORCH, "doubling": True},
+    ],
+    ids=lambda group: f"{group['ranks']}-{group['transport']}",
+)
+def test_processes_write_the_bytes_and_keep_the_sockets_that_the_model_counts(
+    group: dict[str, Any],
+) -> None:
+    settings = ExchangeSettings(**group, lanes=(LANES, LONG), rounds=20)
+
+    exchanges = measure_exchanges(settings)
+
+    for each in exchanges:
+        deployment = deployment_of(settings.ranks, settings.hosts, each.lanes)
+        counted = traffic(deployment, way(settings)).between
+        # Something else may write now and then, such as the wake-up of a thread; a message more in
+        # every round would be seen.
+        assert each.written_bytes == pytest.approx(counted.written_bytes, abs=64), each.lanes
+        assert each.sockets == sockets(deployment, way(settings))
+        assert each.cpu_us > 0
+        assert 0 < each.min_us <= each.p50_us

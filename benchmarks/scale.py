@@ -1,9 +1,9 @@
 """What agreement costs at a thousand ranks: `python -m lockstep.benchmarks.scale --report FILE.json`.
 
 Measures the parts of a step and groups of processes, fits the model, holds it against the groups that
-were not fitted, and simulates large groups ballot by ballot. Takes a quarter of an hour, most of it
-for the largest group, and 6 GB of memory; `--quick` takes a minute and half a gigabyte. Run it on a
-machine that does nothing else: the load is in the report.
+were not fitted, and simulates large groups ballot by ballot. Takes five minutes, half of them for the
+largest group, and 4 GB of memory; `--quick` takes one minute. Run it on a machine that does nothing
+else: the load is in the report.
 """
 
 import argparse
@@ -55,8 +55,8 @@ SEATS = (32, 256, 2048, 10_000)
 """Of the groups that are predicted."""
 
 LATENCIES_US = (5.0, 25.0, 250.0)
-"""One way between two hosts: the least that is told of, what is taken where nothing is said, and half
-the round trip within a cloud's zone."""
+"""One way between two hosts: the least that is hoped for, what is taken where nothing is said, and half
+the 80th percentile of a round trip in a public cloud."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

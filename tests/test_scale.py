@@ -119,3 +119,14 @@ def test_ranks_of_one_host_send_nothing() -> None:
 
     assert traffic(alone, Transport.SHM).between == Traffic().between
     assert traffic(alone, Transport.HIERARCHICAL).between == Traffic().between
+
+
+def test_the_plots_leave_out_no_part_of_a_step() -> None:
+    pytest.importorskip("matplotlib")
+    from lockstep.benchmarks.scale_plots import PARTS
+
+    drawn = {name for names in PARTS.values() for name in names}
+
+    for transport in (Transport.SHM, Transport.HIERARCHICAL, Transport.TORCH):
+        terms = critical_path(Deployment(ranks=16, hosts=2), transport, COSTS)
+        assert {term.name for term in terms} <= drawn

@@ -29,14 +29,14 @@ class Sent:
         return self.payload_bytes + HEADERS_BYTES * self.messages
 
 
-def is_gathered(members: int, size: int) -> bool:
+def is_gathered(size: int) -> bool:
     """Say whether vectors of `size` bytes are gathered and folded everywhere, or reduced on the way."""
-    return size * members <= GATHERED_BYTES_MAX
+    return size <= GATHERED_BYTES_MAX
 
 
 def ring_steps(members: int, size: int) -> int:
     """Return how many steps follow one upon the other: once around the ring, or twice."""
-    return (members - 1) * (1 if is_gathered(members, size) else 2)
+    return (members - 1) * (1 if is_gathered(size) else 2)
 
 
 def gathered(members: int, size: int) -> Sent:

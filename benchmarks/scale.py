@@ -284,7 +284,7 @@ def _print_predicted(costs: Costs) -> None:
         best = gathered_bytes_max(hosts, costs, Network())
         print(
             f"{hosts} hosts: gathering takes less time up to vectors of {best / 1e3:,.0f} KB;"
-            f" they are gathered up to {GATHERED_BYTES_MAX / hosts / 1e3:,.0f} KB"
+            f" they are gathered up to {GATHERED_BYTES_MAX / 1e3:,.0f} KB"
         )
 
 

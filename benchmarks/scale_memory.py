@@ -59,7 +59,7 @@ def memory(deployment: Deployment, transport: Way, costs: Costs) -> Memory:
 
 
 def _gloo_bytes(members: int, size: int) -> int:
-    return 2 * members * size if is_gathered(members, size) else 2 * size
+    return 2 * members * size if is_gathered(size) else 2 * size
 
 
 def sockets(deployment: Deployment, transport: Way) -> int:

@@ -168,7 +168,7 @@ def traffic(deployment: Deployment, transport: Way) -> Traffic:
 
 
 def _between(members: int, size: int) -> Sent:
-    return gathered(members, size) if is_gathered(members, size) else reduced(members, size)
+    return gathered(members, size) if is_gathered(size) else reduced(members, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def _gloo_path(members: int, lanes: int, costs: Costs, network: Network) -> tupl
     size = WORD * lanes
     steps, rows = ring_steps(members, size), 1
     moved = 2 * (members - 1) * size / members
-    if is_gathered(members, size):
+    if is_gathered(size):
         moved, rows = (members - 1) * size, members
     return (
         Term("enter gloo", costs.gloo_us + costs.gloo_lane_us * rows * lanes),
@@ -312,7 +312,7 @@ def exchange_work_us(deployment: Deployment, transport: Way, costs: Costs) -> fl
 
 
 def _gloo_work_us(members: int, lanes: int, sent: Sent, costs: Costs) -> float:
-    rows = members if is_gathered(members, WORD * lanes) else 1
+    rows = members if is_gathered(WORD * lanes) else 1
     each = costs.gloo_work_us + costs.gloo_lane_us * rows * lanes + fold_us(rows, lanes, costs)
     return (
         members * each

@@ -334,7 +334,7 @@ class CrowdRounds:
             folded = self._timed(self.samples.fold_host_s, partial(fold, of_host))
             # One lane more would tell the other hosts how this one's group has ended.
             said.append(np.append(folded, np.iinfo(np.int64).max))
-        gathers = said[0].nbytes * len(said) <= GATHERED_BYTES_MAX
+        gathers = said[0].nbytes <= GATHERED_BYTES_MAX
         exchanged = (host_ring.gather if gathers else host_ring.reduce)(said)
         self.counts.messages_between += exchanged.messages
         self.counts.bytes_between += exchanged.payload_bytes

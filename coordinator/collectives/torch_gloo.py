@@ -45,8 +45,12 @@ _SLICE_S = 0.1
 _SHORTEST_S = 0.001
 """The shortest wait that gloo knows: it takes zero for no timeout at all."""
 
-GATHERED_BYTES_MAX = 1 << 20
-"""Of all ranks' lanes together, up to which they are gathered; beyond, all_reduce is faster."""
+GATHERED_BYTES_MAX = 1 << 16
+"""Of one rank's lanes, up to which they are gathered; beyond, they are reduced on the way.
+
+Gathering takes half the steps and moves more bytes, so it is the size of one vector that decides, and
+hardly the number of ranks (`benchmarks.scale_model.gathered_bytes_max`).
+"""
 
 _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
@@ -238,7 +242,7 @@ class TorchCollective:
         """See `Collective`."""
         self.launches += 1
         mine = torch.from_numpy(lanes)
-        if lanes.nbytes * self.world_size > GATHERED_BYTES_MAX:
+        if lanes.nbytes > GATHERED_BYTES_MAX:
             with self._starting():
                 self._ownership.operations.append(self._gloo.allreduce([mine], _minimum()))
             return _TorchRound(self, mine.view(1, -1))

@@ -113,8 +113,8 @@ def hold_to(folder: Path, world_size: int, rounds_by_lanes: dict[int, int]) -> N
         assert not wrong, f"seed {SEED}, rank {rank} of {world_size}: " + "\n".join(wrong)
 
 
-ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 // 2 + 1
-"""Lanes of two ranks that torch reduces on the way in place of gathering them."""
+ABOVE_GATHERED = GATHERED_BYTES_MAX // 8 + 1
+"""Lanes that torch reduces on the way in place of gathering them."""
 
 
 @pytest.mark.parametrize(("world_size", "rounds"), [(2, 500), (4, 100)])

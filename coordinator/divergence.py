@@ -30,7 +30,7 @@ class Recorder:
         """How many entries were recorded since the start."""
         self._entries: deque[tuple[object, ...]] = deque(maxlen=capacity)
 
-    def record(self, entry: tuple[object, ...]) -> None:
+    def record(self, *entry: object) -> None:
         """Append an entry; its text is made only when somebody asks for it."""
         self._entries.append(entry)
         self.count += 1

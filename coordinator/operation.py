@@ -21,6 +21,13 @@ class _Numbered(IntEnum):
 
     __hash__ = int.__hash__
 
+    word: str
+    """The name, which `name` finds anew each time."""
+
+    def __init__(self, number: int) -> None:
+        del number
+        self.word = self.name
+
 
 class Kind(_Numbered):
     """What an operation moves, and where to."""

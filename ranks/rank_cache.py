@@ -88,7 +88,7 @@ class RankCache:
             collective,
             shape,
             timeout_s=config.timeouts.round_s,
-            recorder=self.replica.state.journal.recorder,
+            recorder=self.replica.state.journal,
         )
         self._collective = collective
         self._clock_ms = clock_ms or _steady_clock_ms()

@@ -161,5 +161,5 @@ class Cluster:
 
     def first_difference(self) -> str:
         """Name the first change that is not equal on all ranks."""
-        recorders = [cache.replica.state.journal.recorder.last(4096) for cache in self.caches]
+        recorders = [cache.replica.state.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

@@ -16,7 +16,7 @@ def test_a_recorder_keeps_the_last_entries_and_counts_all() -> None:
     """Rule R10: it does not grow with the life of the group."""
     recorder = Recorder(capacity=3)
     for number in range(5):
-        recorder.record(("take", number, "host"))
+        recorder.record("take", number, "host")
 
     assert recorder.count == 5
     assert recorder.last(10) == (2, ["take 2 host", "take 3 host", "take 4 host"])
@@ -118,7 +118,7 @@ def test_a_rank_that_fell_behind_is_named_with_nothing(lengths: tuple[int, int])
 def recorder_of(*entries: str) -> Recorder:
     recorder = Recorder()
     for entry in entries:
-        recorder.record(tuple(entry.split()))
+        recorder.record(*entry.split())
     return recorder
 
 

@@ -280,7 +280,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     ranks = RanksInTurn(3, depth=depth)
     ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
     ranks.step()
-    before = [cache.replica.state.journal.recorder.count for cache in ranks.caches]
+    before = [cache.replica.state.journal.count for cache in ranks.caches]
     ranks.caches[1].prefetch("alone", prompt(2))
     for executor in ranks.executors:
         executor.said.append(Answered(1, 3))

@@ -5,20 +5,32 @@ given back is an entry, so that drifting free lists show in the round in which t
 The last entries are kept for the error path, which names the first one that differs.
 """
 
+import msgpack
 import xxhash
 
 from ...coordinator.divergence import Recorder
 
 
-class Journal:
-    """The rolling digest of what has changed the replica, and its last entries."""
+class Journal(Recorder):
+    """The last entries of what has changed the replica, and the rolling digest of all of them."""
 
     def __init__(self) -> None:
-        self.digest = 0
-        """63 bits; equal on all ranks after equal histories."""
-        self.recorder = Recorder()
+        super().__init__()
+        self._digest = xxhash.xxh3_64()
+        self._pack = msgpack.Packer().pack
+
+    @property
+    def digest(self) -> int:
+        """63 bits of all entries so far; equal on all ranks after equal histories."""
+        return self._digest.intdigest() >> 1
 
     def record(self, *entry: object) -> None:
         """Append one change: a word, then the numbers and names that determine it."""
-        self.recorder.record(entry)
-        self.digest = xxhash.xxh3_64_intdigest(repr(entry).encode(), self.digest) >> 1
+        self._entries.append(entry)
+        self.count += 1
+        try:
+            # At once, since what an entry names may change later. The bytes say where each part ends.
+            self._digest.update(self._pack(entry))
+        except (TypeError, ValueError, OverflowError):
+            # An engine may bring a fact of a kind that only it knows, or a number without bounds.
+            self._digest.update(repr(entry).encode())

@@ -65,5 +65,5 @@ class PagePool:
             raise InternalError(f"more {self.name} pages were given back than there are")
 
     def _record(self, what: str, pages: PageRun) -> None:
-        fingerprint = xxhash.xxh3_64_intdigest(pages.tobytes())
-        self._journal.record(what, self.name, len(pages), "from", pages[0], f"{fingerprint:x}")
+        fingerprint = xxhash.xxh3_64_intdigest(pages)
+        self._journal.record(what, self.name, len(pages), "from", pages[0], fingerprint)

@@ -284,7 +284,7 @@ class ReplicaState:
     def advance(self, operation: Operation, phase: Phase) -> None:
         """Change an operation's phase, on the record."""
         self.operations.advance(operation, phase)
-        self.journal.record("phase", operation.kind.name, operation.id, phase.name)
+        self.journal.record("phase", operation.kind.word, operation.id, phase.word)
 
     def release_receipts(self, operation: Operation) -> None:
         """Give back the locks and pins of an operation, and what only they kept in the tree."""

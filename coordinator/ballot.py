@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
@@ -152,6 +151,9 @@ class Sightings:
 
 _QUIET_QUEUES = (Queue.QUIESCE, Queue.QUARANTINE)
 
+_FAILURES = (Ended, QuiesceExpired)
+"""What may say that an operation has failed."""
+
 
 @dataclass(slots=True)
 class _Line:
@@ -164,12 +166,18 @@ class _Line:
     ended_through: int = 0
 
 
-class _Place(NamedTuple):
-    """The seat of an operation, and what the lanes of the seat mean."""
+@dataclass(slots=True)
+class _Expected:
+    """An operation of which progress is noted: what was seen of it, and which lanes speak of it."""
 
-    seat: int
-    phase: Phase
-    bound: int
+    seen: Sightings = field(default_factory=Sightings)
+    seat: int | None = None
+    phase: Phase = Phase.WAITING
+    """With the bound, what the lanes of its seat mean."""
+    bound: int = UNBOUNDED
+    queue: Queue | None = None
+    """That of its last ticket."""
+    ticket: int = 0
 
 
 class Ballot:
@@ -181,19 +189,19 @@ class Ballot:
     def __init__(self, shape: BallotShape, rank: int) -> None:
         self._shape = shape
         self._rank = rank
-        self._sightings: dict[int, Sightings] = {}
-        self._places: dict[int, _Place] = {}
-        self._tickets: dict[int, tuple[Queue, int]] = {}
+        self._expected: dict[int, _Expected] = {}
         self._lines = {queue: _Line() for queue in Queue}
         self._stale = set(Queue)
         """The queues of which something has changed since their lanes were written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
         """Those of the next round, but for the header."""
+        self._written = self._lanes.data
+        """The same, as what single lanes are written through: that is the cheapest way."""
 
     def expect(self, operation: int) -> None:
         """Begin to note progress of `operation`; does nothing if it is expected already."""
-        if operation not in self._sightings:
-            self._sightings[operation] = Sightings()
+        if operation not in self._expected:
+            self._expected[operation] = _Expected()
 
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
@@ -202,23 +210,24 @@ class Ballot:
         if phase not in _VOTED:
             raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
         self.expect(operation)
-        place = self._places[operation] = _Place(seat, phase, bound)
-        self._write_seat(place, self._sightings[operation])
+        expected = self._expected[operation]
+        expected.seat, expected.phase, expected.bound = seat, phase, bound
+        self._write_seat(seat, expected)
 
     def unseat(self, operation: int) -> None:
         """Let the lanes of the seat of `operation`, if it has one, say nothing."""
-        place = self._places.pop(operation, None)
-        if place is not None:
-            at = SEATS_AT + SEAT_LANES * place.seat
-            self._lanes[at : at + SEAT_LANES] = NEUTRAL
+        expected = self._expected.get(operation)
+        if expected is not None:
+            self._unseat(expected)
 
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
         """Put `operation` behind the others of `queue`; tickets of a queue only rise."""
         self.expect(operation)
         line = self._lines[queue]
         line.waiting.append((ticket, operation))
-        self._tickets[operation] = queue, ticket
-        if self._sightings[operation].failed_in(queue):
+        expected = self._expected[operation]
+        expected.queue, expected.ticket = queue, ticket
+        if expected.seen.failed_in(queue):
             heappush(line.failed, (ticket, operation))
         self._stale.add(queue)
 
@@ -232,31 +241,30 @@ class Ballot:
 
     def forget(self, operation: int) -> None:
         """Drop what was seen of `operation`, which has ended on every rank."""
-        self.unseat(operation)
-        self._sightings.pop(operation, None)
-        ticket = self._tickets.pop(operation, None)
-        if ticket is not None:
-            self._stale.add(ticket[0])
+        expected = self._expected.pop(operation, None)
+        if expected is None:
+            return
+        self._unseat(expected)
+        if expected.queue is not None:
+            self._stale.add(expected.queue)
 
     def note(self, progress: Progress) -> None:
         """Raise the level that `progress` speaks of. Unexpected operations are ignored."""
-        operation = progress.operation
-        seen = self._sightings.get(operation)
-        if seen is None or not seen.raise_to(progress):
+        expected = self._expected.get(progress.operation)
+        if expected is None or not expected.seen.raise_to(progress):
             return
-        place = self._places.get(operation)
-        if place is not None:
-            self._write_seat(place, seen)
-        standing = self._tickets.get(operation)
-        if standing is not None:
-            queue, ticket = standing
-            if isinstance(progress, Ended | QuiesceExpired) and seen.failed_in(queue):
-                heappush(self._lines[queue].failed, (ticket, operation))
+        if expected.seat is not None:
+            self._write_seat(expected.seat, expected)
+        queue = expected.queue
+        if queue is not None:
+            if isinstance(progress, _FAILURES) and expected.seen.failed_in(queue):
+                heappush(self._lines[queue].failed, (expected.ticket, progress.operation))
             self._stale.add(queue)
 
     def sightings(self, operation: int) -> Sightings:
         """Return what was seen of `operation`; nothing yet if it is not expected."""
-        return self._sightings.get(operation, _NOTHING)
+        expected = self._expected.get(operation)
+        return _NOTHING if expected is None else expected.seen
 
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
         """Return the ticket up to which all have ended here, and the first failed one beyond it.
@@ -283,8 +291,8 @@ class Ballot:
         return lanes
 
     def _has_ended(self, queue: Queue, operation: int) -> bool:
-        seen = self._sightings.get(operation)
-        return seen is None or seen.ended_in(queue)
+        expected = self._expected.get(operation)
+        return expected is None or expected.seen.ended_in(queue)
 
     def _write_queue(self, queue: Queue) -> None:
         ended_through, first_failed = self.watermark(queue)
@@ -292,19 +300,25 @@ class Ballot:
         self._lanes[at] = ended_through
         self._lanes[at + 1] = NEUTRAL if first_failed is None else self._named(first_failed)
 
-    def _write_seat(self, place: _Place, seen: Sightings) -> None:
-        lanes, at = self._lanes, SEATS_AT + SEAT_LANES * place.seat
-        if place.phase is Phase.TRANSFER:
+    def _write_seat(self, seat: int, expected: _Expected) -> None:
+        lanes, at, seen = self._written, SEATS_AT + SEAT_LANES * seat, expected.seen
+        if expected.phase is Phase.TRANSFER:
             lanes[at] = seen.landed
             lanes[at + 1] = NEUTRAL if seen.ceiling == UNBOUNDED else self._named(seen.ceiling)
         elif seen.answered is None:
             lanes[at] = NO_ANSWER
             lanes[at + 1] = NEUTRAL
         else:
-            longest = seen.answered.longest(place.bound)
+            longest = seen.answered.longest(expected.bound)
             lanes[at] = self._named(longest)
             lanes[at + 1] = -longest
         lanes[at + 2] = -(self._rank + 1) if seen.expired else 0
+
+    def _unseat(self, expected: _Expected) -> None:
+        if expected.seat is not None:
+            lanes, at = self._written, SEATS_AT + SEAT_LANES * expected.seat
+            lanes[at] = lanes[at + 1] = lanes[at + 2] = NEUTRAL
+            expected.seat = None
 
     def _named(self, value: int) -> int:
         """Return a lane of which the fold is the smallest value, and the lowest rank that has it."""

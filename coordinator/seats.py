@@ -6,6 +6,7 @@ command and by verdict, as all replicated state does. A round is launched under 
 which stays as it is whatever changes later, so that the verdict is read as it was voted for.
 """
 
+from array import array
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -62,8 +63,8 @@ class Seats:
     """The seats of one replica. Not thread-safe; one owner."""
 
     def __init__(self, count: int) -> None:
-        self._rows: Rows = np.zeros((count, COLUMNS), dtype=np.int64)
-        self._cells = self._rows.reshape(-1)
+        self._cells = array("q", [NOBODY, 0, 0] * count)
+        """The rows, one after the other; an element of an `array` is cheap to write."""
         self._free = list(range(count))
         """A heap, since they ascend."""
         self._frozen: SeatTable | None = None
@@ -71,40 +72,37 @@ class Seats:
     def take(self, operation: int, phase: Phase, bound: int = UNBOUNDED) -> int:
         """Give `operation` the lowest free seat, and return it."""
         if not self._free:
-            raise InternalError(f"operation {operation} finds all {len(self._rows)} seats taken")
+            count = len(self._cells) // COLUMNS
+            raise InternalError(f"operation {operation} finds all {count} seats taken")
         seat = heappop(self._free)
         self._write(seat, operation, phase, bound)
         return seat
 
     def change(self, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Give the lanes of a seat that is taken another meaning."""
-        self._require_taken(seat)
-        at = seat * COLUMNS
-        self._cells[at + PHASE] = phase
-        self._cells[at + BOUND] = bound
-        self._frozen = None
+        self._write(seat, self._taken_by(seat), phase, bound)
 
     def give_back(self, seat: int) -> None:
         """Let a seat that is taken be free."""
-        self._require_taken(seat)
+        self._taken_by(seat)
         self._write(seat, NOBODY, 0, 0)
         heappush(self._free, seat)
 
     def freeze(self) -> SeatTable:
         """Return what all seats mean now: the table of the last time if nothing has changed since."""
         if self._frozen is None:
-            rows = self._rows.copy()
-            rows.flags.writeable = False
-            self._frozen = SeatTable(rows, xxhash.xxh3_64_intdigest(rows.data) >> 1)
+            cells = self._cells.tobytes()
+            rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
+            self._frozen = SeatTable(rows, xxhash.xxh3_64_intdigest(cells) >> 1)
         return self._frozen
 
-    def _require_taken(self, seat: int) -> None:
-        if self._cells[seat * COLUMNS + OPERATION] == NOBODY:
+    def _taken_by(self, seat: int) -> int:
+        operation = self._cells[seat * COLUMNS + OPERATION]
+        if operation == NOBODY:
             raise InternalError(f"seat {seat} is free")
+        return operation
 
     def _write(self, seat: int, operation: int, phase: int, bound: int) -> None:
-        at = seat * COLUMNS
-        self._cells[at + OPERATION] = operation
-        self._cells[at + PHASE] = phase
-        self._cells[at + BOUND] = bound
+        cells, at = self._cells, seat * COLUMNS
+        cells[at], cells[at + 1], cells[at + 2] = operation, phase, bound
         self._frozen = None

@@ -117,7 +117,7 @@ class Driven:
             run = node.pages(tier, component)
             if run is None:
                 continue
-            prefix = b"".join(each.tokens for each in reversed(list(node.path())))
+            prefix = b"".join(each.tokens for each in node.path_down())
             first = node.start if part.per_page else node.end - 1
             pages |= {prefix[: (at + 1) * PAGE_BYTES] for at in range(first, node.end)}
         return pages

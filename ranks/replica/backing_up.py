@@ -93,7 +93,7 @@ class BackingUp:
         """Return what to back up of full attention, and whether it is all."""
         state = self._state
         segments: list[Segment] = []
-        for each in reversed(list(node.path())):
+        for each in node.path_down():
             if each.values[HOST][0] is not None or self.comes_to(each):
                 continue
             if each.width <= room:

@@ -51,13 +51,12 @@ class Holds:
         node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
-        each = node
-        while each.parent is not None and each.start >= receipt.start:
-            above = each.parent
+        each, above, start = node, node.parent, receipt.start
+        while above is not None and each.start >= start:
             if not each.let_go(tier, component):
                 self._count(each, tier, component, -1)
                 self._released(each, tier, component)
-            each = above
+            each, above = above, above.parent
 
     def value_changed(self, node: Node, tier: int, component: int, pages: int) -> None:
         """Account for `pages` that came to (or, negative, left) a node which may be held."""

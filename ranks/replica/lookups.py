@@ -57,7 +57,7 @@ def plan_lookup(state: ReplicaState, root: Node, tokens: bytes) -> LookupPlan | 
         first = component.needed_from(best + 1)
         if 0 < first < anchor.end:
             state.cut(anchor, first)
-    path = list(reversed(list(anchor.path())))
+    path = anchor.path_down()
     needs = [Need(state.components[0].pool, anchor.end, tuple(keys))]
     needs += [_need(state, component, path, keys, best) for component in others]
     return LookupPlan(anchor, best, wanted[: len(keys) * step], tuple(needs))

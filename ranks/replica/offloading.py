@@ -211,7 +211,7 @@ class Offloading:
         return {number for number in copies if number in self._state.operations.in_flight}
 
     def _path(self, node: Node) -> list[Node]:
-        return list(reversed(list(node.path())))
+        return node.path_down()
 
     def _covered(self, node: Node) -> int:
         """Return the position up to which the path is on the host, or on its way there."""

@@ -34,6 +34,8 @@ class Operation:
     kind: Kind
     phase: Phase
     receipts: list[Receipt] = field(default_factory=list[Receipt])
+    segments: list[Segment] = field(default_factory=list[Segment])
+    """The nodes that it reads or fills; a prefetch has none."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages of the operation's own, beside those of its segments."""
     ending: Outcome | None = None
@@ -60,7 +62,6 @@ class Operation:
 class Copy(Operation):
     """A backup or load back: pages of the segments' nodes to or from the operation's own."""
 
-    segments: list[Segment] = field(default_factory=list[Segment])
     request: str | None = None
     """The request that a load back is for, or that a backup takes off the device."""
     resumes: bool = False
@@ -74,7 +75,10 @@ class Copy(Operation):
     @property
     def owns_pages(self) -> bool:
         """See `Operation`."""
-        return bool(self.owned) or any(segment.pages for segment in self.segments)
+        for segment in self.segments:
+            if segment.pages:
+                return True
+        return bool(self.owned)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
@@ -171,6 +175,7 @@ class Prefetch(Operation):
 
 
 _AT_REST = (Phase.QUARANTINED, Phase.DONE)
+_NOWHERE: frozenset[Phase] = frozenset()
 
 
 class OperationTable:
@@ -209,14 +214,13 @@ class OperationTable:
 
     def advance(self, operation: Operation, phase: Phase) -> None:
         """Change the phase, if the table of transitions has that step."""
-        allowed = TRANSITIONS[operation.kind].get(operation.phase, frozenset())
-        if phase not in allowed:
+        kind, before = operation.kind, operation.phase
+        if phase not in TRANSITIONS[kind].get(before, _NOWHERE):
             raise InternalError(
-                f"{operation.kind.name} {operation.id} cannot go from {operation.phase.name}"
-                f" to {phase.name}"
+                f"{kind.name} {operation.id} cannot go from {before.name} to {phase.name}"
             )
-        if phase in _AT_REST and operation.phase is not Phase.QUARANTINED:
-            self.working[operation.kind] -= 1
+        if phase in _AT_REST and before not in _AT_REST:
+            self.working[kind] -= 1
         operation.phase = phase
 
     def of(self, kind: type[Operation], *phases: Phase) -> Iterator[Operation]:

@@ -40,6 +40,10 @@ class PagePool:
         """The number of pages that nobody owns."""
         return len(self._free)
 
+    def has(self, count: int) -> bool:
+        """Say whether `count` pages are free."""
+        return count <= len(self._free)
+
     def free_pages(self) -> PageRun:
         """Return a copy of the free list, in its order."""
         return page_run(self._free)

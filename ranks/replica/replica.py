@@ -5,6 +5,9 @@ verdict that all ranks received. It reads no clock, thread, file or collective. 
 leaves in `orders`; what this rank has seen of it, it never asks.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from ...coordinator.operation import Kind, Outcome, Phase, Queue
 from ...coordinator.seats import SeatTable
 from ...coordinator.verdict import Found, Verdict, Watermark
@@ -27,6 +30,8 @@ from .serving import Admission, LoadState, Serving, Wait
 from .settings import ReplicaConfig
 from .state import Decision, Expectations, ReplicaState
 
+_OperationT = TypeVar("_OperationT", bound=Operation)
+
 
 class Replica:
     """The state machine. Every method but the reading ones is a command or applies a verdict."""
@@ -41,6 +46,14 @@ class Replica:
         self.pinning = Pinning(self.state, self.backing_up)
         self.offloading = Offloading(self.state, self.loading_back, self.backing_up)
         self.attaching = Attaching(self.state, self.prefetching, self.backing_up)
+        self._ended: dict[Queue, Callable[[Operation], None]] = {
+            Queue.BACKUP: self._backed_up,
+            Queue.LOAD_BACK: self._loaded,
+            Queue.PERSIST: self._persisted,
+            Queue.QUIESCE: self._quiet,
+            Queue.QUARANTINE: self._quiet_at_last,
+        }
+        """What follows where an operation of a queue has ended on every rank."""
 
     @property
     def digest(self) -> int:
@@ -231,20 +244,20 @@ class Replica:
             misses.popitem(last=False)
 
     def _apply_watermark(self, watermark: Watermark) -> None:
-        queue = watermark.queue
-        line = self.state.operations.queues[queue]
+        queue, first_failed = watermark.queue, watermark.first_failed
+        in_flight, line = self.state.operations.in_flight, self.state.operations.queues[queue]
+        ended, last = self._ended[queue], watermark.ended_through
         while line:
             ticket, number = line[0]
-            failed = ticket == watermark.first_failed
-            if not failed and ticket > watermark.ended_through:
+            failed = ticket == first_failed
+            if not failed and ticket > last:
                 return
             line.popleft()
             self.state.ballot.settle(queue, ticket)
-            operation = self.state.operations.in_flight[number]
             if failed:
-                self._failed(queue, operation)
+                self._failed(queue, in_flight[number])
                 return
-            self._ended(queue, operation)
+            ended(in_flight[number])
 
     def _let_others_pass(self) -> None:
         """Move the first in quarantine behind the others, which may be quiet before it ever is."""
@@ -258,23 +271,22 @@ class Replica:
         ticket = self.state.operations.new_ticket(Queue.QUARANTINE, operation)
         self.state.ballot.enqueue(Queue.QUARANTINE, ticket, operation.id)
 
-    def _ended(self, queue: Queue, operation: Operation) -> None:
-        if queue is Queue.QUIESCE:
-            self._quiet(operation)
-        elif queue is Queue.QUARANTINE:
-            self.state.count_quarantined(operation, -1)
-            self._quiet(operation)
-        elif isinstance(operation, Persist):
-            self.backing_up.persisted(operation)
-        elif isinstance(operation, Copy) and operation.kind is Kind.BACKUP:
-            if operation.request is None:
-                self.backing_up.backed_up(operation)
-            else:
-                self.retracting.retracted(operation)
-        elif isinstance(operation, Copy):
-            self._devices.loaded(operation)
+    def _backed_up(self, operation: Operation) -> None:
+        copy = _of_class(Copy, operation)
+        if copy.request is None:
+            self.backing_up.backed_up(copy)
         else:
-            raise InternalError(f"{operation.kind.name} {operation.id} stands in {queue.name}")
+            self.retracting.retracted(copy)
+
+    def _loaded(self, operation: Operation) -> None:
+        self._devices.loaded(_of_class(Copy, operation))
+
+    def _persisted(self, operation: Operation) -> None:
+        self.backing_up.persisted(_of_class(Persist, operation))
+
+    def _quiet_at_last(self, operation: Operation) -> None:
+        self.state.count_quarantined(operation, -1)
+        self._quiet(operation)
 
     def _failed(self, queue: Queue, operation: Operation) -> None:
         if queue is Queue.QUIESCE:
@@ -308,3 +320,10 @@ class Replica:
             # A store that does not fall quiet would take the host pool page by page.
             self.attaching.detach()
         self.prefetching.begin_waiting()
+
+
+def _of_class(kind: type[_OperationT], operation: Operation) -> _OperationT:
+    """Return an operation that stands in a queue of its class."""
+    if not isinstance(operation, kind):
+        raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")
+    return operation

@@ -91,7 +91,7 @@ class Residence:
 
     def has_free(self, tier: int, counts: Sequence[int]) -> bool:
         """Say whether `take` would not have to evict anything."""
-        return all(pool.free >= count for pool, count in zip(self.pools[tier], counts, strict=True))
+        return all(map(PagePool.has, self.pools[tier], counts))
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
         """Take pages of each component, evicting what is the first to leave.
@@ -101,7 +101,7 @@ class Residence:
         """
         pools = self.pools[tier]
         if self.has_free(tier, counts):
-            return [pool.take(count) for pool, count in zip(pools, counts, strict=True)]
+            return list(map(PagePool.take, pools, counts))
         if not self._can_find(tier, counts):
             return None
         # What is being backed up is locked for it, also where only a part of a node is.
@@ -111,7 +111,7 @@ class Residence:
         for index, count in enumerate(counts):
             if pools[index].free < count:
                 self._make_room(tier, index, count - pools[index].free)
-        return [pool.take(count) for pool, count in zip(pools, counts, strict=True)]
+        return list(map(PagePool.take, pools, counts))
 
     def take_one(self, tier: int, component: int, count: int) -> PageRun | None:
         """Take pages of one component; as `take`."""
@@ -130,11 +130,14 @@ class Residence:
         values[component] = pages
         node.there |= 1 << (tier * len(values) + component)
         self.tree_pages[tier][component] += len(pages)
-        self.holds.value_changed(node, tier, component, len(pages))
         if not component:
             node.parent.occupied_children[tier] += 1
-            self.limits.count(node, tier, len(pages))
-        self._offer(node, tier, component)
+            if self.limits.are_set:
+                self.limits.count(node, tier, len(pages))
+        if node.held[tier][component]:
+            self.holds.value_changed(node, tier, component, len(pages))
+        else:
+            self._offer(node, tier, component)
 
     def detach(self, node: Node, tier: int, component: int) -> PageRun:
         """Take a node's pages away from it; they belong to the caller from now on.
@@ -229,7 +232,7 @@ class Residence:
 
     def touch(self, node: Node, clock: int, time_ms: int) -> None:
         """Mark the path to `node` as used at `clock`, from the root down."""
-        for each in reversed(list(node.path())):
+        for each in node.path_down():
             each.last_access, each.used_ms = clock, time_ms
             for tier in TIERS:
                 values, queues = each.values[tier], self.queues[tier]

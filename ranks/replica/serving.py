@@ -237,7 +237,7 @@ class Serving:
         table = page_run()
         start = component.needed_from(request.prefix)
         if request.node is not None:
-            for node in reversed(list(request.node.path())):
+            for node in request.node.path_down():
                 pages = node.values[DEVICE][component.index] if node.start >= start else None
                 table.extend([NO_PAGE] * node.width if pages is None else pages)
         table.extend(request.own[component.index])

@@ -85,7 +85,7 @@ class Settling:
         if component.per_page:
             state.cut(last, component.needed_from(last.end))
         start = component.needed_from(last.end)
-        for node in reversed(list(last.path())):
+        for node in last.path_down():
             if node.end <= start:
                 continue
             positions = range(node.start, node.end) if component.per_page else (node.end - 1,)

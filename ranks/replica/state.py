@@ -195,7 +195,6 @@ class ReplicaState:
         self.residence.was_split(upper)
         for number in sorted(node.marks):
             operation = self.operations.in_flight[number]
-            assert isinstance(operation, Copy | Persist)
             self._split_segments(operation, node, upper)
 
     def begin_store(self) -> None:
@@ -234,8 +233,9 @@ class ReplicaState:
     def offer(self, node: Node, *persisted: int) -> None:
         """Note that a node was offered to the present store, which has some components of it."""
         if node.store != self.store_number:
-            node.store, node.persisted = self.store_number, frozenset()
-        node.persisted |= set(persisted)
+            node.store, node.persisted = self.store_number, frozenset(persisted)
+        elif persisted:
+            node.persisted = node.persisted.union(persisted)
 
     def cut(self, node: Node, position: int) -> None:
         """Make sure that some node of the path to `node` begins at `position`."""
@@ -255,11 +255,10 @@ class ReplicaState:
 
     def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
         """Return the nodes that hold `tokens`, as far as they are in the tree, cut to fit."""
-        walk = self.tree.walk(root, tokens)
-        nodes = list(walk.nodes)
-        if walk.partial is not None:
-            self.split(walk.partial, walk.partial_pages)
-            upper = walk.partial.parent
+        nodes, partial, pages = self.tree.follow(root, tokens)
+        if partial is not None:
+            self.split(partial, pages)
+            upper = partial.parent
             assert upper is not None
             nodes.append(upper)
         return nodes
@@ -270,12 +269,11 @@ class ReplicaState:
         From here on it has no part in the tree but its receipts: its own pages belong to it alone.
         """
         operation.ending = outcome
-        if isinstance(operation, Copy | Persist):
-            operation.stopped_pages = sum(len(segment.pages) for segment in operation.segments)
-            if isinstance(operation, Copy):
-                for segment in operation.segments:
-                    operation.own(operation.fills, segment.component, segment.pages)
-            self._clear_segments(operation)
+        operation.stopped_pages = sum(len(segment.pages) for segment in operation.segments)
+        if isinstance(operation, Copy):
+            for segment in operation.segments:
+                operation.own(operation.fills, segment.component, segment.pages)
+        self._clear_segments(operation)
         self.advance(operation, Phase.QUIESCE)
         self.orders.append(Cancel(operation.id, self.config.timeouts.quiesce_s))
         ticket = self.operations.new_ticket(Queue.QUIESCE, operation)
@@ -288,11 +286,12 @@ class ReplicaState:
 
     def release_receipts(self, operation: Operation) -> None:
         """Give back the locks and pins of an operation, and what only they kept in the tree."""
-        for receipt in operation.receipts:
-            self.residence.holds.release(receipt)
-        for receipt in operation.receipts:
-            self.residence.prune(receipt.node)
-        operation.receipts.clear()
+        residence, receipts = self.residence, operation.receipts
+        for receipt in receipts:
+            residence.holds.release(receipt)
+        for receipt in receipts:
+            residence.prune(receipt.node)
+        receipts.clear()
 
     def finish(self, operation: Operation, outcome: Outcome) -> None:
         """End an operation: whatever it still owns and holds is given back."""
@@ -303,13 +302,13 @@ class ReplicaState:
                 for component in self.components:
                     pages = operation.owned_pages(tier, component.index)
                     self.residence.pools[tier][component.index].give_back(pages)
-        if isinstance(operation, Copy | Persist):
+        if operation.segments:
             self._clear_segments(operation)
         self.operations.outcomes[operation.kind, outcome] += 1
         del self.operations.in_flight[operation.id]
         self.ballot.forget(operation.id)
 
-    def mark(self, operation: Copy | Persist, segments: Sequence[Segment]) -> None:
+    def mark(self, operation: Operation, segments: Sequence[Segment]) -> None:
         """Enter the segments of an operation and mark their nodes with it."""
         operation.segments.extend(segments)
         for segment in segments:
@@ -345,12 +344,12 @@ class ReplicaState:
         if node.parent is None and unused and self.tree.roots.get(node.place) is node:
             del self.tree.roots[node.place]
 
-    def _clear_segments(self, operation: Copy | Persist) -> None:
+    def _clear_segments(self, operation: Operation) -> None:
         for segment in operation.segments:
             segment.node.marks -= {operation.id}
         operation.segments.clear()
 
-    def _split_segments(self, operation: Copy | Persist, lower: Node, upper: Node) -> None:
+    def _split_segments(self, operation: Operation, lower: Node, upper: Node) -> None:
         segments: list[Segment] = []
         for segment in operation.segments:
             if segment.node is not lower:

@@ -47,6 +47,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "end",
         "first",
         "held",
         "hits",
@@ -79,7 +80,9 @@ class Node:
         self.first = b""
         """The tokens of its first page, by which its parent finds it."""
         self.width = width
-        self.start = parent.end if parent is not None else 0
+        self.start: int = parent.end if parent is not None else 0
+        self.end: int = self.start + width
+        """The position after its last page, for good: a split keeps it as the lower half."""
         self.children = _CHILDLESS
         self.values: tuple[list[PageRun | None], list[PageRun | None]] = (
             [None] * components,
@@ -113,11 +116,6 @@ class Node:
         """The number of the last store that it was read from or offered to."""
         self.marks: frozenset[int] = frozenset()
         """Operations in flight that read or fill pages of this node."""
-
-    @property
-    def end(self) -> int:
-        """The position after the node's last page."""
-        return self.start + self.width
 
     def pages(self, tier: int, component: int = 0) -> PageRun | None:
         """Return the pages of one component on one tier, or None."""
@@ -162,6 +160,16 @@ class Node:
         while node.parent is not None:
             yield node
             node = node.parent
+
+    def path_down(self) -> "list[Node]":
+        """Return the same, from the top down to this node."""
+        nodes: list[Node] = []
+        node: Node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
 
 
 COPIED_BYTES = 64 << 10
@@ -250,9 +258,9 @@ class Tree:
 
     def add(self, parent: Node, tokens: bytes) -> Node:
         """Hang a new node with a run of whole pages under `parent`, which has no such child."""
-        width = self.whole_pages(tokens)
-        node = Node(self._new_id(), parent, tokens, width, len(self.components))
-        self._hang(node, parent, tokens[: self.page_bytes])
+        step = self.page_bytes
+        node = Node(self._new_id(), parent, tokens, len(tokens) // step, len(self.components))
+        self._hang(node, parent, tokens[:step])
         self.node_count += 1
         return node
 

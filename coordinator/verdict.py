@@ -17,8 +17,11 @@ is launched (P3), and applying the same again would change nothing:
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .collectives.base import Vector
 from .lanes import (
@@ -39,8 +42,7 @@ from .proposal import Readiness
 from .seats import COLUMNS, NOBODY, OPERATION, Seats, SeatTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """A prefetch in QUERY or RESTORABLE: how far the ranks can restore it, up to a bound.
 
     Where `pages` and `longest` are equal, every rank can restore that length, and none that is
@@ -60,8 +62,7 @@ class Found:
     """A rank that saw the deadline pass, or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A prefetch in TRANSFER: its first `pages` pages hold verified bytes on every rank."""
 
     operation: int
@@ -123,6 +124,11 @@ def unhealthy_rank(folded: Vector) -> int | None:
 _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
 """Where the seats begin in a body, which is a vector without its header."""
 
+_BY_OPERATION = attrgetter("operation")
+
+_TRANSFER = int(Phase.TRANSFER)
+"""As it stands in a row."""
+
 
 class Verdicts:
     """Reads the rounds of one epoch, each once, in their order. Keeps no view of a vector."""
@@ -141,10 +147,9 @@ class Verdicts:
         watermarks: tuple[Watermark, ...] = ()
         seats: tuple[SeatVerdict, ...] = ()
         if body != self._body or layout.seats is not self._seats:
-            lanes = np.frombuffer(body, np.int64)
-            differing = _differing(lanes, np.frombuffer(self._body, np.int64))
-            watermarks = self._read_queues(lanes, differing)
-            seats = self._read_seats(lanes, differing, layout.seats)
+            lanes, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
+            watermarks = self._read_queues(lanes[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
+            seats = self._read_seats(lanes[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.seats)
             self._body, self._seats = body, layout.seats
         return Verdict(
             round=layout.round,
@@ -154,9 +159,9 @@ class Verdicts:
             proposed=_read_proposed(header),
         )
 
-    def _read_queues(self, lanes: Vector, differing: list[int]) -> tuple[Watermark, ...]:
-        queues = sorted({at // QUEUE_LANES for at in differing if at < _SEATS_IN_BODY})
-        return tuple(self._read_queue(Queue(queue), lanes) for queue in queues)
+    def _read_queues(self, lanes: Vector, before: Vector) -> tuple[Watermark, ...]:
+        news: list[int] = _differing(lanes, before, QUEUE_LANES).nonzero()[0].tolist()
+        return tuple(self._read_queue(Queue(queue), lanes) for queue in news)
 
     def _read_queue(self, queue: Queue, lanes: Vector) -> Watermark:
         at = QUEUE_LANES * queue
@@ -167,49 +172,37 @@ class Verdicts:
         )
 
     def _read_seats(
-        self, lanes: Vector, differing: list[int], table: SeatTable
+        self, lanes: Vector, before: Vector, table: SeatTable
     ) -> tuple[SeatVerdict, ...]:
-        seats = {(at - _SEATS_IN_BODY) // SEAT_LANES for at in differing if at >= _SEATS_IN_BODY}
+        differing = _differing(lanes, before, SEAT_LANES)
         if table is not self._seats:
-            cells, before = table.rows.reshape(-1), self._seats.rows.reshape(-1)
-            seats.update(at // COLUMNS for at in _differing(cells, before))
-        news: list[tuple[list[int], list[int]]] = []
-        for seat in seats:
-            row: list[int] = table.rows[seat].tolist()
-            if row[OPERATION] != NOBODY:
-                at = _SEATS_IN_BODY + SEAT_LANES * seat
-                news.append((row, lanes[at : at + SEAT_LANES].tolist()))
-        # By operation, which comes first in a row.
-        news.sort()
-        return tuple(self._read_seat(row, votes) for row, votes in news)
+            differing |= _differing(table.rows.reshape(-1), self._seats.rows.reshape(-1), COLUMNS)
+        differing &= table.rows[:, OPERATION] != NOBODY
+        seats = differing.nonzero()[0]
+        if not seats.size:
+            return ()
+        rows: list[list[int]] = table.rows[seats].tolist()
+        votes: list[list[int]] = lanes.reshape(-1, SEAT_LANES)[seats].tolist()
+        verdicts = list(map(self._read_seat, rows, votes))
+        verdicts.sort(key=_BY_OPERATION)
+        return tuple(verdicts)
 
     def _read_seat(self, row: list[int], lanes: list[int]) -> SeatVerdict:
         operation, phase, bound = row
         expired_rank = _marked_rank(lanes[2])
-        if phase == Phase.TRANSFER:
-            ceiling, rank = _named(lanes[1], self._world_size)
-            return Arrived(
-                operation=operation,
-                pages=lanes[0],
-                ceiling=ceiling,
-                ceiling_rank=rank,
-                expired_rank=expired_rank,
-            )
-        pages, rank = (None, None) if lanes[0] < 0 else _named(lanes[0], self._world_size)
-        return Found(
-            operation=operation,
-            bound=bound,
-            pages=pages,
-            shortest_rank=rank,
-            longest=None if pages is None else -lanes[1],
-            expired_rank=expired_rank,
-        )
+        if phase == _TRANSFER:
+            ceiling, ceiling_rank = _named(lanes[1], self._world_size)
+            return Arrived(operation, lanes[0], ceiling, ceiling_rank, expired_rank)
+        pages, shortest_rank = _named(lanes[0], self._world_size) if lanes[0] >= 0 else (None, None)
+        longest = None if pages is None else -lanes[1]
+        return Found(operation, bound, pages, shortest_rank, longest, expired_rank)
 
 
-def _differing(values: Vector, before: Vector) -> list[int]:
-    """Return where a vector is another one than before."""
-    places: list[int] = (values != before).nonzero()[0].tolist()
-    return places
+def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.bool_]:
+    """Say of each group of `width` values whether they are others than before."""
+    groups = np.zeros(len(values) // width, dtype=np.bool_)
+    groups[(values != before).nonzero()[0] // width] = True
+    return groups
 
 
 def _read_proposed(lanes: list[int]) -> Proposed | None:

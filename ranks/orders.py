@@ -6,14 +6,15 @@ touch them at any time in between and needs no lock. The executor answers with `
 (`coordinator.ballot`), in any order and at its own pace.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KV_POOL = "kv"
 """The pool of full-attention pages, which every model has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectTransfer:
+class ObjectTransfer(NamedTuple):
     """Objects of one pool and the host pages that they fill or come from, index by index.
 
     `keys` are page keys (`replica.page_keys`), in prefix order.
@@ -53,6 +54,12 @@ class Need:
     """How many positions before its end a length needs; None stands for all from `first` on."""
     held: frozenset[int] = frozenset()
     """Positions that are in host memory already."""
+
+    def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:
+        """Return the keys of the pages at these positions, in their order."""
+        if isinstance(positions, range) and positions.step == 1:
+            return self.keys[positions.start - self.first : positions.stop - self.first]
+        return tuple([self.keys[position - self.first] for position in positions])
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,9 @@ def complete_without_the_other_pools() -> Generator[None]:
     def arrived_with_kv(self: Prefetching, verdict: Arrived) -> None:
         operation = self.active.get(verdict.operation)
         if operation is not None and operation.phase is Phase.TRANSFER:
-            kv = sum(not each.component for each in operation.wanted)
+            kv = sum(len(each.keys) for each in operation.wanted if not each.component)
             if kv and verdict.pages >= kv:
-                verdict = replace(verdict, pages=len(operation.wanted))
+                verdict = verdict._replace(pages=operation.wanted_count)
         arrived(self, verdict)
 
     with replaced(Prefetching, "arrived", arrived_with_kv):

@@ -110,7 +110,7 @@ def _is_over(operation: Operation, seen: Sightings) -> bool:
         case Phase.QUERY:
             return seen.answered is not None
         case Phase.TRANSFER:
-            return isinstance(operation, Prefetch) and seen.landed == len(operation.wanted)
+            return isinstance(operation, Prefetch) and seen.landed == operation.wanted_count
         case Phase.ISSUED:
             return seen.ended is not None
         case Phase.QUIESCE:
@@ -137,7 +137,7 @@ def smallest_of_the_longest() -> Generator[None]:
 
     def found_smallest(self: Prefetching, verdict: Found) -> None:
         operation = self.active.get(verdict.operation)
-        found(self, replace(verdict, longest=verdict.pages) if verdict.pages else verdict)
+        found(self, verdict._replace(longest=verdict.pages) if verdict.pages else verdict)
         orders = self._state.orders
         if verdict.pages == verdict.longest or operation is None or not orders:
             return
@@ -170,4 +170,4 @@ def _nearest(executor: SimulatedExecutor, order: _FetchUpTo) -> Generator[Object
             before = need.keys[: need.keys.index(keys[-1]) + 1]
             there = [key for key in before if executor._store.has(transfer.pool, key)]
             keys = (*keys[:-1], there[-1] if there else b"")
-        yield replace(transfer, keys=keys)
+        yield transfer._replace(keys=keys)

@@ -116,7 +116,7 @@ def test_pages_that_have_not_landed_and_are_offered_are_found(
     settle = Prefetching.settle
 
     def settle_all(self: Prefetching, operation: Prefetch) -> None:
-        operation.landed = len(operation.wanted)
+        operation.landed = operation.wanted_count
         settle(self, operation)
 
     monkeypatch.setattr(Prefetching, "settle", settle_all)
@@ -243,7 +243,7 @@ def test_a_vote_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch, seeds:
 
     def arrived_complete_only(self: Prefetching, verdict: Arrived) -> None:
         operation = self.active.get(verdict.operation)
-        if operation is not None and verdict.pages == len(operation.wanted):
+        if operation is not None and verdict.pages == operation.wanted_count:
             arrived(self, verdict)
 
     monkeypatch.setattr(Prefetching, "arrived", arrived_complete_only)

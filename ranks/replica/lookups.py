@@ -5,6 +5,7 @@ on; of a component that a match needs only a part of, every object that some len
 `best_match_node` could need, but those that host memory has.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..orders import Need
@@ -66,8 +67,8 @@ def plan_lookup(state: ReplicaState, root: Node, tokens: bytes) -> LookupPlan | 
 def room_for(state: ReplicaState, operation: Prefetch, length: int) -> int:
     """Return the longest length, up to `length`, that host memory has room for."""
     assert operation.anchor is not None
-    above = operation.anchor.end - operation.floor
-    fits = min(length, max(0, above + state.residence.available(HOST, 0)))
+    room = operation.anchor.end - operation.floor + state.residence.available(HOST, 0)
+    fits = length if length <= room else max(0, room)
     if len(state.components) == 1:
         return fits
     available = [state.residence.available(HOST, each.index) for each in state.components]
@@ -85,21 +86,16 @@ def _missing(component: Component, need: Need, end: int) -> int:
     return len(positions) - sum(position in need.held for position in positions)
 
 
-def wanted_objects(
-    state: ReplicaState, operation: Prefetch, length: int
-) -> list[tuple[int, int, bytes]]:
-    """Return (component, position, key) of what has to be read for a length, in order."""
-    assert operation.anchor is not None
+def wanted_positions(state: ReplicaState, operation: Prefetch, length: int) -> list[Sequence[int]]:
+    """Return by component the positions of what has to be read for a length."""
     end = operation.floor + length
-    objects: list[tuple[int, int, bytes]] = []
-    for component, need in zip(state.components, operation.needs, strict=True):
-        first = max(need.first, component.needed_from(end))
-        objects += [
-            (component.index, position, need.keys[position - need.first])
-            for position in range(first, end)
-            if position not in need.held
-        ]
-    return objects
+    wanted: list[Sequence[int]] = []
+    for component in state.components:
+        need = operation.needs[component.index]
+        positions = range(max(need.first, component.needed_from(end)), end)
+        held = need.held
+        wanted.append([each for each in positions if each not in held] if held else positions)
+    return wanted
 
 
 def _need(

@@ -5,8 +5,9 @@ receipts of the locks and pins that keep its sources and its place in the tree a
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...coordinator.operation import FIRST_PHASE, TRANSITIONS, Kind, Outcome, Phase, Queue
 from ...coordinator.seats import UNBOUNDED
@@ -92,20 +93,24 @@ class Copy(Operation):
 
 @dataclass(slots=True, eq=False)
 class Persist(Operation):
-    """A write of host pages, which stay in the tree, pinned, to storage."""
+    """A write of host pages to storage: those of the segments, which belong to their nodes.
 
-    segments: list[Segment] = field(default_factory=list[Segment])
-    """The nodes and the host pages that are written; the pages belong to the nodes."""
+    They stay in the tree, pinned.
+    """
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One object that a prefetch reads: of which component, which position, and into which page."""
+class Wanted(NamedTuple):
+    """Objects of one component that a prefetch reads: which positions, and into which pages."""
 
     component: int
-    position: int
-    key: bytes
-    page: int
+    positions: Sequence[int]
+    keys: tuple[bytes, ...]
+    pages: PageRun
+
+    def after(self, count: int) -> "Wanted":
+        """Return all but the first `count` objects."""
+        component, positions, keys, pages = self
+        return Wanted(component, positions[count:], keys[count:], pages[count:])
 
 
 @dataclass(slots=True, eq=False)
@@ -135,43 +140,43 @@ class Prefetch(Operation):
     components alone are missing."""
     wanted: tuple[Wanted, ...] = ()
     """What is read, in the order in which it counts as landed: full attention first."""
+    wanted_count: int = 0
+    """How many objects that is."""
     landed: int = 0
-    """How many of `wanted` have landed on every rank, as far as a verdict has said."""
+    """How many of them have landed on every rank, as far as a verdict has said."""
+    end: int = 0
+    """The position that the pages asked for lead to."""
     waits_since_ms: int = 0
     """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     budget: int = 0
     """Pages that count against the bound on prefetching."""
 
-    def assign(self, objects: Sequence[tuple[int, int, bytes]], pages: Sequence[PageRun]) -> None:
-        """Give pages, by component, to the objects (component, position, key) that are read.
-
-        The runs are the operation's from now on, and all that it owns.
-        """
-        sources = [iter(run) for run in pages]
-        self.wanted = tuple(
-            Wanted(component, position, key, next(sources[component]))
-            for component, position, key in objects
-        )
-        self.owned = {(HOST, component): run for component, run in enumerate(pages) if run}
-
-    def keep(self, wanted: Iterable[Wanted]) -> None:
+    def assign(self, wanted: Sequence[Wanted]) -> None:
         """Let this be what is read, and its pages all that the operation owns."""
         self.wanted = tuple(wanted)
+        self.wanted_count = 0
         self.owned.clear()
-        for component in {each.component: None for each in self.wanted}:
-            mine = page_run(each.page for each in self.wanted if each.component == component)
-            self.own(HOST, component, mine)
+        for each in wanted:
+            self.wanted_count += len(each.keys)
+            self.owned[HOST, each.component] = each.pages
+
+    def drop(self, count: int) -> None:
+        """Let the first `count` objects, and their pages, no longer be the operation's."""
+        kept: list[Wanted] = []
+        for each in self.wanted:
+            if count < len(each.keys):
+                kept.append(each.after(count))
+            count = max(0, count - len(each.keys))
+        self.assign(kept)
+
+    def wanted_keys(self) -> list[tuple[int, bytes]]:
+        """Return the component and the key of each object that is read, in order."""
+        return [(each.component, key) for each in self.wanted for key in each.keys]
 
     @property
     def keys(self) -> tuple[bytes, ...]:
         """The keys of the pages of full attention that are asked for."""
         return self.needs[0].keys
-
-    @property
-    def end(self) -> int:
-        """The position that the pages asked for lead to."""
-        assert self.anchor is not None
-        return self.anchor.end + len(self.keys)
 
 
 _AT_REST = (Phase.QUARANTINED, Phase.DONE)

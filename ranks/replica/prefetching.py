@@ -11,17 +11,21 @@ Full attention alone can be restored up to any length up to the longest, so ther
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from ...coordinator.operation import Kind, Outcome, Phase
 from ...coordinator.seats import UNBOUNDED
 from ...coordinator.verdict import Arrived, Found
 from ..orders import Cancel, Fetch, LookUp, ObjectTransfer
-from .lookups import plan_lookup, room_for, wanted_objects
-from .operations import Prefetch
+from .lookups import plan_lookup, room_for, wanted_positions
+from .operations import Prefetch, Wanted
+from .pages import PageRun
 from .request import Request, Shortfall
 from .settling import Settling
 from .state import ReplicaState
 from .tree import HOST
+
+_LOOKING = (Phase.QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
 """Lengths that the ranks vote on for one prefetch, after which it is a miss."""
@@ -58,6 +62,7 @@ class Prefetching:
             floor=plan.floor,
             tokens=plan.tokens,
             needs=plan.needs,
+            end=plan.anchor.end + len(plan.needs[0].keys),
             waits_since_ms=state.time_ms,
         )
         operation.receipts += plan.pin(state)
@@ -104,7 +109,7 @@ class Prefetching:
     def found(self, verdict: Found) -> None:
         """Apply what the lookups of all ranks came to."""
         operation = self.active.get(verdict.operation)
-        if operation is None or operation.phase not in (Phase.QUERY, Phase.RESTORABLE):
+        if operation is None or operation.phase not in _LOOKING:
             return
         if verdict.bound != operation.bound:
             return
@@ -131,8 +136,9 @@ class Prefetching:
         operation = self.active.get(verdict.operation)
         if operation is None or operation.phase is not Phase.TRANSFER:
             return
-        total = len(operation.wanted)
-        operation.landed = max(operation.landed, min(verdict.pages, total))
+        total = operation.wanted_count
+        if verdict.pages > operation.landed:
+            operation.landed = min(verdict.pages, total)
         if operation.landed == total:
             self.settle(operation)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
@@ -158,7 +164,7 @@ class Prefetching:
     def settle(self, operation: Prefetch) -> None:
         """Give the tree what has landed on every rank; what has not waits until I/O is quiet."""
         state = self._state
-        wanted, landed = len(operation.wanted), operation.landed
+        wanted, landed = operation.wanted_count, operation.landed
         reached = self._settling.settle(operation)
         request = state.requests.get(operation.request)
         if request is not None and request.prefetch == operation.id and reached > operation.floor:
@@ -222,41 +228,44 @@ class Prefetching:
             # What there is room for need not be a length that can be restored.
             self._vote_again(operation, fits)
             return
-        objects = wanted_objects(state, operation, fits)
-        counts = [0] * len(state.components)
-        for component, _, _ in objects:
-            counts[component] += 1
-        taken = state.residence.take(HOST, counts)
+        positions = wanted_positions(state, operation, fits)
+        taken = state.residence.take(HOST, list(map(len, positions)))
         if taken is None:
             self._end_query(operation, Outcome.NO_ROOM)
             return
         operation.goal = operation.floor + fits
-        operation.assign(objects, taken)
+        transfers = self._assign(operation, positions, taken)
         operation.bound = UNBOUNDED
-        self._set_budget(operation, max(1, counts[0]))
+        self._set_budget(operation, max(1, len(positions[0])))
         state.advance(operation, Phase.TRANSFER)
         self._change_seat(operation)
         timeout_s = state.config.stop_policy.timeout_s(fits * state.config.page_tokens)
-        state.orders.append(Fetch(operation.id, self._transfers(operation), timeout_s))
+        state.orders.append(Fetch(operation.id, transfers, timeout_s))
 
-    def _transfers(self, operation: Prefetch) -> tuple[ObjectTransfer, ...]:
+    def _assign(
+        self, operation: Prefetch, positions: Sequence[Sequence[int]], taken: Sequence[PageRun]
+    ) -> tuple[ObjectTransfer, ...]:
+        """Let an operation read what lies at the positions, by component, into what was taken."""
+        wanted: list[Wanted] = []
         transfers: list[ObjectTransfer] = []
-        for component in self._state.components:
-            mine = [each for each in operation.wanted if each.component == component.index]
-            if mine:
-                keys, pages = (each.key for each in mine), (each.page for each in mine)
-                transfers.append(ObjectTransfer(component.pool, tuple(keys), tuple(pages)))
+        for component, pages in enumerate(taken):
+            if pages:
+                need, at = operation.needs[component], positions[component]
+                keys = need.keys_at(at)
+                wanted.append(Wanted(component, at, keys, pages))
+                transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
+        operation.assign(wanted)
         return tuple(transfers)
 
     def _remember_miss(self, operation: Prefetch, index: int) -> None:
         state = self._state
-        missed = operation.wanted[index]
-        name = (state.components[missed.component].pool, missed.key)
+        component, key = operation.wanted_keys()[index]
+        name = (state.components[component].pool, key)
         state.misses.pop(name, None)
         state.misses[name] = state.time_ms + int(state.config.timeouts.miss_memory_s * 1000)
         while len(state.misses) > state.config.bounds.remembered_misses:
             state.misses.popitem(last=False)
-        state.journal.record("miss", name[0], missed.key.hex()[:16])
+        state.journal.record("miss", name[0], key.hex()[:16])
 
     def _end_query(self, operation: Prefetch, outcome: Outcome) -> None:
         # A lookup touches no pages, so nothing has to become quiet.
@@ -298,7 +307,7 @@ class Prefetching:
             self._notify(operation, verdict.shortest_rank, page, "other ranks' stores have it")
 
     def _notify(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
-        known = [each.key for each in operation.wanted] or list(operation.keys)
+        known = [key for _, key in operation.wanted_keys()] or operation.keys
         self._state.notices.append(
             Shortfall(
                 operation=operation.id,

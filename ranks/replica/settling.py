@@ -27,24 +27,23 @@ class Settling:
         state = self._state
         anchor = operation.anchor
         assert anchor is not None
-        complete = operation.landed == len(operation.wanted)
-        landed = operation.wanted[: operation.landed]
-        full = page_run(each.page for each in landed if not each.component)
+        landed, wanted = operation.landed, operation.wanted
+        full, others = page_run(), wanted
+        if wanted and not wanted[0].component:
+            full, others = wanted[0].pages[:landed], wanted[1:]
         state.tick()
         node = self._insert(operation, anchor, full)
         reached = anchor.end + len(full)
-        kept = len(full)
-        if complete:
+        if landed == operation.wanted_count:
             node, reached = self._node_at(node, operation.goal), operation.goal
-            for component in state.components[1:]:
-                pages = {
-                    each.position: each.page for each in landed if each.component == component.index
-                }
-                self._fill(component, node, pages)
-            kept = len(landed)
-        elif len(operation.needs) > 1:
-            reached = operation.floor
-        operation.keep(operation.wanted[kept:])
+            for each in others:
+                pages = dict(zip(each.positions, each.pages, strict=True))
+                self._fill(state.components[each.component], node, pages)
+            operation.assign(())
+        else:
+            if len(operation.needs) > 1:
+                reached = operation.floor
+            operation.drop(len(full))
         state.use(node)
         return reached
 

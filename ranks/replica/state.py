@@ -224,7 +224,7 @@ class ReplicaState:
         """Return how many pages a store may still touch for an operation that has stopped."""
         if isinstance(operation, Persist):
             return operation.stopped_pages
-        return len(operation.wanted) if isinstance(operation, Prefetch) else 0
+        return operation.wanted_count if isinstance(operation, Prefetch) else 0
 
     def is_persisted(self, node: Node, component: int) -> bool:
         """Say whether the present store has a node's pages of a component, as far as is known."""

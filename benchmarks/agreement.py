@@ -5,8 +5,10 @@ prefetches stays in every ballot. The things below are measured in turns in the 
 
 - `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
 - `pipelined stall`: how long a step at depth 1 waits for the round of the step before, when the
-  caller has computed for a while in between.
-- limits: one bare `all_reduce` of the same vector over gloo; one exchange of it over shared memory.
+  caller has computed for a while in between. Where ranks share cores, it waits for their work, too.
+- `exchange alone`: one round of the transport after the other, without a ballot.
+- limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
+  memory (`bare_exchange`).
 - `per request`: 1 + K all_reduces of one lane, which is what a vote inside per-request code comes to.
 """
 
@@ -19,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TypedDict
 
 from ..coordinator.collectives.base import Transport
@@ -44,8 +45,8 @@ class Limits(TypedDict):
 
     gloo: float
     """One all_reduce over gloo."""
-    shm: float | None
-    """One exchange over shared memory; None where the ranks cannot share it."""
+    shm: float
+    """One exchange over shared memory that does nothing else."""
 
 
 class Ratios(TypedDict):
@@ -54,7 +55,7 @@ class Ratios(TypedDict):
     per_request_to_blocking: float
     gloo_to_blocking: float
     gloo_to_exchange: float
-    blocking_to_exchange: float
+    exchange_to_shm: float
 
 
 class AgreementReport(TypedDict):
@@ -68,13 +69,18 @@ class AgreementReport(TypedDict):
     """Of every vector."""
     blocking_us: Percentiles
     exchange_us: Percentiles
-    """Of `blocking_us`, what the transport took: launch and wait."""
+    """Of `blocking_us`, what the transport took: launch and wait, also for a rank that is behind."""
+    exchange_alone_us: Percentiles
+    """Rounds of the transport without anything in between."""
     python_us: Percentiles
     """Of `blocking_us`, the rest."""
     pipelined_stall_us: Percentiles
     pipelined_step_us: Percentiles
     """The whole of a step at depth 1, stall included."""
     work_us: int
+    hosts: int
+    """That the ranks were told they are on."""
+    blocks: int
     collectives_per_step: float
     limit_us: Limits
     per_request_us: float
@@ -120,7 +126,7 @@ def run(settings: AgreementSettings, progress: Callable[[str], None]) -> Agreeme
     processes = multiprocessing.get_context("forkserver")
     # Imported once, and not by every rank.
     processes.set_forkserver_preload([f"{__package__}.agreement_rank"])
-    from .agreement_rank import Seat, be_rank  # noqa: PLC0415 - needs torch, which takes seconds.
+    from .agreement_rank import Member, be_rank  # noqa: PLC0415 - needs torch, which takes seconds.
 
     progress(f"starting {settings.ranks} ranks")
     ranks: list[BaseProcess] = []
@@ -129,9 +135,9 @@ def run(settings: AgreementSettings, progress: Callable[[str], None]) -> Agreeme
         try:
             for rank in range(settings.ranks):
                 ours, theirs = processes.Pipe(duplex=False)
-                seat = Seat(rank, str(Path(folder) / "store"))
+                member = Member(rank, folder)
                 process = processes.Process(
-                    target=be_rank, args=(settings, seat, theirs), daemon=True
+                    target=be_rank, args=(settings, member, theirs), daemon=True
                 )
                 process.start()
                 theirs.close()
@@ -153,7 +159,11 @@ def _hear(said: list[Connection], progress: Callable[[str], None]) -> dict[str, 
     figures: dict[str, object] = {}
     open_ones = {connection: rank for rank, connection in enumerate(said)}
     while open_ones:
-        for ready in wait(list(open_ones), START_S):
+        spoke = wait(list(open_ones), START_S)
+        if not spoke:
+            ranks = ", ".join(map(str, open_ones.values()))
+            raise LockstepError(f"nothing was heard of ranks {ranks} for {START_S:.0f} s")
+        for ready in spoke:
             assert isinstance(ready, Connection)
             rank = open_ones[ready]
             try:
@@ -163,7 +173,8 @@ def _hear(said: list[Connection], progress: Callable[[str], None]) -> dict[str, 
             if kind == "error":
                 raise content
             if kind == "figures":
-                figures |= content
+                # Each rank has some; those of all would be those of whoever is the last.
+                figures = figures if rank else content
                 del open_ones[ready]
             else:
                 progress(content)
@@ -182,6 +193,8 @@ def _about(settings: AgreementSettings) -> dict[str, object]:
         "ranks": settings.ranks,
         "operations": settings.operations,
         "work_us": settings.work_us,
+        "hosts": settings.hosts,
+        "blocks": settings.blocks,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
     }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,15 +15,15 @@ import torch.distributed as dist
 from ..coordinator.collectives.base import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.host_group import Place
-from ..coordinator.collectives.shared_memory import SharedMemoryCollective
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
-from ..errors import ConfigError, LockstepError
+from ..errors import LockstepError
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
 from ..ranks.page_layout import Column, PageLayout
 from ..ranks.replica.settings import ReplicaConfig
 from .agreement import START_S, AgreementSettings
+from .bare_exchange import BareExchange
 from .silent_executor import SilentExecutor
 
 TIMEOUT_S = 60.0
@@ -31,11 +32,11 @@ STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
 """How often each thing is measured in a block."""
 
 
-class Seat(NamedTuple):
-    """Which rank a process is, and the file in which the ranks meet."""
+class Member(NamedTuple):
+    """Which rank a process is, and the folder in which the ranks meet."""
 
     rank: int
-    store: str
+    folder: str
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Samples:
 
     blocking: list[float] = field(default_factory=list[float])
     exchange: list[float] = field(default_factory=list[float])
+    alone: list[float] = field(default_factory=list[float])
     python: list[float] = field(default_factory=list[float])
     stall: list[float] = field(default_factory=list[float])
     pipelined: list[float] = field(default_factory=list[float])
@@ -92,47 +94,45 @@ class TimedCollective:
         self._inner.close()
 
 
-def be_rank(settings: AgreementSettings, seat: Seat, say: Connection) -> None:
+def be_rank(settings: AgreementSettings, member: Member, say: Connection) -> None:
     """Measure as one of the ranks, and say how it went."""
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{seat.store}",
-            rank=seat.rank,
+            init_method=f"file://{member.folder}/store",
+            rank=member.rank,
             world_size=settings.ranks,
             timeout=timedelta(seconds=START_S),
         )
-        say.send(("figures", _measure(settings, say)))
+        say.send(("figures", _measure(settings, Path(member.folder), say)))
         dist.barrier()
         dist.destroy_process_group()
     except LockstepError as error:
         say.send(("error", type(error)(str(error))))
 
 
-def _measure(settings: AgreementSettings, say: Connection) -> dict[str, object]:
+def _measure(settings: AgreementSettings, folder: Path, say: Connection) -> dict[str, object]:
     lanes = BallotShape(world_size=settings.ranks, seats=max(1, settings.operations)).length
-    bare = TorchCollective.create(timeout_s=TIMEOUT_S)
-    shared = _shared_memory(lanes)
+    bare = _bare_exchange(folder / "cells", lanes)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    alone = _connected(settings, lanes)
     caches = [_cache(settings, lanes, depth) for depth in (0, 1)]
     vector = np.zeros(lanes, dtype=np.int64)
     samples = Samples()
     for number in range(settings.blocks):
-        if not bare.rank:
+        if not alone.rank:
             say.send(("progress", f"measuring: block {number + 1} of {settings.blocks}"))
         _step(*caches[0], samples)
-        if shared is not None:
-            _repeat(EXCHANGES, lambda: shared.launch(vector).wait(TIMEOUT_S), samples.shm)
+        _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples.alone)
+        _repeat(EXCHANGES, lambda: bare.exchange(vector), samples.shm)
         _reduce(group, lanes, settings.operations, samples)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
     blocking, timed = caches[0]
     stats = blocking.stats()
     for cache, _ in caches:
         cache.close(flush=False)
-    for each in (bare, shared):
-        if each is not None:
-            each.close()
+    alone.close()
     return {
         "transport": timed.transport,
         "lanes": lanes,
@@ -141,26 +141,25 @@ def _measure(settings: AgreementSettings, say: Connection) -> dict[str, object]:
     }
 
 
-def _shared_memory(lanes: int) -> SharedMemoryCollective | None:
-    group = TorchCollective.create(timeout_s=TIMEOUT_S)
-    places = [Place.here()] * group.world_size
-    try:
-        return SharedMemoryCollective.create(group, places, lanes=lanes, timeout_s=TIMEOUT_S)
-    except ConfigError:
-        group.close()
-        return None
+def _bare_exchange(path: Path, lanes: int) -> BareExchange:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if not rank:
+        path.write_bytes(bytes(BareExchange.size(ranks, lanes)))
+    dist.barrier()
+    return BareExchange(path, rank, ranks, lanes)
 
 
-def _cache(settings: AgreementSettings, lanes: int, depth: int) -> tuple[Cache, TimedCollective]:
+def _connected(settings: AgreementSettings, lanes: int) -> Collective:
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
     place = None
     if settings.hosts > 1:
-        here = Place.here()
-        ranks_per_host = -(-settings.ranks // settings.hosts)
-        place = Place(here.boot, f"{here.processes} {group.rank // ranks_per_host}")
-    collective = TimedCollective(
-        connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
-    )
+        here, host = Place.here(), group.rank * settings.hosts // settings.ranks
+        place = Place(here.boot, f"{here.processes} {host}")
+    return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
+
+
+def _cache(settings: AgreementSettings, lanes: int, depth: int) -> tuple[Cache, TimedCollective]:
+    collective = TimedCollective(_connected(settings, lanes))
     layout = PageLayout(
         page_tokens=16,
         columns=(Column(name="kv", layers=1, heads=settings.ranks, elements=1),),
@@ -231,23 +230,22 @@ def _repeat(times: int, thing: Callable[[], object], samples_s: list[float]) -> 
 
 def _figures(samples: Samples) -> dict[str, object]:
     blocking, exchange = _percentiles(samples.blocking), _percentiles(samples.exchange)
+    alone, shm = _percentiles(samples.alone), _percentiles(samples.shm)["p50"]
     gloo, per_request = _percentiles(samples.gloo)["p50"], _percentiles(samples.per_request)["p50"]
     return {
         "blocking_us": blocking,
         "exchange_us": exchange,
         "python_us": _percentiles(samples.python),
+        "exchange_alone_us": alone,
         "pipelined_stall_us": _percentiles(samples.stall),
         "pipelined_step_us": _percentiles(samples.pipelined),
-        "limit_us": {
-            "gloo": gloo,
-            "shm": _percentiles(samples.shm)["p50"] if samples.shm else None,
-        },
+        "limit_us": {"gloo": gloo, "shm": shm},
         "per_request_us": per_request,
         "ratios": {
             "per_request_to_blocking": round(per_request / blocking["p50"], 2),
             "gloo_to_blocking": round(gloo / blocking["p50"], 2),
-            "gloo_to_exchange": round(gloo / exchange["p50"], 2),
-            "blocking_to_exchange": round(blocking["p50"] / exchange["p50"], 2),
+            "gloo_to_exchange": round(gloo / alone["p50"], 2),
+            "exchange_to_shm": round(alone["p50"] / shm, 2),
         },
     }
 

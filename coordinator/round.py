@@ -22,10 +22,11 @@ P8  After an epoch has ended, every call raises the same error again and reaches
 This module waits through its transport and reads no clock.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..errors import GroupError, InternalError, RankUnhealthy, UsageError
+from ..errors import GroupError, InternalError, PeerLost, RankUnhealthy, UsageError
 from .ballot import Ballot
 from .collectives.base import Collective, PendingRound
 from .divergence import Recorder, explain
@@ -98,10 +99,16 @@ class Rounds:
         voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged)
         try:
             pending = self._collective.launch(ballot.fill(layout, voter))
+            self.count += 1
+            self._pending = _Pending(layout, pending)
         except (GroupError, InternalError) as error:
             self._end(error)
-        self.count += 1
-        self._pending = _Pending(layout, pending)
+        except BaseException as error:
+            # Nobody knows how far the launch has come, and the others may have this rank's vote.
+            number, what = self.count + 1, type(error).__name__
+            with suppress(PeerLost):
+                self._end(PeerLost(f"this rank was interrupted in round {number}: {what}"))
+            raise
 
     def close(self) -> Verdict:
         """Wait for the pending round and return its verdict (P4, P5, P6)."""

@@ -165,17 +165,17 @@ def _print_agreement(report: "AgreementReport") -> None:
         ("a whole step, blocking", report["blocking_us"]),
         ("  of it the transport", report["exchange_us"]),
         ("  of it Python", report["python_us"]),
+        ("the exchange alone", report["exchange_alone_us"]),
         (f"pipelined behind {report['work_us']:,} us of work: stall", report["pipelined_stall_us"]),
         ("  the whole step", report["pipelined_step_us"]),
     ):
         table.add_row(what, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}")
-    limits, shm = report["limit_us"], report["limit_us"]["shm"]
+    limits = report["limit_us"]
     table.add_section()
     table.add_row("limit: one bare all_reduce over gloo", f"{limits['gloo']:,.1f}", "")
-    if shm is not None:
-        table.add_row("limit: one exchange over shared memory", f"{shm:,.1f}", "")
-    per_request = f"per request: {1 + report['operations']:,} all_reduces of one lane"
-    table.add_row(per_request, f"{report['per_request_us']:,.1f}", "")
+    table.add_row("limit: one bare exchange over shared memory", f"{limits['shm']:,.1f}", "")
+    all_reduces = count(1 + report["operations"], "all_reduce")
+    table.add_row(f"per request: {all_reduces} of one lane", f"{report['per_request_us']:,.1f}", "")
     console = Console(highlight=False, emoji=False)
     console.print(table)
     ratios = report["ratios"]
@@ -186,11 +186,24 @@ def _print_agreement(report: "AgreementReport") -> None:
         soft_wrap=True,
     )
     console.print(
-        f"{report['collectives_per_step']:g} collectives per step; a blocking step is"
-        f" {ratios['per_request_to_blocking']:g} times as fast as one all_reduce per request, and"
-        f" {ratios['gloo_to_blocking']:g} times as fast as one bare all_reduce",
+        f"{report['collectives_per_step']:g} collective in each step; a blocking step takes"
+        f" {_in_words(ratios['gloo_to_blocking'])} one bare all_reduce, and"
+        f" {_in_words(ratios['per_request_to_blocking'])} one all_reduce for each request",
         soft_wrap=True,
     )
+    if report["ranks"] > report["cores"]:
+        console.print(
+            "There are more ranks than cores, so every wait, the stall too, is also one for other"
+            " ranks' work.",
+            soft_wrap=True,
+        )
+
+
+def _in_words(ratio: float) -> str:
+    """Say how long something takes that another thing takes `ratio` times as long as."""
+    if ratio >= 1:
+        return f"1/{ratio:.{1 if ratio < 10 else 0}f} of the time of"
+    return f"{1 / max(ratio, 0.001):.2g} times the time of"
 
 
 def _bytes(text: str, option: str) -> int:

@@ -286,10 +286,15 @@ class CacheConfig:
             raise ConfigError(f"pipeline_stages is {self.pipeline_stages}, must be 1 or more")
         if self.pipeline_depth not in (0, 1):
             raise ConfigError(f"pipeline_depth is {self.pipeline_depth}, must be 0 or 1")
-        if self.transport not in tuple(Transport):
-            raise ConfigError(
-                f"transport is {self.transport!r}, must be one of {', '.join(Transport)}"
-            )
+        for name, choices in (("transport", Transport), ("write_policy", WritePolicy)):
+            value = getattr(self, name)
+            try:
+                # What is compared by identity later must not be the text that equals it.
+                object.__setattr__(self, name, choices(value))
+            except ValueError:
+                raise ConfigError(
+                    f"{name} is {value!r}, must be one of {', '.join(choices)}"
+                ) from None
         find_policy(self.eviction)
         if self.store is not None and not self.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")

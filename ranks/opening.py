@@ -39,9 +39,7 @@ _RANK = "{rank}"
 
 def new_group(config: CacheConfig) -> Collective:
     """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
-    # Gloo's own bound must not end what the start is still allowed to wait for.
-    longest_s = max(config.timeouts.round_s, config.timeouts.open_s)
-    return connected(config, TorchCollective.create(timeout_s=longest_s))
+    return connected(config, TorchCollective.create(timeout_s=_longest_s(config)))
 
 
 def connected(config: CacheConfig, group: TorchCollective) -> Collective:
@@ -50,8 +48,12 @@ def connected(config: CacheConfig, group: TorchCollective) -> Collective:
     Collective over the group, which belongs to the transport from now on (`connecting.connect`).
     """
     shape = BallotShape(world_size=group.world_size, seats=config.bounds.prefetches)
-    timeout_s = config.timeouts.open_s
-    return connect(group, config.transport, lanes=shape.length, timeout_s=timeout_s)
+    return connect(group, config.transport, lanes=shape.length, timeout_s=_longest_s(config))
+
+
+def _longest_s(config: CacheConfig) -> float:
+    # Gloo's own bound must end neither what the start is still allowed to wait for, nor a round.
+    return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
 def open_cache(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:

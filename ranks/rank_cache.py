@@ -337,7 +337,8 @@ class RankCache:
 
     def _require_group(self) -> None:
         if self.rounds.ended_by is not None:
-            raise self.rounds.ended_by
+            # The one error is raised each time, and would keep all that it has passed through.
+            raise self.rounds.ended_by.with_traceback(None)
 
     def _dispatch(self) -> None:
         orders = self.replica.take_orders()

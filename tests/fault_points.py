@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from collective_contract import LANES, PATIENCE_S, PROMPT_S, Hold
-from ranks_as_processes import Seat, begin_torch, over_hosts, over_pipes, over_shared_memory
+from ranks_as_processes import Member, begin_torch, over_hosts, over_pipes, over_shared_memory
 
 from lockstep.coordinator.collectives import (
     cells,
@@ -175,23 +175,23 @@ class Opening(NamedTuple):
     """Makes a group of this rank alone, for which what was kept of others goes if it can."""
 
     @classmethod
-    def over_pipes(cls, seat: Seat) -> Self:
+    def over_pipes(cls, member: Member) -> Self:
         """Shared memory between all ranks, without torch."""
-        return cls(seat.rank, partial(over_shared_memory, over_pipes(seat)), lambda: None)
+        return cls(member.rank, partial(over_shared_memory, over_pipes(member)), lambda: None)
 
     @classmethod
-    def over_gloo(cls, seat: Seat) -> Self:
+    def over_gloo(cls, member: Member) -> Self:
         """Two ranks to a host."""
         from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
-        begin_torch(seat)
+        begin_torch(member)
         alone: Any = TorchCollective
         # What torch keeps from the first group on is not the transport's.
         TorchCollective.create(timeout_s=PATIENCE_S).close()
         return cls(
-            seat.rank,
+            member.rank,
             lambda: over_hosts(2, TorchCollective.create(timeout_s=PATIENCE_S)),
-            lambda: alone._connect([seat.rank], PATIENCE_S, members_only=True).close(),
+            lambda: alone._connect([member.rank], PATIENCE_S, members_only=True).close(),
         )
 
 

@@ -21,7 +21,7 @@ _processes.set_forkserver_preload(
 )
 
 
-class Seat(NamedTuple):
+class Member(NamedTuple):
     """Which rank a process is, and where the ranks meet."""
 
     rank: int
@@ -31,7 +31,7 @@ class Seat(NamedTuple):
     """From rank 0 to each other rank, and from each other rank to rank 0."""
 
 
-Join = Callable[[Seat], Any]
+Join = Callable[[Member], Any]
 """Joins the ranks; what it returns is for `Build`, or for the program."""
 
 JoinedProgram = Callable[[Any, Hold], Any]
@@ -103,7 +103,7 @@ class RunningGroup:
     """The processes of one group. Leaving the `with` block kills those that still run."""
 
     def __init__(
-        self, run_rank: Callable[[Seat, Connection], None], world_size: int, store: Path
+        self, run_rank: Callable[[Member, Connection], None], world_size: int, store: Path
     ) -> None:
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
@@ -111,8 +111,8 @@ class RunningGroup:
         links = [[first for first, _ in pairs], *([other] for _, other in pairs)]
         for rank in range(world_size):
             ours, theirs = _processes.Pipe()
-            seat = Seat(rank, world_size, str(store), links[rank])
-            process = _processes.Process(target=run_rank, args=(seat, theirs), daemon=True)
+            member = Member(rank, world_size, str(store), links[rank])
+            process = _processes.Process(target=run_rank, args=(member, theirs), daemon=True)
             process.start()
             for each in (theirs, *links[rank]):
                 each.close()
@@ -157,7 +157,7 @@ class RunningGroup:
 
 
 def _run_rank(
-    program: JoinedProgram, build: Build, join: Join, seat: Seat, connection: Connection
+    program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
     released = False
 
@@ -168,22 +168,22 @@ def _run_rank(
         released = True
 
     try:
-        connection.send((None, program(build(join(seat)), hold)))
+        connection.send((None, program(build(join(member)), hold)))
     except BaseException:
         connection.send((traceback.format_exc(), None))
         raise
     hold()
 
 
-def over_gloo(seat: Seat) -> Any:
+def over_gloo(member: Member) -> Any:
     """Return the torch transport of all ranks."""
     from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 
-    begin_torch(seat)
+    begin_torch(member)
     return TorchCollective.create(timeout_s=PATIENCE_S)
 
 
-def begin_torch(seat: Seat) -> None:
+def begin_torch(member: Member) -> None:
     """Let torch know of the ranks."""
     from datetime import timedelta
 
@@ -193,16 +193,16 @@ def begin_torch(seat: Seat) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{seat.store}",
-        rank=seat.rank,
-        world_size=seat.world_size,
+        init_method=f"file://{member.store}",
+        rank=member.rank,
+        world_size=member.world_size,
         timeout=timedelta(seconds=PATIENCE_S),
     )
 
 
-def over_pipes(seat: Seat) -> "Piped":
+def over_pipes(member: Member) -> "Piped":
     """Return what ranks gather over; it is there much sooner than gloo."""
-    return Piped(seat)
+    return Piped(member)
 
 
 class Piped:
@@ -211,9 +211,9 @@ class Piped:
     transport = "pipes"
     launches = 0
 
-    def __init__(self, seat: Seat) -> None:
-        self.rank, self.world_size = seat.rank, seat.world_size
-        self._links = seat.links
+    def __init__(self, member: Member) -> None:
+        self.rank, self.world_size = member.rank, member.world_size
+        self._links = member.links
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         if not self.rank:

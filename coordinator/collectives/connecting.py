@@ -32,8 +32,8 @@ def connect(
     bootstrap will name the difference. `place` is where this rank says that it is.
     """
     here = place or Place.here()
-    payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
     try:
+        payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
         said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
         collective: Collective = group
         if all(each[:2] == said[0][:2] for each in said):
@@ -55,9 +55,10 @@ def _connect(
     lanes: int,
     timeout_s: float,
 ) -> Collective:
-    picked, why = wanted, "as configured"
-    if wanted is Transport.AUTO:
-        picked, why = pick(ranks_by_place(places))
+    hosts = ranks_by_place(places)
+    picked, why = pick(hosts)
+    if wanted is not Transport.AUTO:
+        picked, why = wanted, f"as configured; {_hosts_in_words(hosts)}"
     try:
         match picked:
             case Transport.SHM:
@@ -82,7 +83,18 @@ def pick(hosts: Sequence[tuple[int, ...]]) -> tuple[Transport, str]:
     """Return what `auto` means for ranks on these hosts, and why."""
     ranks = sum(len(each) for each in hosts)
     if len(hosts) == 1:
-        return Transport.SHM, f"all {ranks} ranks are on one host" if ranks > 1 else "one rank"
+        return Transport.SHM, _hosts_in_words(hosts)
     if len(hosts) < ranks:
-        return Transport.HIERARCHICAL, f"{ranks} ranks are on {len(hosts)} hosts"
-    return Transport.TORCH, f"each of {ranks} ranks is on a host of its own"
+        return Transport.HIERARCHICAL, _hosts_in_words(hosts)
+    return Transport.TORCH, _hosts_in_words(hosts)
+
+
+def _hosts_in_words(hosts: Sequence[tuple[int, ...]]) -> str:
+    ranks = sum(len(each) for each in hosts)
+    if ranks == 1:
+        return "there is one rank"
+    if len(hosts) == 1:
+        return f"all {ranks} ranks are on one host"
+    if len(hosts) < ranks:
+        return f"{ranks} ranks are on {len(hosts)} hosts"
+    return f"each of {ranks} ranks is on a host, or in a container, of its own"

@@ -28,11 +28,12 @@ from typing import Self
 
 import numpy as np
 
-from ...errors import CollectiveTimeout, GroupError, PeerLost
+from ...errors import CollectiveTimeout, GroupError
 from ..fold import fold
 from .base import Collective, Transport, Vector
 from .ending import Cause, Ending
 from .host_group import SLICE_S, HostGroup, Place, ranks_by_place
+from .sharing import SharingCollective
 from .torch_gloo import TorchCollective
 
 NEWS_S = 0.5
@@ -52,29 +53,10 @@ _NOTHING = np.iinfo(np.int64).max
 log = logging.getLogger("lockstep")
 
 
-class _HierarchicalRound:
-    def __init__(self, collective: "HierarchicalCollective", number: int) -> None:
-        self._collective = collective
-        self._number = number
-
-    def wait(self, timeout_s: float) -> Vector:
-        """See `PendingRound`."""
-        return self._collective.finish(self._number, timeout_s)
-
-
-class HierarchicalCollective:
+class HierarchicalCollective(SharingCollective):
     """The rounds of a group whose ranks are on several hosts; see `Collective`."""
 
-    def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
-        """Use `create`."""
-        self.rank = group.rank
-        self.world_size = group.world_size
-        self.transport: str = Transport.HIERARCHICAL.value
-        self.launches = 0
-        self._group = group
-        self._host: HostGroup | None = host
-        self._courier = courier
-        self._broken_by: GroupError | None = None
+    _courier: "_Courier | None" = None
 
     @classmethod
     def create(
@@ -83,7 +65,9 @@ class HierarchicalCollective:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
         Collective over `group`, which is used to meet, and later for gatherings, and is closed with
-        this transport. `timeout_s` bounds the meeting. Raises the same `ConfigError` on every rank if
+        this transport. `timeout_s` bounds the meeting, and each exchange between hosts, so it must not
+        be less than what a round may take. The transport ends with the main thread of each host's
+        first rank, whichever thread uses it. Raises the same `ConfigError` on every rank if
         the ranks of some host cannot share memory; the group is as it was then.
         """
         hosts = ranks_by_place(places)
@@ -102,50 +86,18 @@ class HierarchicalCollective:
                 courier.close()
             host.close()
             raise
-        return cls(group, host, courier)
-
-    def launch(self, lanes: Vector) -> _HierarchicalRound:
-        """See `Collective`."""
-        self._joined().write(self.launches + 1, lanes)
-        self.launches += 1
-        return _HierarchicalRound(self, self.launches)
-
-    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """See `Collective`."""
-        self._joined()
-        try:
-            return self._group.gather(payload, timeout_s)
-        except GroupError as error:
-            self._broken_by = error
-            raise
-
-    def finish(self, number: int, timeout_s: float) -> Vector:
-        """Wait for a round that was launched; if it fails, so does every later call."""
-        host = self._joined()
         said_by = len(host.ranks)
-        try:
-            return fold(host.wait(number, said_by, said_by + 1, timeout_s, NEWS_S))
-        except GroupError as error:
-            self._broken_by = error
-            raise
+        reads = (said_by, said_by + 1)
+        collective = cls(group, host, Transport.HIERARCHICAL, reads, NEWS_S)
+        collective._courier = courier
+        return collective
 
-    def close(self) -> None:
-        """See `Collective`."""
-        host, self._host = self._host, None
-        if host is not None:
-            if self._courier is not None:
-                self._courier.close()
-            else:
-                host.leave(self.launches)
-            host.close()
-        self._group.close()
-
-    def _joined(self) -> HostGroup:
-        if self._broken_by is not None:
-            raise self._broken_by
-        if self._host is None:
-            raise PeerLost("this rank has left the group")
-        return self._host
+    def leave(self, host: HostGroup) -> None:
+        """See `SharingCollective`. A courier knows which round was the last that all have."""
+        if self._courier is None:
+            super().leave(host)
+        else:
+            self._courier.close()
 
 
 class _Courier:
@@ -166,10 +118,12 @@ class _Courier:
     def close(self) -> None:
         """Leave the group: end the thread, which tells the others, and the exchange between hosts."""
         self._closing = True
-        self._host.cells.wake_all()
-        self._thread.join(_JOIN_S)
-        self._between.came_back(_NEWS_GO_S)
-        self._between.close()
+        try:
+            self._host.cells.wake_all()
+            self._thread.join(_JOIN_S)
+            self._between.came_back(_NEWS_GO_S)
+        finally:
+            self._between.close()
 
     def _run(self) -> None:
         number = 1

@@ -267,10 +267,10 @@ class HostGroup:
     @contextmanager
     def _claim(self) -> Generator[None]:
         deadline = time.monotonic() + _CLAIM_S
-        claimed = False
+        fd, claimed = self._fd, False
         while not claimed and time.monotonic() < deadline:
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 claimed = True
             except BlockingIOError:
                 time.sleep(_LOOK_S)
@@ -278,8 +278,9 @@ class HostGroup:
         try:
             yield
         finally:
-            if claimed:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            # Who has closed it meanwhile has let go of the claim.
+            if claimed and fd == self._fd:
+                fcntl.flock(fd, fcntl.LOCK_UN)
 
     def leave(self, last_round: int) -> None:
         """Let every round after `last_round` end with the news that this rank has left."""

@@ -120,7 +120,7 @@ class InProcessCollective:
 
     def _give(self, key: tuple[str, int], value: Vector | bytes) -> None:
         if self._broken_by is not None:
-            raise self._broken_by
+            raise self._broken_by.with_traceback(None)
         self._group.give(key, self.rank, value)
 
     def close(self) -> None:

@@ -39,6 +39,9 @@ _SIZE = struct.Struct("<q")
 
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
 
+_ADVICE = re.compile(r"( by peer)\b.*")
+"""What gloo guesses behind the fact."""
+
 _SLICE_S = 0.1
 """No call into gloo lasts longer, since Python handles signals such as Ctrl-C only between calls."""
 
@@ -59,6 +62,7 @@ _CLOSE_S = 1.0
 def _as_group_error(error: RuntimeError, what: str, timeout_s: float) -> GroupError:
     # Gloo begins with the place in its own source, which says nothing to a user of ours.
     text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
+    text = _ADVICE.sub(r"\1", text)
     if "timed out" in text.lower() or "timeout" in text.lower():
         return CollectiveTimeout(f"{what} did not come back within {timeout_s} s: {text}")
     return PeerLost(f"a rank was lost in {what}: {text}")
@@ -271,7 +275,7 @@ class TorchCollective:
     @contextmanager
     def _starting(self) -> Generator[None]:
         if self._broken_by is not None:
-            raise self._broken_by
+            raise self._broken_by.with_traceback(None)
         try:
             yield
         except RuntimeError as error:

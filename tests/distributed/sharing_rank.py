@@ -13,7 +13,7 @@ import threading
 from functools import partial
 
 import numpy as np
-from ranks_as_processes import Build, Seat, over_gloo, over_hosts, over_shared_memory
+from ranks_as_processes import Build, Member, over_gloo, over_hosts, over_shared_memory
 
 from lockstep.errors import GroupError
 
@@ -27,7 +27,7 @@ def main() -> None:
     rank, store, transport, ending = int(sys.argv[1]), *sys.argv[2:5]
     timeout_s = float(sys.argv[5])
     signal.alarm(int(timeout_s))
-    collective = BUILDS[transport](over_gloo(Seat(rank, 2, store, ())))
+    collective = BUILDS[transport](over_gloo(Member(rank, 2, store, ())))
     lanes = np.zeros(4, dtype=np.int64)
     collective.launch(lanes).wait(timeout_s)
     say("met")

@@ -43,7 +43,13 @@ def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path
     assert report["collectives_per_step"] == 1
     assert (report["ranks"], report["operations"], report["work_us"]) == (2, 3, 10)
     assert report["lanes"] == 23 + 3 * 3
-    for name in ("blocking_us", "pipelined_stall_us", "python_us", "exchange_us"):
+    for name in (
+        "blocking_us",
+        "pipelined_stall_us",
+        "python_us",
+        "exchange_us",
+        "exchange_alone_us",
+    ):
         assert 0 < report[name]["p50"] <= report[name]["p99"]
     assert report["limit_us"]["gloo"] > 0
     assert report["limit_us"]["shm"] > 0
@@ -54,10 +60,12 @@ def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path
 def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
 
-    ended = bench(*QUICK, "--ranks", "3", "--hosts", "2", "--report", path)
+    ended = bench(*QUICK, "--ranks", "4", "--hosts", "3", "--report", path)
 
     assert ended.returncode == 0, ended.stderr
-    assert report_of(path)["transport"] == "hierarchical: 3 ranks are on 2 hosts"
+    report = report_of(path)
+    assert report["transport"] == "hierarchical: 4 ranks are on 3 hosts"
+    assert (report["hosts"], report["blocks"]) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from fault_points import (
     points_of_a_round,
     suffer,
 )
-from ranks_as_processes import RanksAsProcesses, Seat
+from ranks_as_processes import Member, RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
 
@@ -65,7 +65,7 @@ def named(victim: Victim) -> str:
 class Trial:
     """Lets one victim suffer at points of its rounds, on ranks of a kind."""
 
-    def __init__(self, folder: Path, join: Callable[[Seat], Opening], victim: Victim) -> None:
+    def __init__(self, folder: Path, join: Callable[[Member], Opening], victim: Victim) -> None:
         self._ranks = RanksAsProcesses(folder, join=join)
         self._victim = victim
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collective_contract import LANES, PATIENCE_S, Hold, random_lanes
-from ranks_as_processes import RanksAsProcesses, Seat, begin_torch, over_hosts, over_shared_memory
+from ranks_as_processes import Member, RanksAsProcesses, begin_torch, over_hosts, over_shared_memory
 
 from lockstep.coordinator.collectives.base import Collective, PendingRound, Vector
 from lockstep.coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX, TorchCollective
@@ -28,8 +28,8 @@ Make = Callable[[int], dict[str, Collective]]
 """Makes the transports for vectors of a length, by name."""
 
 
-def with_all_transports(seat: Seat) -> Make:
-    begin_torch(seat)
+def with_all_transports(member: Member) -> Make:
+    begin_torch(member)
     return _all_transports
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collective_contract import LANES, PATIENCE_S, Hold, lanes_of
+from collective_contract import LANES, PATIENCE_S, Hold, lanes_of, outcome_of
 from ranks_as_processes import RanksAsProcesses
 
 from lockstep.coordinator.collectives.base import Collective, Transport
@@ -14,6 +14,9 @@ from lockstep.coordinator.collectives.connecting import connect, pick
 from lockstep.coordinator.collectives.host_group import Place, ranks_by_place
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, PeerLost
+from lockstep.ranks.config import CacheConfig, Timeouts
+from lockstep.ranks.opening import connected
+from lockstep.ranks.page_layout import Column, PageLayout
 
 pytestmark = pytest.mark.distributed
 
@@ -26,10 +29,10 @@ def ranks(tmp_path: Path) -> RanksAsProcesses:
 @pytest.mark.parametrize(
     ("hosts", "expected"),
     [
-        ([(0,)], "shm: one rank"),
+        ([(0,)], "shm: there is one rank"),
         ([(0, 1, 2)], "shm: all 3 ranks are on one host"),
         ([(0, 2), (1,)], "hierarchical: 3 ranks are on 2 hosts"),
-        ([(0,), (1,)], "torch: each of 2 ranks is on a host of its own"),
+        ([(0,), (1,)], "torch: each of 2 ranks is on a host, or in a container, of its own"),
     ],
 )
 def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
@@ -52,7 +55,7 @@ def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -
     [
         (4, "shm: all 4 ranks are on one host"),
         (2, "hierarchical: 4 ranks are on 2 hosts"),
-        (1, "torch: each of 4 ranks is on a host of its own"),
+        (1, "torch: each of 4 ranks is on a host, or in a container, of its own"),
     ],
 )
 def test_what_auto_picks_carries_rounds(
@@ -87,6 +90,41 @@ def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
 def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:
     """The bootstrap compares all settings over it, and names this one with its ranks."""
     assert ranks.run(want_different_things, 2) == ["torch", "torch"]
+
+
+def test_what_a_round_may_take_is_not_bounded_by_what_the_start_may(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Rule R10: a stall between the two deadlines ends a group over hosts no sooner than another."""
+    waited, _ = ranks.run(stall_longer_than_the_start, 2, late={1})
+
+    assert waited == ("CollectiveTimeout", True)
+
+
+def stall_longer_than_the_start(group: Any, hold: Hold) -> tuple[str, bool]:
+    open_s, patience_s = 1.0, 2.0
+    config = CacheConfig(
+        model="m",
+        layout=PageLayout(
+            page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=1),)
+        ),
+        device_pages=4,
+        host_pages=0,
+        transport=Transport.HIERARCHICAL,
+        timeouts=Timeouts(open_s=open_s, round_s=PATIENCE_S),
+    )
+    Place.here = lambda: Place(f"host {group.rank}", "all")  # type: ignore[method-assign]
+    collective = connected(config, group)
+    if group.rank:
+        hold()
+        return "", True
+    pending = collective.launch(lanes_of(0))
+    error, waited_s = outcome_of(lambda: discard(pending.wait(patience_s)))
+    return error, waited_s >= patience_s
+
+
+def discard(_: object) -> None:
+    """A call whose result nobody wants."""
 
 
 def rounds_of(collective: Collective) -> list[int]:

@@ -1,0 +1,102 @@
+"""What the transports that share memory on a host have in common."""
+
+from ...errors import GroupError, PeerLost
+from ..fold import fold
+from .base import Collective, Transport, Vector
+from .host_group import HostGroup
+
+
+class _SharedRound:
+    def __init__(self, collective: "SharingCollective", number: int) -> None:
+        self._collective = collective
+        self._number = number
+
+    def wait(self, timeout_s: float) -> Vector:
+        """See `PendingRound`."""
+        return self._collective.finish(self._number, timeout_s)
+
+
+class SharingCollective:
+    """Rounds that a rank writes to the memory of its host, and reads there; see `Collective`.
+
+    A handler of a signal may close it whatever it interrupts.
+    """
+
+    def __init__(
+        self,
+        group: Collective,
+        host: HostGroup,
+        transport: Transport,
+        reads: tuple[int, int],
+        patience_s: float,
+    ) -> None:
+        """`reads` are the first of the writers whose lanes make a round, and the one after the last.
+
+        `patience_s` is that of `HostGroup.wait`.
+        """
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self.transport: str = transport.value
+        self.launches = 0
+        self._group = group
+        self._host: HostGroup | None = host
+        self._reads = reads
+        self._patience_s = patience_s
+        self._broken_by: GroupError | None = None
+
+    def launch(self, lanes: Vector) -> _SharedRound:
+        """See `Collective`."""
+        host = self._joined()
+        # Counted first: what others may have read must not be written a second time.
+        self.launches += 1
+        host.write(self.launches, lanes)
+        return _SharedRound(self, self.launches)
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """See `Collective`."""
+        self._joined()
+        try:
+            return self._group.gather(payload, timeout_s)
+        except GroupError as error:
+            self._broken_by = error
+            raise
+
+    def finish(self, number: int, timeout_s: float) -> Vector:
+        """Wait for a round that was launched; if it fails, so does every later call."""
+        host = self._joined()
+        try:
+            return fold(host.wait(number, *self._reads, timeout_s, self._patience_s))
+        except GroupError as error:
+            self._broken_by = error
+            raise
+        except (LookupError, ValueError, OSError):
+            if self._host is None:
+                raise _has_left() from None
+            raise
+
+    def close(self) -> None:
+        """See `Collective`."""
+        host = self._host
+        try:
+            if host is not None:
+                self.leave(host)
+                self._host = None
+                host.close()
+        finally:
+            self._group.close()
+
+    def leave(self, host: HostGroup) -> None:
+        """Let every round that this rank has not launched end, for the others."""
+        host.leave(self.launches)
+
+    def _joined(self) -> HostGroup:
+        if self._broken_by is not None:
+            # The one error is raised each time, and would keep all that it has passed through.
+            raise self._broken_by.with_traceback(None)
+        if self._host is None:
+            raise _has_left()
+        return self._host
+
+
+def _has_left() -> PeerLost:
+    return PeerLost("this rank has left the group")

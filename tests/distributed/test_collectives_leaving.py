@@ -104,8 +104,8 @@ def interrupt_a_launch(
     open_one()
     rounds.close()
     if not collective.rank:
-        host: Any = collective._host
-        target: Any = host if after == "write" else host.cells._futex
+        host: Any = vars(collective)["_host"]
+        target: Any = host if after == "write" else vars(host.cells)["_futex"]
         monkeypatch.setattr(target, after, interrupted(getattr(target, after)))
         with pytest.raises(KeyboardInterrupt):
             open_one()

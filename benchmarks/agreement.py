@@ -4,8 +4,9 @@ Each rank is a process with a real cache whose store never answers, so that a fi
 prefetches stays in every ballot. The things below are measured in turns in the same run:
 
 - `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
-- `pipelined stall`: how long a step at depth 1 waits for the round of the step before, when the
-  caller has computed for a while in between. Where ranks share cores, it waits for their work, too.
+- `pipelined stall`: how long a step at depth 1 waits until the round of the step before is back, when
+  the caller has computed for a while in between. The ranks begin together, as the forward passes of
+  tensor parallelism do. Where they share cores, a rank waits for the work of others, too.
 - `exchange alone`: one round of the transport after the other, without a ballot.
 - limits: one bare `all_reduce` of the same vector over gloo; one bare exchange of it over shared
   memory (`bare_exchange`).
@@ -75,8 +76,11 @@ class AgreementReport(TypedDict):
     python_us: Percentiles
     """Of `blocking_us`, the rest."""
     pipelined_stall_us: Percentiles
+    """Until the round was back."""
+    pipelined_wait_us: Percentiles
+    """The same, and reading what all ranks said."""
     pipelined_step_us: Percentiles
-    """The whole of a step at depth 1, stall included."""
+    """The whole of a step at depth 1, wait included."""
     work_us: int
     hosts: int
     """That the ranks were told they are on."""

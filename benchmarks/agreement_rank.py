@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -48,10 +48,19 @@ class Samples:
     alone: list[float] = field(default_factory=list[float])
     python: list[float] = field(default_factory=list[float])
     stall: list[float] = field(default_factory=list[float])
+    pipelined_wait: list[float] = field(default_factory=list[float])
     pipelined: list[float] = field(default_factory=list[float])
     gloo: list[float] = field(default_factory=list[float])
     shm: list[float] = field(default_factory=list[float])
     per_request: list[float] = field(default_factory=list[float])
+
+
+class PolledRound(PendingRound, Protocol):
+    """A round of the transports that join processes, which can be asked whether it is back."""
+
+    def came_back(self, timeout_s: float) -> bool:
+        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
+        ...
 
 
 class TimedCollective:
@@ -59,11 +68,11 @@ class TimedCollective:
 
     def __init__(self, inner: Collective) -> None:
         self._inner = inner
-        self._pending: PendingRound | None = None
+        self._pending: PolledRound | None = None
         self.rank, self.world_size = inner.rank, inner.world_size
         self.transport = inner.transport
-        self.launch_s = self.wait_s = 0.0
-        """Of the last launch, and of the last wait."""
+        self.launch_s = self.stall_s = self.wait_s = 0.0
+        """Of the last launch; until the last round was back; and what its wait took in all."""
 
     @property
     def launches(self) -> int:
@@ -73,7 +82,7 @@ class TimedCollective:
     def launch(self, lanes: Vector) -> PendingRound:
         """See `Collective`."""
         began = time.perf_counter()
-        self._pending = self._inner.launch(lanes)
+        self._pending = cast("PolledRound", self._inner.launch(lanes))
         self.launch_s = time.perf_counter() - began
         return self
 
@@ -81,6 +90,9 @@ class TimedCollective:
         """See `PendingRound`; of the round that was launched last."""
         assert self._pending is not None
         began = time.perf_counter()
+        while not self._pending.came_back(timeout_s):
+            pass
+        self.stall_s = time.perf_counter() - began
         lanes = self._pending.wait(timeout_s)
         self.wait_s = time.perf_counter() - began
         return lanes
@@ -127,6 +139,10 @@ def _measure(settings: AgreementSettings, folder: Path, say: Connection) -> dict
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples.alone)
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples.shm)
         _reduce(group, lanes, settings.operations, samples)
+        # The first step has no round to wait for. After it the ranks begin together, as a forward
+        # pass begins: a rank that is a whole step behind would stay so, and be waited for each time.
+        caches[1][0].step()
+        alone.launch(vector).wait(TIMEOUT_S)
         _step_pipelined(*caches[1], settings.work_us / 1e6, samples)
     blocking, timed = caches[0]
     stats = blocking.stats()
@@ -194,8 +210,6 @@ def _step(cache: Cache, collective: TimedCollective, samples: Samples) -> None:
 def _step_pipelined(
     cache: Cache, collective: TimedCollective, work_s: float, samples: Samples
 ) -> None:
-    # The first step has no round to wait for.
-    cache.step()
     for _ in range(PIPELINED):
         began = time.perf_counter()
         while time.perf_counter() - began < work_s:
@@ -203,7 +217,8 @@ def _step_pipelined(
         began = time.perf_counter()
         cache.step()
         samples.pipelined.append(time.perf_counter() - began)
-        samples.stall.append(collective.wait_s)
+        samples.stall.append(collective.stall_s)
+        samples.pipelined_wait.append(collective.wait_s)
 
 
 def _reduce(group: Any, lanes: int, operations: int, samples: Samples) -> None:
@@ -238,6 +253,7 @@ def _figures(samples: Samples) -> dict[str, object]:
         "python_us": _percentiles(samples.python),
         "exchange_alone_us": alone,
         "pipelined_stall_us": _percentiles(samples.stall),
+        "pipelined_wait_us": _percentiles(samples.pipelined_wait),
         "pipelined_step_us": _percentiles(samples.pipelined),
         "limit_us": {"gloo": gloo, "shm": shm},
         "per_request_us": per_request,

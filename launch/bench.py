@@ -166,7 +166,11 @@ def _print_agreement(report: "AgreementReport") -> None:
         ("  of it the transport", report["exchange_us"]),
         ("  of it Python", report["python_us"]),
         ("the exchange alone", report["exchange_alone_us"]),
-        (f"pipelined behind {report['work_us']:,} us of work: stall", report["pipelined_stall_us"]),
+        (
+            f"pipelined behind {report['work_us']:,} us of work: stall",
+            report["pipelined_stall_us"],
+        ),
+        ("  and reading what all ranks said", report["pipelined_wait_us"]),
         ("  the whole step", report["pipelined_step_us"]),
     ):
         table.add_row(what, f"{times['p50']:,.1f}", f"{times['p99']:,.1f}")

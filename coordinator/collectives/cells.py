@@ -88,14 +88,18 @@ class Cells:
         self._numbers[parity][writer] = number
         self._futex.wake(self._addresses[parity][writer])
 
+    def is_there(self, number: int, first: int, last: int) -> bool:
+        """Say whether the writers `first` to `last` - 1 have all written a round."""
+        return self._numbers[number & 1][first:last].tolist() == [number] * (last - first)
+
     def read(self, number: int, first: int, last: int) -> "npt.NDArray[np.int64] | None":
         """Return a copy of the lanes of the writers `first` to `last` - 1, one row for each.
 
         None unless all have written this round. `number` is the latest that was written, or later.
         """
-        parity = number & 1
-        if self._numbers[parity][first:last].tolist() != [number] * (last - first):
+        if not self.is_there(number, first, last):
             return None
+        parity = number & 1
         rows = self._bodies[parity][first:last].copy()
         checks = self._checks[parity][first:last].tolist()
         for row, check in zip(rows, checks, strict=True):

@@ -213,6 +213,17 @@ class HostGroup:
                 raise self._late(number, late)
             self._pause(number, first, last, min(max(left_s, _SEEN_S), SLICE_S))
 
+    def came_back(self, number: int, first: int, last: int, timeout_s: float) -> bool:
+        """Wait for what the writers write in a round, for a while; say whether it is over.
+
+        It is as well if the group has ended before it.
+        """
+        cells = self.cells
+        if cells.is_there(number, first, last):
+            return True
+        self._pause(number, first, last, min(timeout_s, SLICE_S))
+        return cells.is_there(number, first, last) or self.ended_before(number) is not None
+
     def look(
         self, number: int, first: int, last: int, timeout_s: float
     ) -> npt.NDArray[np.int64] | None:

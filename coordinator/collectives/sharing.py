@@ -15,6 +15,10 @@ class _SharedRound:
         """See `PendingRound`."""
         return self._collective.finish(self._number, timeout_s)
 
+    def came_back(self, timeout_s: float) -> bool:
+        """Wait for a while; say whether `wait` would return, or raise for good, at once."""
+        return self._collective.came_back(self._number, timeout_s)
+
 
 class SharingCollective:
     """Rounds that a rank writes to the memory of its host, and reads there; see `Collective`.
@@ -73,6 +77,10 @@ class SharingCollective:
             if self._host is None:
                 raise _has_left() from None
             raise
+
+    def came_back(self, number: int, timeout_s: float) -> bool:
+        """Wait for a round for a while; say whether it is there, or will never be."""
+        return self._host is None or self._host.came_back(number, *self._reads, timeout_s)
 
     def close(self) -> None:
         """See `Collective`."""

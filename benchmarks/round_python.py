@@ -265,3 +265,7 @@ def _batches(orders: Iterable[_Lasting]) -> Iterator[list[_Lasting]]:
 
 def _prompt(number: int) -> list[int]:
     return [number] * PAGE_TOKENS
+
+
+if __name__ == "__main__":
+    main()

@@ -42,9 +42,8 @@ SLICE_S = 0.05
 is Ctrl-C, which Python handles between calls."""
 
 _LOOKS = 100
-"""How often a rank looks before it sleeps, in all some 50 us, while each rank has a core."""
-_LOOKS_OVERSUBSCRIBED = 10
-"""Where they have not: who looks takes the core from the one that it waits for."""
+"""How often a rank looks before it sleeps, in all some 50 us. In between it gives way: the one that it
+waits for may need this core."""
 
 _SEEN_S = 0.001
 """The shortest pause: what one processor has written, every other sees long before."""
@@ -103,8 +102,6 @@ class HostGroup:
         self._ended_processes = select.poll()
         # A handler of signals may close the cache, whatever of this it interrupts.
         self._ending = threading.RLock()
-        oversubscribed = len(os.sched_getaffinity(0)) < len(ranks)
-        self._looks = _LOOKS_OVERSUBSCRIBED if oversubscribed else _LOOKS
 
     @classmethod
     def meet(
@@ -255,10 +252,11 @@ class HostGroup:
             time.sleep(_LOOK_S)
 
     def _look_often(self, number: int, first: int, last: int) -> npt.NDArray[np.int64] | None:
-        for _ in range(self._looks):
+        for _ in range(_LOOKS):
             rows = self.cells.read(number, first, last)
             if rows is not None:
                 return rows
+            os.sched_yield()
         return None
 
     def end(self, ending: Ending) -> Ending:

@@ -11,6 +11,7 @@ from collective_contract import PATIENCE_S, Hold
 from fault_points import lanes_in
 from ranks_as_processes import Piped, RanksAsProcesses, over_pipes, over_shared_memory
 
+from lockstep.coordinator.collectives import host_group
 from lockstep.coordinator.collectives.cells import Cells
 from lockstep.coordinator.collectives.ending import Cause, Ending
 from lockstep.errors import GroupError
@@ -55,7 +56,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
         hold()
         return ""
     host = collective._host
-    host._looks = 0
+    vars(host_group)["_LOOKS"] = 0
     read = host.cells.read
     seen: list[Any] = []
 

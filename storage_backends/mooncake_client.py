@@ -86,8 +86,14 @@ class MooncakeClient:
 
     def exist(self, keys: list[str]) -> list[bool]:
         """Say for each key whether there is an object; False where that cannot be told."""
-        # Other answers than 1 are "no" and errors.
-        return [code == 1 for code in complete(self._store.batch_is_exist(keys), keys)]
+        return [code == 1 for code in self.presence(keys)]
+
+    def presence(self, keys: list[str]) -> list[int]:
+        """Return 1 for each key that has an object, 0 for one that has none, or a negative code.
+
+        The master looks at the keys of one call in any order, and others may come between.
+        """
+        return complete(self._store.batch_is_exist(keys), keys)
 
     @contextmanager
     def reading(self, keys: list[str]) -> Generator[list[int]]:

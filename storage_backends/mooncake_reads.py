@@ -3,7 +3,7 @@
 An object lies under the key of its *generation*. Generation 0 is what the first writer stored. An
 object is never changed: one with more columns is stored under the next generation, and then those
 before it are removed. So whoever finds an object gone or lacking looks for a later one, and each is
-whole at any time. No two writers can store the same generation.
+whole at any time. No generation is stored twice (`mooncake_writes` says how).
 
 Memory of a removed object may be given to another one while somebody reads. Checksums find that, and
 a reader takes an object for corrupt only after it has found so twice.
@@ -45,9 +45,10 @@ class Wanted:
     shape: ObjectShape
 
     @property
-    def may_have_columns(self) -> bool:
-        """Whether there may be later generations."""
-        return any(part.bit != ALWAYS for part in self.shape.parts)
+    def last_generation(self) -> int:
+        """The last that there can be, since each has an optional column more than the one before."""
+        columns = {part.bit for part in self.shape.parts if part.bit != ALWAYS}
+        return min(len(columns), GENERATIONS - 1)
 
 
 class Look(NamedTuple):
@@ -73,13 +74,38 @@ class ObjectReader:
         self._memory = memory
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
-        """Return the last generation of each object that seems to be there."""
+        """Return the last generation of each object that seems to be there: a hint.
+
+        While an object is being replaced none of it may be seen, or one that is not the last.
+        """
         keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]
         found = self._client.exist(keys) if keys else []
         return [
             max((each for each in range(GENERATIONS) if found[at + each]), default=None)
             for at in range(0, len(found), GENERATIONS)
         ]
+
+    def later(self, wanted: Sequence[Wanted], generation: int) -> list[int]:
+        """Return the last generation after this one of each object, 0 if there is none.
+
+        Negative is the code of a master that does not say. None is overlooked that there was when
+        the call began, unless a later one is found: whatever took its place is asked for after it,
+        which takes a question for each generation.
+        """
+        found = [0] * len(wanted)
+        for each in range(generation + 1, GENERATIONS):
+            asked = [
+                at
+                for at, want in enumerate(wanted)
+                if each <= want.last_generation and found[at] >= 0
+            ]
+            if not asked:
+                break
+            codes = self._client.presence([key_of(wanted[at].digest, each) for at in asked])
+            for at, code in zip(asked, codes, strict=True):
+                if code:
+                    found[at] = each if code == 1 else min(code, -1)
+        return found
 
     def read(self, wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:
         """Fill the buffers of as many objects as there are header blocks, and verify them."""
@@ -89,9 +115,9 @@ class ObjectReader:
             at
             for at, outcome in enumerate(outcomes)
             if outcome is ReadOutcome.CORRUPT
-            or (outcome in doubtful and wanted[at].may_have_columns)
+            or (outcome in doubtful and wanted[at].last_generation)
         ]
-        latest = self.latest([wanted[at].digest for at in open_ends])
+        latest = self.later([wanted[at] for at in open_ends], 0)
         for at, generation in zip(open_ends, latest, strict=True):
             outcomes[at] = self._settle(wanted[at], outcomes[at], generation, stop)
         return outcomes
@@ -122,18 +148,24 @@ class ObjectReader:
         return Look(0, finding, presence_bits(block) if there else 0)
 
     def _settle(
-        self, want: Wanted, outcome: ReadOutcome, generation: int | None, stop: Stop
+        self, want: Wanted, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
-        """Return what becomes of an object of which generation 0 gave `outcome`."""
+        """Return what becomes of an object of which generation 0 gave `outcome`.
+
+        `generation` is what `later` says of it.
+        """
+        seen = 0
         for _ in range(_TRIES):
-            lacking = outcome is ReadOutcome.LACKING
-            if generation is None or (lacking and not generation):
-                # What was corrupt may be the remains of something that was just removed.
-                return outcome if lacking else ReadOutcome.MISSING
-            outcome = self.read_at(want, generation, stop)
+            if generation < 0:
+                return ReadOutcome.FAILED
+            # What was corrupt may be the remains of something that was just removed.
+            if generation == seen and outcome is not ReadOutcome.CORRUPT:
+                return outcome
+            outcome, seen = self.read_at(want, generation, stop), generation
             if outcome is not ReadOutcome.MISSING:
                 return outcome
-            (generation,) = self.latest([want.digest])
+            (after,) = self.later([want], generation)
+            generation = after or generation
         return outcome
 
     def _read(self, keys: list[str], wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:

@@ -2,6 +2,16 @@
 
 The master lets one writer of a key begin, so there is one first writer among all processes. The
 others wait until it has ended, and look at what it has stored. See `mooncake_reads` for generations.
+
+When a generation was replaced and removed, the master lets anybody begin it again who had looked
+before. So a writer that may begin one asks for later ones before it stores anything, and gives up if
+there are any. While it has begun a generation, nobody comes past it: the next one is made of what it
+stores. So a generation is stored once at most, and has all columns of those before it, however the
+steps of many writers follow each other.
+
+That holds of an object from its first writer until it goes: by `remove`, by the master's eviction,
+with its owner, or as corrupt. A writer that had read it before may still store the generation after
+it, and with that hide columns that others have stored anew meanwhile. They are LACKING then.
 """
 
 import logging
@@ -156,15 +166,22 @@ class ObjectWriter:
         return code
 
     def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
-        """Store the objects of which we are the first writers, and return codes."""
+        """Store the objects of which we are the first writers, and return codes.
+
+        EXISTS: somebody else writes or has written this generation, or there is a later one.
+        """
         if not news:
             return []
         keys = [key_of(new.want.digest, generation) for new in news]
         sizes = [HEADER_BYTES + new.want.shape.nbytes for new in news]
         codes = self._client.begin(keys, sizes)
-        ours = [at for at, code in enumerate(codes) if not code]
-        begun = {keys[at] for at in ours}
+        may = [at for at, code in enumerate(codes) if not code]
+        begun = {keys[at] for at in may}
         try:
+            later = self._reader.later([news[at].want for at in may], generation)
+            for at, code in zip(may, later, strict=True):
+                codes[at] = int(Code.EXISTS) if code > 0 else code
+            ours = [at for at in may if not codes[at]]
             sent = self._send([news[at] for at in ours], [keys[at] for at in ours], stop)
             whole = [at for at, count in zip(ours, sent, strict=True) if count == sizes[at]]
             for at, count in zip(ours, sent, strict=True):

@@ -90,7 +90,8 @@ class Cells:
 
     def is_there(self, number: int, first: int, last: int) -> bool:
         """Say whether the writers `first` to `last` - 1 have all written a round."""
-        return self._numbers[number & 1][first:last].tolist() == [number] * (last - first)
+        written: list[int] = self._numbers[number & 1][first:last].tolist()
+        return written == [number] * (last - first)
 
     def read(self, number: int, first: int, last: int) -> "npt.NDArray[np.int64] | None":
         """Return a copy of the lanes of the writers `first` to `last` - 1, one row for each.

@@ -105,7 +105,7 @@ def interrupt_a_launch(
     rounds.close()
     if not collective.rank:
         host: Any = vars(collective)["_host"]
-        target: Any = host if after == "write" else vars(host.cells)["_futex"]
+        target: Any = host if after == "write" else getattr(host.cells, "_futex")  # noqa: B009
         monkeypatch.setattr(target, after, interrupted(getattr(target, after)))
         with pytest.raises(KeyboardInterrupt):
             open_one()

@@ -56,7 +56,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
         hold()
         return ""
     host = collective._host
-    vars(host_group)["_LOOKS"] = 0
+    setattr(host_group, "_LOOKS", 0)  # noqa: B010 - it is the module's own.
     read = host.cells.read
     seen: list[Any] = []
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,20 @@ class Gate:
         self._opened.set()
 
 
+others: set[threading.Thread] = set()
+"""Threads that were there before the test: another test's may still be in a call of the kernel's."""
+
+
+@pytest.fixture(autouse=True)
+def remember_others() -> Generator[None]:
+    others.update(threading.enumerate())
+    yield
+    others.clear()
+
+
 def wait_for_threads() -> None:
     for thread in threading.enumerate():
-        if thread.name.startswith("lockstep-file"):
+        if thread.name.startswith("lockstep-file") and thread not in others:
             thread.join(60)
             assert not thread.is_alive()
 

@@ -13,25 +13,21 @@ prefetches stays in every ballot. The things below are measured in turns in the 
 - `per request`: 1 + K all_reduces of one lane, which is what a vote inside per-request code comes to.
 """
 
-import multiprocessing
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import partial
 from typing import TypedDict
 
 from ..coordinator.collectives.base import Transport
-from ..errors import ConfigError, LockstepError
+from ..errors import ConfigError
+from .rank_processes import Measurement, run_ranks
 
 RANKS_MAX = 256
 OPERATIONS_MAX = 1 << 16
 WORK_US_MAX = 10_000_000
-START_S = 180.0
-"""How long the ranks may take to start and to meet."""
 
 
 class Percentiles(TypedDict):
@@ -127,62 +123,13 @@ def run(settings: AgreementSettings, progress: Callable[[str], None]) -> Agreeme
 
     Raises `ConfigError` if the transport cannot be had, and `LockstepError` if a rank is lost.
     """
-    processes = multiprocessing.get_context("forkserver")
-    # Imported once, and not by every rank.
-    processes.set_forkserver_preload([f"{__package__}.agreement_rank"])
-    from .agreement_rank import Member, be_rank  # noqa: PLC0415 - needs torch, which takes seconds.
+    from .agreement_rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
 
     progress(f"starting {settings.ranks} ranks")
-    ranks: list[BaseProcess] = []
-    said: list[Connection] = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
-        try:
-            for rank in range(settings.ranks):
-                ours, theirs = processes.Pipe(duplex=False)
-                member = Member(rank, folder)
-                process = processes.Process(
-                    target=be_rank, args=(settings, member, theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                ranks.append(process)
-                said.append(ours)
-            figures = _hear(said, progress)
-        finally:
-            for each in ranks:
-                each.kill()
-            for each in ranks:
-                each.join()
-            for connection in said:
-                connection.close()
-    return figures | _about(settings)  # type: ignore[return-value]
-
-
-def _hear(said: list[Connection], progress: Callable[[str], None]) -> dict[str, object]:
-    """Return what rank 0 measured, once every rank is through; raise what any rank has raised."""
-    figures: dict[str, object] = {}
-    open_ones = {connection: rank for rank, connection in enumerate(said)}
-    while open_ones:
-        spoke = wait(list(open_ones), START_S)
-        if not spoke:
-            ranks = ", ".join(map(str, open_ones.values()))
-            raise LockstepError(f"nothing was heard of ranks {ranks} for {START_S:.0f} s")
-        for ready in spoke:
-            assert isinstance(ready, Connection)
-            rank = open_ones[ready]
-            try:
-                kind, content = ready.recv()
-            except EOFError:
-                raise LockstepError(f"rank {rank} ended before it was through") from None
-            if kind == "error":
-                raise content
-            if kind == "figures":
-                # Each rank has some; those of all would be those of whoever is the last.
-                figures = figures if rank else content
-                del open_ones[ready]
-            else:
-                progress(content)
-    return figures
+    figures = run_ranks(
+        Measurement(settings.ranks, partial(measure, settings), measure.__module__), progress
+    )
+    return figures[0] | _about(settings)  # type: ignore[return-value]
 
 
 def main() -> None:

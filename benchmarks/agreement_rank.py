@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,29 +12,21 @@ import torch.distributed as dist
 
 from ..coordinator.collectives.base import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
-from ..coordinator.collectives.host_group import Place
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
-from ..errors import LockstepError
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
 from ..ranks.page_layout import Column, PageLayout
 from ..ranks.replica.settings import ReplicaConfig
-from .agreement import START_S, AgreementSettings
+from .agreement import AgreementSettings
 from .bare_exchange import BareExchange
+from .rank_processes import Member, Say
 from .silent_executor import SilentExecutor
 
 TIMEOUT_S = 60.0
 
 STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
 """How often each thing is measured in a block."""
-
-
-class Member(NamedTuple):
-    """Which rank a process is, and the folder in which the ranks meet."""
-
-    rank: int
-    folder: str
 
 
 @dataclass(slots=True)
@@ -106,35 +96,18 @@ class TimedCollective:
         self._inner.close()
 
 
-def be_rank(settings: AgreementSettings, member: Member, say: Connection) -> None:
-    """Measure as one of the ranks, and say how it went."""
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{member.folder}/store",
-            rank=member.rank,
-            world_size=settings.ranks,
-            timeout=timedelta(seconds=START_S),
-        )
-        say.send(("figures", _measure(settings, Path(member.folder), say)))
-        dist.barrier()
-        dist.destroy_process_group()
-    except LockstepError as error:
-        say.send(("error", type(error)(str(error))))
-
-
-def _measure(settings: AgreementSettings, folder: Path, say: Connection) -> dict[str, object]:
+def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, object]:
+    """Measure as one of the ranks."""
     lanes = BallotShape(world_size=settings.ranks, seats=max(1, settings.operations)).length
-    bare = _bare_exchange(folder / "cells", lanes)
+    bare = _bare_exchange(member, lanes)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
-    alone = _connected(settings, lanes)
-    caches = [_cache(settings, lanes, depth) for depth in (0, 1)]
+    alone = _connected(settings, member, lanes)
+    caches = [_cache(settings, member, lanes, depth) for depth in (0, 1)]
     vector = np.zeros(lanes, dtype=np.int64)
     samples = Samples()
     for number in range(settings.blocks):
-        if not alone.rank:
-            say.send(("progress", f"measuring: block {number + 1} of {settings.blocks}"))
+        if not member.rank:
+            say(f"measuring: block {number + 1} of {settings.blocks}")
         _step(*caches[0], samples)
         _repeat(EXCHANGES, lambda: alone.launch(vector).wait(TIMEOUT_S), samples.alone)
         _repeat(EXCHANGES, lambda: bare.exchange(vector), samples.shm)
@@ -157,25 +130,24 @@ def _measure(settings: AgreementSettings, folder: Path, say: Connection) -> dict
     }
 
 
-def _bare_exchange(path: Path, lanes: int) -> BareExchange:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if not rank:
-        path.write_bytes(bytes(BareExchange.size(ranks, lanes)))
+def _bare_exchange(member: Member, lanes: int) -> BareExchange:
+    path = member.folder / "cells"
+    if not member.rank:
+        path.write_bytes(bytes(BareExchange.size(member.ranks, lanes)))
     dist.barrier()
-    return BareExchange(path, rank, ranks, lanes)
+    return BareExchange(path, member.rank, member.ranks, lanes)
 
 
-def _connected(settings: AgreementSettings, lanes: int) -> Collective:
+def _connected(settings: AgreementSettings, member: Member, lanes: int) -> Collective:
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
-    place = None
-    if settings.hosts > 1:
-        here, host = Place.here(), group.rank * settings.hosts // settings.ranks
-        place = Place(here.boot, f"{here.processes} {host}")
+    place = member.pretended_place(settings.hosts)
     return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
 
 
-def _cache(settings: AgreementSettings, lanes: int, depth: int) -> tuple[Cache, TimedCollective]:
-    collective = TimedCollective(_connected(settings, lanes))
+def _cache(
+    settings: AgreementSettings, member: Member, lanes: int, depth: int
+) -> tuple[Cache, TimedCollective]:
+    collective = TimedCollective(_connected(settings, member, lanes))
     layout = PageLayout(
         page_tokens=16,
         columns=(Column(name="kv", layers=1, heads=settings.ranks, elements=1),),

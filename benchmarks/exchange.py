@@ -5,27 +5,20 @@ goes through gloo and the loopback device. So the figures hold what all ranks' p
 network.
 """
 
-import multiprocessing
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..coordinator.collectives.base import Transport
-from ..errors import LockstepError
+from .rank_processes import Measurement, run_ranks
 
 if TYPE_CHECKING:
     from .exchange_rank import RankFigures
 
 BLOCKS = 10
 """Into how many parts the rounds are cut whose means are compared."""
-
-PATIENCE_S = 300.0
-"""How long the ranks of one group may take for all that they measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,52 +60,15 @@ class Exchange:
 def measure_exchanges(settings: ExchangeSettings) -> list[Exchange]:
     """Start the ranks, and return what they measured for each length, in the order of lengths.
 
-    Raises `LockstepError` if a rank is lost or takes longer than `PATIENCE_S`. No process is left.
+    Raises `LockstepError` if a rank is lost. No process is left.
     """
-    processes = multiprocessing.get_context("forkserver")
-    # Imported once, and not by every rank.
-    processes.set_forkserver_preload([f"{__package__}.exchange_rank"])
-    from .exchange_rank import (  # noqa: PLC0415 - needs torch, which takes seconds.
-        ExchangeSeat,
-        be_exchange_rank,
+    from .exchange_rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
+
+    figures = run_ranks(
+        Measurement(settings.ranks, partial(measure, settings), measure.__module__, settings.cores),
+        lambda _: None,
     )
-
-    ranks: list[BaseProcess] = []
-    said: list[Connection] = []
-    with tempfile.TemporaryDirectory(prefix="lockstep-exchange-") as folder:
-        try:
-            for rank in range(settings.ranks):
-                ours, theirs = processes.Pipe(duplex=False)
-                seat = ExchangeSeat(rank, str(Path(folder) / "store"))
-                process = processes.Process(
-                    target=be_exchange_rank, args=(settings, seat, theirs), daemon=True
-                )
-                process.start()
-                theirs.close()
-                ranks.append(process)
-                said.append(ours)
-            figures = [_hear(rank, connection) for rank, connection in enumerate(said)]
-        finally:
-            for each in ranks:
-                each.kill()
-            for each in ranks:
-                each.join()
-            for connection in said:
-                connection.close()
     return [_exchange(of_a_length) for of_a_length in zip(*figures, strict=True)]
-
-
-def _hear(rank: int, connection: Connection) -> "list[RankFigures]":
-    if not connection.poll(PATIENCE_S):
-        raise LockstepError(f"rank {rank} took longer than {PATIENCE_S:.0f} s")
-    try:
-        kind, content = connection.recv()
-    except EOFError:
-        raise LockstepError(f"rank {rank} ended before it was through") from None
-    if kind == "error":
-        raise LockstepError(content)
-    figures: list[RankFigures] = content
-    return figures
 
 
 def _exchange(figures: "Sequence[RankFigures]") -> Exchange:

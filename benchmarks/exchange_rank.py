@@ -1,11 +1,8 @@
 """One rank of the measurement of exchanges: rounds over a transport, with no cache around them."""
 
-import os
 import resource
 import time
-from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -13,11 +10,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.collectives.base import PendingRound, Transport, Vector
+from ..coordinator.collectives.base import PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
-from ..coordinator.collectives.host_group import Place
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import LockstepError
+from .rank_processes import Member, Say
 
 if TYPE_CHECKING:
     from .exchange import ExchangeSettings
@@ -91,45 +88,22 @@ class Doubling:
         """Do nothing: the group goes with the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeSeat:
-    """Which rank a process is, and the file in which the ranks meet."""
-
-    rank: int
-    store: str
-
-
-def be_exchange_rank(settings: "ExchangeSettings", seat: ExchangeSeat, say: Connection) -> None:
-    """Measure as one of the ranks, and say the figures of each length or the error that came."""
-    if settings.cores is not None:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.cores])
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{seat.store}",
-            rank=seat.rank,
-            world_size=settings.ranks,
-            timeout=timedelta(seconds=TIMEOUT_S),
-        )
-        # All groups are made first: one that is made after another was closed may get its name, and
-        # would look for the ranks of that one.
-        dist.barrier()
-        sockets = _sockets()
-        launchers = [_launcher(settings, lanes) for lanes in settings.lanes]
-        dist.barrier()
-        sockets = (_sockets() - sockets) // len(launchers)
-        measured = [
-            _measure(settings, launcher, lanes)._replace(sockets=sockets)
-            for launcher, lanes in zip(launchers, settings.lanes, strict=True)
-        ]
-        for launcher in launchers:
-            launcher.close()
-        say.send(("figures", measured))
-        dist.barrier()
-        dist.destroy_process_group()
-    except LockstepError as error:
-        say.send(("error", str(error)))
+def measure(settings: "ExchangeSettings", member: Member, say: Say) -> list[RankFigures]:
+    """Measure each length as one of the ranks."""
+    del say
+    # All groups are made before any is used, so that their sockets can be counted.
+    dist.barrier()
+    sockets = _sockets()
+    launchers = [_launcher(settings, member, lanes) for lanes in settings.lanes]
+    dist.barrier()
+    sockets = (_sockets() - sockets) // len(launchers)
+    measured = [
+        _measure(settings, launcher, lanes)._replace(sockets=sockets)
+        for launcher, lanes in zip(launchers, settings.lanes, strict=True)
+    ]
+    for launcher in launchers:
+        launcher.close()
+    return measured
 
 
 def _measure(settings: "ExchangeSettings", launcher: Launcher, lanes: int) -> RankFigures:
@@ -158,13 +132,11 @@ def _measure(settings: "ExchangeSettings", launcher: Launcher, lanes: int) -> Ra
     )
 
 
-def _launcher(settings: "ExchangeSettings", lanes: int) -> Launcher:
+def _launcher(settings: "ExchangeSettings", member: Member, lanes: int) -> Launcher:
     if settings.doubling:
         return Doubling(dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S)))
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
-    here = Place.here()
-    host = group.rank // -(-settings.ranks // settings.hosts)
-    place = here if settings.transport is Transport.SHM else Place(here.boot, f"host {host}")
+    place = member.pretended_place(settings.hosts)
     return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
 
 

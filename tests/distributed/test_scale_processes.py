@@ -39,9 +39,10 @@ def test_processes_write_the_bytes_and_keep_the_sockets_that_the_model_counts(
     for each in exchanges:
         deployment = deployment_of(settings.ranks, settings.hosts, each.lanes)
         counted = traffic(deployment, way(settings)).between
-        # Something else may write now and then, such as the wake-up of a thread; a message more in
-        # every round would be seen.
-        assert each.written_bytes == pytest.approx(counted.written_bytes, abs=64), each.lanes
+        # Something else may write now and then, such as the wake-up of a thread, and what a courier
+        # sends may leave after the round has come back; a message more in every round would be seen.
+        stray = 64 + counted.written_bytes / settings.rounds
+        assert each.written_bytes == pytest.approx(counted.written_bytes, abs=stray), each.lanes
         assert each.sockets == sockets(deployment, way(settings))
         assert each.cpu_us > 0
         assert 0 < each.min_us <= each.p50_us

@@ -1,0 +1,142 @@
+"""Processes that measure together: started, joined over gloo, heard, and ended, whatever happens."""
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..errors import LockstepError
+
+if TYPE_CHECKING:
+    from ..coordinator.collectives.host_group import Place
+
+FiguresT = TypeVar("FiguresT")
+
+SILENT_S = 300.0
+"""How long all ranks may say nothing."""
+
+JOIN_S = 120.0
+"""How long they may take to meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the processes."""
+
+    rank: int
+    ranks: int
+    folder: Path
+    """Where the ranks meet, and may leave files."""
+    cores: int | None = None
+    """How many cores all ranks share; None for all that there are."""
+
+    def pretended_place(self, hosts: int) -> "Place":
+        """Return where this rank says that it is, if the ranks pretend to be on so many hosts."""
+        from ..coordinator.collectives.host_group import Place  # noqa: PLC0415 - see `run_ranks`.
+
+        here = Place.here()
+        if hosts == 1:
+            return here
+        return Place(here.boot, f"{here.processes} {self.rank * hosts // self.ranks}")
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement(Generic[FiguresT]):
+    """What each rank does, and on how many."""
+
+    ranks: int
+    measure: Callable[[Member, Say], FiguresT]
+    """Runs in each process, where `torch.distributed` is ready; can be pickled, as its result can."""
+    module: str
+    """What is imported once, before any rank starts: it has what `measure` needs."""
+    cores: int | None = None
+
+
+def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[FiguresT]:
+    """Return what the ranks have measured, by rank. `progress` is told what they say meanwhile.
+
+    Raises what a rank has raised, and `LockstepError` if one is lost or all are silent for too long.
+    No process is left. Nothing here imports torch, which takes seconds, before it is needed.
+    """
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([measurement.module])
+    ranks: list[BaseProcess] = []
+    said: list[Connection] = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+        try:
+            for rank in range(measurement.ranks):
+                ours, theirs = processes.Pipe(duplex=False)
+                member = Member(rank, measurement.ranks, Path(folder), measurement.cores)
+                process = processes.Process(
+                    target=_be_rank, args=(measurement.measure, member, theirs), daemon=True
+                )
+                process.start()
+                theirs.close()
+                ranks.append(process)
+                said.append(ours)
+            return _hear(said, progress)
+        finally:
+            for each in ranks:
+                each.kill()
+            for each in ranks:
+                each.join()
+            for connection in said:
+                connection.close()
+
+
+def _hear(said: list[Connection], progress: Say) -> list[Any]:
+    figures: dict[int, Any] = {}
+    open_ones = {connection: rank for rank, connection in enumerate(said)}
+    while open_ones:
+        spoke = wait(list(open_ones), SILENT_S)
+        if not spoke:
+            ranks = ", ".join(map(str, open_ones.values()))
+            raise LockstepError(f"nothing was heard of ranks {ranks} for {SILENT_S:.0f} s")
+        for ready in spoke:
+            assert isinstance(ready, Connection)
+            rank = open_ones[ready]
+            try:
+                kind, content = ready.recv()
+            except EOFError:
+                raise LockstepError(f"rank {rank} ended before it was through") from None
+            if kind == "error":
+                raise content
+            if kind == "progress":
+                progress(content)
+                continue
+            figures[rank] = content
+            del open_ones[ready]
+    return [figures[rank] for rank in range(len(said))]
+
+
+def _be_rank(measure: Callable[[Member, Say], object], member: Member, say: Connection) -> None:
+    """Measure as one of the ranks, and say how it went."""
+    import torch  # noqa: PLC0415 - see `run_ranks`.
+    import torch.distributed as dist  # noqa: PLC0415 - as above.
+
+    if member.cores is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: member.cores])
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{member.folder / 'store'}",
+            rank=member.rank,
+            world_size=member.ranks,
+            timeout=timedelta(seconds=JOIN_S),
+        )
+        figures = measure(member, lambda text: say.send(("progress", text)))
+        say.send(("figures", figures))
+        dist.barrier()
+        dist.destroy_process_group()
+    except LockstepError as error:
+        say.send(("error", type(error)(str(error))))

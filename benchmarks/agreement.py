@@ -1,7 +1,8 @@
 """What a step's agreement costs, beside a bare all_reduce and beside one collective per request.
 
 Each rank is a process with a real cache whose store never answers, so that a fixed number of
-prefetches stays in every ballot. The things below are measured in turns in the same run:
+prefetches stays in every ballot. The things below are measured in turns in the same run, each rank on
+a core of its own if there are enough:
 
 - `blocking`: a whole step at depth 0: ballot, round, verdict, all of it.
 - `pipelined stall`: how long a step at depth 1 waits until the round of the step before is back, when

@@ -1,5 +1,6 @@
 """One rank of the benchmark of agreement: a process with a real cache, and bare calls beside it."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -104,6 +105,7 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
     alone = _connected(settings, member, lanes)
     caches = [_cache(settings, member, lanes, depth) for depth in (0, 1)]
     vector = np.zeros(lanes, dtype=np.int64)
+    _keep_a_core(member)
     samples = Samples()
     for number in range(settings.blocks):
         if not member.rank:
@@ -128,6 +130,17 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
         "collectives_per_step": stats.collectives / stats.steps,
         **_figures(samples),
     }
+
+
+def _keep_a_core(member: Member) -> None:
+    """Let this thread stay on one core, apart from other ranks', if there are enough.
+
+    The system may put two ranks that wait for each other on one core and leave the next one idle,
+    where a step takes three times as long. Gloo's threads, which are there already, go where they like.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if member.ranks <= len(cores):
+        os.sched_setaffinity(0, {cores[member.rank]})
 
 
 def _bare_exchange(member: Member, lanes: int) -> BareExchange:

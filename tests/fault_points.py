@@ -287,7 +287,7 @@ def _arrive(victim: Victim, collective: Any, number: int) -> None:
         return
     deadline = time.monotonic() + (PATIENCE_S if mine else HEADSTART_S)
     while (left_s := deadline - time.monotonic()) > 0 and not host.ended_before(number):
-        others = host.cells.missing(number, 0, len(host.ranks))
+        others = host.here.missing(number)
         others.remove(host.me)
         if mine and not others:
             return

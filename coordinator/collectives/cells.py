@@ -30,8 +30,79 @@ _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
 _NUMBER_AT, _CHECK_AT = range(2)
 
 
-def _padded(words: int) -> int:
-    return -(-words // _LINE) * _LINE
+def _words_in_cell(lanes: int) -> int:
+    return _LINE - (-lanes // _LINE) * _LINE
+
+
+class Writers:
+    """Some of those that write, as a reader sees them. `Cells.of` makes it, and `Cells.close` ends it.
+
+    Each look touches as little as it can: it often comes cold, after milliseconds of other work.
+    """
+
+    def __init__(self, memory: mmap, words_at: list[list[int]], first: int, lanes: int) -> None:
+        """`words_at` are the words at which these writers' cells begin, for each parity of a round.
+
+        `first` is the first writer's number.
+        """
+        self._words = memoryview(memory).cast("q")
+        self._cells_at = tuple(map(tuple, words_at))
+        self._first = first
+        words = np.frombuffer(memory, dtype=np.int64)
+        stride = _words_in_cell(lanes)
+        self._bodies = [
+            words[at[0] : at[0] + len(at) * stride].reshape(len(at), stride)[:, _LINE:][:, :lanes]
+            for at in words_at
+        ]
+
+    def is_there(self, number: int) -> bool:
+        """Say whether all of them have written a round."""
+        words = self._words
+        for at in self._cells_at[number & 1]:  # noqa: SIM110 - a generator takes longer, cold.
+            if words[at] != number:
+                return False
+        return True
+
+    def read(self, number: int) -> "npt.NDArray[np.int64] | None":
+        """Return a copy of their lanes, a row for each.
+
+        None unless all have written this round. `number` is the latest that was written, or later.
+        """
+        if not self.is_there(number):
+            return None
+        rows, damaged = self._copied(number)
+        return None if damaged else rows
+
+    def missing(self, number: int) -> list[int]:
+        """Return which of them have not written the round."""
+        words = self._words
+        cells_at = enumerate(self._cells_at[number & 1], self._first)
+        return [writer for writer, at in cells_at if words[at] != number]
+
+    def damaged(self, number: int) -> list[int]:
+        """Return which of them have lanes that fail their checksum, after all have written the round.
+
+        One may fail for a moment, while a processor sees its writes in another order than they were
+        made.
+        """
+        _, damaged = self._copied(number)
+        return damaged
+
+    def close(self) -> None:
+        """Let go of the memory; nothing may follow."""
+        self._words = memoryview(b"")
+        self._bodies.clear()
+
+    def _copied(self, number: int) -> "tuple[npt.NDArray[np.int64], list[int]]":
+        rows = self._bodies[number & 1].copy()
+        words = self._words
+        cells_at = enumerate(self._cells_at[number & 1])
+        damaged = [
+            self._first + row
+            for row, at in cells_at
+            if words[at + _CHECK_AT] != _checksum(rows[row], number)
+        ]
+        return rows, damaged
 
 
 class Cells:
@@ -39,33 +110,45 @@ class Cells:
 
     def __init__(self, memory: mmap, writers: int, lanes: int, futex: Futex) -> None:
         """`memory` is zeroed, or has been through `begin`; it is kept until `close`."""
-        words = np.frombuffer(memory, dtype=np.int64)
-        cells = words[_LINE:].reshape(2, writers, _LINE + _padded(lanes))
         self.writers, self.lanes = writers, lanes
-        self._header: Vector = words[:_LINE]
-        self._numbers = [cells[parity, :, _NUMBER_AT] for parity in (0, 1)]
-        self._checks = [cells[parity, :, _CHECK_AT] for parity in (0, 1)]
-        self._bodies = [cells[parity, :, _LINE : _LINE + lanes] for parity in (0, 1)]
-        # The lower half of a number, which is what a futex can compare, comes first.
-        self._addresses = [
-            [int(cells[parity, writer].ctypes.data) for writer in range(writers)]
+        stride = _words_in_cell(lanes)
+        self._cells_at = [
+            [_LINE + (parity * writers + writer) * stride for writer in range(writers)]
             for parity in (0, 1)
         ]
+        words = np.frombuffer(memory, dtype=np.int64)
+        # The lower half of a number, which is what a futex can compare, comes first.
+        begins_at = words.ctypes.data
+        self._addresses = [[begins_at + 8 * at for at in cells] for cells in self._cells_at]
+        self._memory: mmap | None = memory
+        self._words = memoryview(memory).cast("q")
+        self._bodies = [
+            [words[at + _LINE : at + _LINE + lanes] for at in cells] for cells in self._cells_at
+        ]
+        self._made: list[Writers] = []
         self._futex = futex
 
     @staticmethod
     def size(writers: int, lanes: int) -> int:
         """Return the number of bytes that the memory has."""
-        return 8 * (_LINE + 2 * writers * (_LINE + _padded(lanes)))
+        return 8 * (_LINE + 2 * writers * _words_in_cell(lanes))
+
+    def of(self, first: int, last: int) -> Writers:
+        """Return the writers `first` to `last` - 1, at least one, for as long as this is open."""
+        assert self._memory is not None
+        cells_at = [cells[first:last] for cells in self._cells_at]
+        made = Writers(self._memory, cells_at, first, self.lanes)
+        self._made.append(made)
+        return made
 
     def begin(self) -> None:
         """Mark new memory as made for this many writers and lanes."""
-        self._header[_WRITERS_AT], self._header[_LANES_AT] = self.writers, self.lanes
-        self._header[_MAGIC_AT] = _MAGIC
+        self._words[_WRITERS_AT], self._words[_LANES_AT] = self.writers, self.lanes
+        self._words[_MAGIC_AT] = _MAGIC
 
     def require_begun(self) -> None:
         """Raise `InternalError` unless the memory was made for this many writers and lanes."""
-        found = self._header[: _LANES_AT + 1].tolist()
+        found = self._words[: _LANES_AT + 1].tolist()
         if found != [_MAGIC, self.writers, self.lanes]:
             raise InternalError(
                 f"shared memory for {self.writers} writers of {self.lanes} lanes begins with {found}"
@@ -74,74 +157,39 @@ class Cells:
     @property
     def ending(self) -> int:
         """The word that says how the group has ended; 0 while it lasts."""
-        return int(self._header[_ENDING_AT])
+        return self._words[_ENDING_AT]
 
     @ending.setter
     def ending(self, word: int) -> None:
-        self._header[_ENDING_AT] = word
+        self._words[_ENDING_AT] = word
 
     def write(self, writer: int, number: int, lanes: Vector) -> None:
         """Publish the lanes of a round, which are copied, and wake who waits for them."""
         parity = number & 1
-        self._bodies[parity][writer] = lanes
-        self._checks[parity][writer] = _checksum(lanes, number)
-        self._numbers[parity][writer] = number
+        at = self._cells_at[parity][writer]
+        self._bodies[parity][writer][:] = lanes
+        self._words[at + _CHECK_AT] = _checksum(lanes, number)
+        self._words[at + _NUMBER_AT] = number
         self._futex.wake(self._addresses[parity][writer])
-
-    def is_there(self, number: int, first: int, last: int) -> bool:
-        """Say whether the writers `first` to `last` - 1 have all written a round."""
-        written: list[int] = self._numbers[number & 1][first:last].tolist()
-        return written == [number] * (last - first)
-
-    def read(self, number: int, first: int, last: int) -> "npt.NDArray[np.int64] | None":
-        """Return a copy of the lanes of the writers `first` to `last` - 1, one row for each.
-
-        None unless all have written this round. `number` is the latest that was written, or later.
-        """
-        if not self.is_there(number, first, last):
-            return None
-        parity = number & 1
-        rows = self._bodies[parity][first:last].copy()
-        checks = self._checks[parity][first:last].tolist()
-        for row, check in zip(rows, checks, strict=True):
-            if _checksum(row, number) != check:
-                return None
-        return rows
-
-    def missing(self, number: int, first: int, last: int) -> list[int]:
-        """Return which of the writers `first` to `last` - 1 have not written the round."""
-        written = self._numbers[number & 1][first:last].tolist()
-        return [first + at for at, each in enumerate(written) if each != number]
 
     def sleep(self, writer: int, number: int, timeout_s: float) -> None:
         """Sleep until a writer writes the round, or for `timeout_s`, or for less."""
         parity = number & 1
-        seen = int(self._numbers[parity][writer])
+        seen = self._words[self._cells_at[parity][writer] + _NUMBER_AT]
         if seen != number:
             expected = seen & 0xFFFFFFFF
             self._futex.sleep(self._addresses[parity][writer], expected, timeout_s)
-
-    def damaged(self, number: int, first: int, last: int) -> list[int]:
-        """Return which of the writers `first` to `last` - 1 have lanes that fail their checksum.
-
-        All have written the round. One may fail for a moment, while a processor sees its writes in
-        another order than they were made.
-        """
-        bodies = self._bodies[number & 1][first:last].copy()
-        checks = self._checks[number & 1][first:last].tolist()
-        return [
-            first + at
-            for at, (body, check) in enumerate(zip(bodies, checks, strict=True))
-            if _checksum(body, number) != check
-        ]
 
     def close(self) -> None:
         """Let go of the memory, whoever still refers to this object; nothing but `ending` may follow.
 
         An error that ended an epoch is kept with all that its frames refer to.
         """
-        self._header = self._header.copy()
-        for views in (self._numbers, self._checks, self._bodies, self._addresses):
+        self._words = memoryview(self._words[:_LINE].tobytes()).cast("q")
+        self._memory = None
+        for made in self._made:
+            made.close()
+        for views in (self._made, self._bodies, self._addresses):
             views.clear()
 
     def wake_all(self) -> None:

@@ -56,7 +56,12 @@ log = logging.getLogger("lockstep")
 class HierarchicalCollective(SharingCollective):
     """The rounds of a group whose ranks are on several hosts; see `Collective`."""
 
-    _courier: "_Courier | None" = None
+    def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
+        """Use `create`. The first rank of a host has the courier."""
+        said_by = len(host.ranks)
+        writers = host.cells.of(said_by, said_by + 1)
+        super().__init__(group, host, Transport.HIERARCHICAL, writers, NEWS_S)
+        self._courier = courier
 
     @classmethod
     def create(
@@ -86,11 +91,7 @@ class HierarchicalCollective(SharingCollective):
                 courier.close()
             host.close()
             raise
-        said_by = len(host.ranks)
-        reads = (said_by, said_by + 1)
-        collective = cls(group, host, Transport.HIERARCHICAL, reads, NEWS_S)
-        collective._courier = courier
-        return collective
+        return cls(group, host, courier)
 
     def leave(self, host: HostGroup) -> None:
         """See `SharingCollective`. A courier knows which round was the last that all have."""
@@ -169,7 +170,7 @@ class _Courier:
         """Wait for what this host's ranks say in a round, a row for each; None if it is over."""
         host = self._host
         while not self._over(number):
-            rows = host.look(number, 0, len(host.ranks), SLICE_S)
+            rows = host.look(number, host.here, SLICE_S)
             if rows is not None:
                 return rows
         return None

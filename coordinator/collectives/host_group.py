@@ -33,7 +33,7 @@ import numpy.typing as npt
 from ...errors import ConfigError, GroupError, InternalError
 from ..bootstrap import agree_that_all_are_ready
 from .base import Collective, Vector
-from .cells import Cells
+from .cells import Cells, Writers
 from .ending import Cause, Ending
 from .futex import Futex
 
@@ -94,6 +94,8 @@ class HostGroup:
         self.cells = cells
         self.ranks = ranks
         """The ranks of this host, numbered as in the whole group."""
+        self.here = cells.of(0, len(ranks))
+        """Those ranks, as writers."""
         self.me = ranks.index(rank)
         self._rank = rank
         self._fd = fd
@@ -178,17 +180,16 @@ class HostGroup:
         return ending if ending.last_round < number else None
 
     def wait(
-        self, number: int, first: int, last: int, timeout_s: float, patience_s: float = 0.0
+        self, number: int, writers: Writers, timeout_s: float, patience_s: float = 0.0
     ) -> npt.NDArray[np.int64]:
-        """Return what the writers `first` to `last` - 1 have written in a round.
+        """Return what some writers have written in a round.
 
         Waits `timeout_s` for the ranks of this host, and `patience_s` longer for a writer that speaks
         for others while all ranks of this host have come. Raises the error of the group's ending.
         """
-        cells = self.cells
         deadline = time.monotonic() + timeout_s
-        rows = self._look_often(number, first, last)
-        if rows is not None and not cells.ending:
+        rows = _look_often(number, writers)
+        if rows is not None and not self.cells.ending:
             return rows
         while True:
             ending = self.ended_before(number)
@@ -197,8 +198,8 @@ class HostGroup:
             # In this order: what a process has written is there once it is known to have ended, and
             # nobody is missing who has come.
             lost = self._lost()
-            late = cells.missing(number, 0, len(self.ranks))
-            rows = cells.read(number, first, last)
+            late = self.here.missing(number)
+            rows = writers.read(number)
             if rows is not None:
                 return rows
             # If all have come, the first rank of the host owes what the others have said.
@@ -206,58 +207,47 @@ class HostGroup:
                 if self.ranks[writer] in lost:
                     raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
             left_s = deadline - time.monotonic() + (0.0 if late else patience_s)
-            if left_s <= 0 and (late or cells.missing(number, first, last)):
+            if left_s <= 0 and (late or writers.missing(number)):
                 raise self._late(number, late)
-            self._pause(number, first, last, min(max(left_s, _SEEN_S), SLICE_S))
+            self._pause(number, writers, min(max(left_s, _SEEN_S), SLICE_S))
 
-    def came_back(self, number: int, first: int, last: int, timeout_s: float) -> bool:
-        """Wait for what the writers write in a round, for a while; say whether it is over.
+    def came_back(self, number: int, writers: Writers, timeout_s: float) -> bool:
+        """Wait for what some writers write in a round, for a while; say whether it is over.
 
         It is as well if the group has ended before it.
         """
-        cells = self.cells
-        if cells.is_there(number, first, last):
+        if writers.is_there(number):
             return True
-        self._pause(number, first, last, min(timeout_s, SLICE_S))
-        return cells.is_there(number, first, last) or self.ended_before(number) is not None
+        self._pause(number, writers, min(timeout_s, SLICE_S))
+        return writers.is_there(number) or self.ended_before(number) is not None
 
-    def look(
-        self, number: int, first: int, last: int, timeout_s: float
-    ) -> npt.NDArray[np.int64] | None:
-        """Return what the writers have written in a round, or None if they do not within a time.
+    def look(self, number: int, writers: Writers, timeout_s: float) -> npt.NDArray[np.int64] | None:
+        """Return what some writers have written in a round, or None if they do not within a time.
 
         Or for less than that, and whether or not the group has ended.
         """
-        rows = self._look_often(number, first, last)
+        rows = _look_often(number, writers)
         if rows is None:
-            self._pause(number, first, last, timeout_s)
-            rows = self.cells.read(number, first, last)
+            self._pause(number, writers, timeout_s)
+            rows = writers.read(number)
         return rows
 
-    def _pause(self, number: int, first: int, last: int, timeout_s: float) -> None:
+    def _pause(self, number: int, writers: Writers, timeout_s: float) -> None:
         """Sleep until a writer that is missing writes, or for a time.
 
         If all have written, and what one has written is damaged for all of that time, end the group.
         """
-        missing = self.cells.missing(number, first, last)
+        missing = writers.missing(number)
         if missing:
             self.cells.sleep(missing[0], number, timeout_s)
             return
         deadline = time.monotonic() + timeout_s
-        while damaged := self.cells.damaged(number, first, last):
+        while damaged := writers.damaged(number):
             if time.monotonic() >= deadline:
                 writer = damaged[0] if damaged[0] < len(self.ranks) else 0
                 self.end(Ending(Cause.DAMAGED, self.ranks[writer], number - 1))
                 return
             time.sleep(_LOOK_S)
-
-    def _look_often(self, number: int, first: int, last: int) -> npt.NDArray[np.int64] | None:
-        for _ in range(_LOOKS):
-            rows = self.cells.read(number, first, last)
-            if rows is not None:
-                return rows
-            os.sched_yield()
-        return None
 
     def end(self, ending: Ending) -> Ending:
         """Write down how the group ends, for all ranks of the host; return what holds for all.
@@ -311,6 +301,15 @@ class HostGroup:
         if late:
             return self.end(Ending(Cause.LATE, self.ranks[late[0]], number - 1)).error
         return self.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1)).error
+
+
+def _look_often(number: int, writers: Writers) -> npt.NDArray[np.int64] | None:
+    for _ in range(_LOOKS):
+        rows = writers.read(number)
+        if rows is not None:
+            return rows
+        os.sched_yield()
+    return None
 
 
 def _new_memory(size: int) -> int:

@@ -33,7 +33,7 @@ class SharedMemoryCollective(SharingCollective):
                 " use hierarchical or auto"
             )
         host = HostGroup.meet(group, hosts, lanes=lanes, timeout_s=timeout_s)
-        return cls(group, host, Transport.SHM, (0, group.world_size), 0.0)
+        return cls(group, host, Transport.SHM, host.here, 0.0)
 
 
 def _described(hosts: Sequence[tuple[int, ...]]) -> str:

@@ -3,12 +3,17 @@
 from ...errors import GroupError, PeerLost
 from ..fold import fold
 from .base import Collective, Transport, Vector
+from .cells import Writers
 from .host_group import HostGroup
 
 
 class _SharedRound:
-    def __init__(self, collective: "SharingCollective", number: int) -> None:
+    def __init__(
+        self, collective: "SharingCollective", host: HostGroup, writers: Writers, number: int
+    ) -> None:
         self._collective = collective
+        self._host = host
+        self._writers = writers
         self._number = number
 
     def wait(self, timeout_s: float) -> Vector:
@@ -17,7 +22,9 @@ class _SharedRound:
 
     def came_back(self, timeout_s: float) -> bool:
         """Wait for a while; say whether `wait` would return, or raise for good, at once."""
-        return self._collective.came_back(self._number, timeout_s)
+        return self._collective.has_left or self._host.came_back(
+            self._number, self._writers, timeout_s
+        )
 
 
 class SharingCollective:
@@ -31,20 +38,17 @@ class SharingCollective:
         group: Collective,
         host: HostGroup,
         transport: Transport,
-        reads: tuple[int, int],
+        writers: Writers,
         patience_s: float,
     ) -> None:
-        """`reads` are the first of the writers whose lanes make a round, and the one after the last.
-
-        `patience_s` is that of `HostGroup.wait`.
-        """
+        """The lanes of `writers` make a round. `patience_s` is that of `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value
         self.launches = 0
         self._group = group
         self._host: HostGroup | None = host
-        self._reads = reads
+        self._writers = writers
         self._patience_s = patience_s
         self._broken_by: GroupError | None = None
 
@@ -54,7 +58,7 @@ class SharingCollective:
         # Counted first: what others may have read must not be written a second time.
         self.launches += 1
         host.write(self.launches, lanes)
-        return _SharedRound(self, self.launches)
+        return _SharedRound(self, host, self._writers, self.launches)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`."""
@@ -69,7 +73,7 @@ class SharingCollective:
         """Wait for a round that was launched; if it fails, so does every later call."""
         host = self._joined()
         try:
-            return fold(host.wait(number, *self._reads, timeout_s, self._patience_s))
+            return fold(host.wait(number, self._writers, timeout_s, self._patience_s))
         except GroupError as error:
             self._broken_by = error
             raise
@@ -77,10 +81,6 @@ class SharingCollective:
             if self._host is None:
                 raise _has_left() from None
             raise
-
-    def came_back(self, number: int, timeout_s: float) -> bool:
-        """Wait for a round for a while; say whether it is there, or will never be."""
-        return self._host is None or self._host.came_back(number, *self._reads, timeout_s)
 
     def close(self) -> None:
         """See `Collective`."""
@@ -92,6 +92,11 @@ class SharingCollective:
                 host.close()
         finally:
             self._group.close()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this was closed."""
+        return self._host is None
 
     def leave(self, host: HostGroup) -> None:
         """Let every round that this rank has not launched end, for the others."""

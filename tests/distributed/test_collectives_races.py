@@ -57,7 +57,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
         return ""
     host = collective._host
     setattr(host_group, "_LOOKS", 0)  # noqa: B010 - it is the module's own.
-    read = host.cells.read
+    read = host.here.read
     seen: list[Any] = []
 
     def read_too_soon(*where: int) -> Any:
@@ -71,7 +71,7 @@ def miss_the_moment(then: str, timeout_s: float, group: Piped, hold: Hold) -> st
             group.gather(b"come", PATIENCE_S)
         return seen[0]
 
-    host.cells.read = read_too_soon
+    host.here.read = read_too_soon
     try:
         collective.launch(lanes_in(1, 1)).wait(timeout_s)
     except GroupError as error:

@@ -10,7 +10,9 @@ is launched (P3), and applying the same again would change nothing:
 - A seat. Either the verdict before was ignored or has moved its operation on, so that the seat has
   another meaning by the launch: the operation has left it, or stands in another phase or under another
   bound, and never comes back to those it had (TRANSITIONS; a bound only falls). Or it has changed
-  nothing but how much has landed, which is a level.
+  nothing but how much has landed, which is a level. A seat from which nothing follows is not named
+  either: some rank has not answered, or nothing has landed everywhere and nothing is known to be
+  missing, and no rank saw a deadline pass.
 - A queue. Its tickets leave from the front, and what the lanes before let go has left it. What stands
   in front now had not ended by them, and was not the first that failed; what came later has a higher
   ticket than any that they speak of.
@@ -123,6 +125,7 @@ def unhealthy_rank(folded: Vector) -> int | None:
 
 _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
 """Where the seats begin in a body, which is a vector without its header."""
+_QUEUE_BYTES = 8 * _SEATS_IN_BODY
 
 _BY_OPERATION = attrgetter("operation")
 
@@ -148,7 +151,8 @@ class Verdicts:
         seats: tuple[SeatVerdict, ...] = ()
         if body != self._body or layout.seats is not self._seats:
             lanes, before = np.frombuffer(body, np.int64), np.frombuffer(self._body, np.int64)
-            watermarks = self._read_queues(lanes[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
+            if body[:_QUEUE_BYTES] != self._body[:_QUEUE_BYTES]:
+                watermarks = self._read_queues(lanes[:_SEATS_IN_BODY], before[:_SEATS_IN_BODY])
             seats = self._read_seats(lanes[_SEATS_IN_BODY:], before[_SEATS_IN_BODY:], layout.seats)
             self._body, self._seats = body, layout.seats
         return Verdict(
@@ -183,19 +187,25 @@ class Verdicts:
             return ()
         rows: list[list[int]] = table.rows[seats].tolist()
         votes: list[list[int]] = lanes.reshape(-1, SEAT_LANES)[seats].tolist()
-        verdicts = list(map(self._read_seat, rows, votes))
+        verdicts = [
+            self._read_seat(row, vote)
+            for row, vote in zip(rows, votes, strict=True)
+            if vote[0] > 0 or vote[2] or (not vote[0] and vote[1] != NEUTRAL)
+        ]
         verdicts.sort(key=_BY_OPERATION)
         return tuple(verdicts)
 
-    def _read_seat(self, row: list[int], lanes: list[int]) -> SeatVerdict:
+    def _read_seat(self, row: list[int], vote: list[int]) -> SeatVerdict:
         operation, phase, bound = row
-        expired_rank = _marked_rank(lanes[2])
+        level, limit, mark = vote
+        expired_rank = _marked_rank(mark) if mark else None
         if phase == _TRANSFER:
-            ceiling, ceiling_rank = _named(lanes[1], self._world_size)
-            return Arrived(operation, lanes[0], ceiling, ceiling_rank, expired_rank)
-        pages, shortest_rank = _named(lanes[0], self._world_size) if lanes[0] >= 0 else (None, None)
-        longest = None if pages is None else -lanes[1]
-        return Found(operation, bound, pages, shortest_rank, longest, expired_rank)
+            if limit == NEUTRAL:
+                return Arrived(operation, level, None, None, expired_rank)
+            return Arrived(operation, level, *divmod(limit, self._world_size), expired_rank)
+        if level < 0:
+            return Found(operation, bound, None, None, None, expired_rank)
+        return Found(operation, bound, *divmod(level, self._world_size), -limit, expired_rank)
 
 
 def _differing(values: Vector, before: Vector, width: int) -> npt.NDArray[np.bool_]:

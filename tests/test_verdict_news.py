@@ -18,7 +18,7 @@ History = list[tuple[int, int, int]]
 def run(
     monkeypatch: pytest.MonkeyPatch, seed: int, depth: int, profile: str
 ) -> tuple[ScheduleResult, History, list[int]]:
-    """Run a schedule; return what it did, its states, and how many seats each verdict named."""
+    """Run a schedule; return what it did, its states, and how much each verdict named."""
     history: History = []
     named: list[int] = []
     close_round, read = RankCache.close_round, Verdicts.read
@@ -29,7 +29,7 @@ def run(
 
     def read_and_count(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
         verdict = read(self, layout, folded)
-        named.append(len(verdict.seats))
+        named.append(len(verdict.seats) + len(verdict.watermarks))
         return verdict
 
     with monkeypatch.context() as patched:

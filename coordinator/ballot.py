@@ -144,12 +144,13 @@ class Sightings:
 
     def failed_in(self, queue: Queue) -> bool:
         """Say whether the operation has failed here, as the watermark of `queue` counts it."""
-        if queue is Queue.QUIESCE:
+        if queue is _QUIESCE:
             return self.quiesce_expired and not self.quiesced
-        return queue is not Queue.QUARANTINE and self.ended is False
+        return queue is not _QUARANTINE and self.ended is False
 
 
-_QUIET_QUEUES = (Queue.QUIESCE, Queue.QUARANTINE)
+_QUIESCE, _QUARANTINE = Queue.QUIESCE, Queue.QUARANTINE
+_QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
 _FAILURES = (Ended, QuiesceExpired)
 """What may say that an operation has failed."""
@@ -200,8 +201,7 @@ class Ballot:
 
     def expect(self, operation: int) -> None:
         """Begin to note progress of `operation`; does nothing if it is expected already."""
-        if operation not in self._expected:
-            self._expected[operation] = _Expected()
+        self._expect(operation)
 
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
@@ -209,8 +209,7 @@ class Ballot:
             raise InternalError(f"seat {seat} in a ballot for {self._shape.seats} prefetches")
         if phase not in _VOTED:
             raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
-        self.expect(operation)
-        expected = self._expected[operation]
+        expected = self._expect(operation)
         expected.seat, expected.phase, expected.bound = seat, phase, bound
         self._write_seat(seat, expected)
 
@@ -222,10 +221,9 @@ class Ballot:
 
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
         """Put `operation` behind the others of `queue`; tickets of a queue only rise."""
-        self.expect(operation)
+        expected = self._expect(operation)
         line = self._lines[queue]
         line.waiting.append((ticket, operation))
-        expected = self._expected[operation]
         expected.queue, expected.ticket = queue, ticket
         if expected.seen.failed_in(queue):
             heappush(line.failed, (ticket, operation))
@@ -290,6 +288,12 @@ class Ballot:
         write_header(lanes, layout, voter, self._rank)
         return lanes
 
+    def _expect(self, operation: int) -> _Expected:
+        expected = self._expected.get(operation)
+        if expected is None:
+            expected = self._expected[operation] = _Expected()
+        return expected
+
     def _has_ended(self, queue: Queue, operation: int) -> bool:
         expected = self._expected.get(operation)
         return expected is None or expected.seen.ended_in(queue)
@@ -302,7 +306,7 @@ class Ballot:
 
     def _write_seat(self, seat: int, expected: _Expected) -> None:
         lanes, at, seen = self._written, SEATS_AT + SEAT_LANES * seat, expected.seen
-        if expected.phase is Phase.TRANSFER:
+        if expected.phase is _TRANSFER:
             lanes[at] = seen.landed
             lanes[at + 1] = NEUTRAL if seen.ceiling == UNBOUNDED else self._named(seen.ceiling)
         elif seen.answered is None:
@@ -325,6 +329,7 @@ class Ballot:
         return value * self._shape.world_size + self._rank
 
 
-_VOTED = (Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER)
+_TRANSFER = Phase.TRANSFER
+_VOTED = (Phase.QUERY, Phase.RESTORABLE, _TRANSFER)
 
 _NOTHING = Sightings()

@@ -75,18 +75,28 @@ class Seats:
             count = len(self._cells) // COLUMNS
             raise InternalError(f"operation {operation} finds all {count} seats taken")
         seat = heappop(self._free)
-        self._write(seat, operation, phase, bound)
+        cells, at = self._cells, seat * COLUMNS
+        cells[at], cells[at + PHASE], cells[at + BOUND] = operation, phase, bound
+        self._frozen = None
         return seat
 
     def change(self, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Give the lanes of a seat that is taken another meaning."""
-        self._write(seat, self._taken_by(seat), phase, bound)
+        cells, at = self._cells, seat * COLUMNS
+        if cells[at] == NOBODY:
+            raise _is_free(seat)
+        cells[at + PHASE], cells[at + BOUND] = phase, bound
+        self._frozen = None
 
     def give_back(self, seat: int) -> None:
         """Let a seat that is taken be free."""
-        self._taken_by(seat)
-        self._write(seat, NOBODY, 0, 0)
+        cells, at = self._cells, seat * COLUMNS
+        if cells[at] == NOBODY:
+            raise _is_free(seat)
+        cells[at] = NOBODY
+        cells[at + PHASE] = cells[at + BOUND] = 0
         heappush(self._free, seat)
+        self._frozen = None
 
     def freeze(self) -> SeatTable:
         """Return what all seats mean now: the table of the last time if nothing has changed since."""
@@ -96,13 +106,6 @@ class Seats:
             self._frozen = SeatTable(rows, xxhash.xxh3_64_intdigest(cells) >> 1)
         return self._frozen
 
-    def _taken_by(self, seat: int) -> int:
-        operation = self._cells[seat * COLUMNS + OPERATION]
-        if operation == NOBODY:
-            raise InternalError(f"seat {seat} is free")
-        return operation
 
-    def _write(self, seat: int, operation: int, phase: int, bound: int) -> None:
-        cells, at = self._cells, seat * COLUMNS
-        cells[at], cells[at + 1], cells[at + 2] = operation, phase, bound
-        self._frozen = None
+def _is_free(seat: int) -> InternalError:
+    return InternalError(f"seat {seat} is free")

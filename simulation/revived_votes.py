@@ -40,6 +40,8 @@ def free_on_local_evidence() -> Generator[None]:
                         pages = operation.owned_pages(tier, component.index)
                         state.pools[tier][component.index].give_back(pages)
                 operation.owned.clear()
+                if isinstance(operation, Prefetch):
+                    operation.wanted = ()
 
     with replaced(RankCache, "open_round", open_round_and_free):
         yield

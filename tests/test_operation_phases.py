@@ -122,4 +122,4 @@ def test_ids_are_never_used_again() -> None:
 
 
 def operation_facts(operation: Operation) -> tuple[object, ...]:
-    return operation.id, operation.kind, operation.phase, operation.ending, operation.owned
+    return operation.id, operation.kind, operation.phase, operation.ending, operation.owns_pages

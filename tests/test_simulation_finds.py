@@ -154,6 +154,8 @@ def test_pages_freed_without_waiting_for_quiet_are_found(
         operation.receipts.clear()
         self.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
         operation.owned.clear()
+        if isinstance(operation, Prefetch):
+            operation.wanted = ()
         stop(self, operation, outcome)
 
     stop = ReplicaState.stop

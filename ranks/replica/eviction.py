@@ -69,7 +69,25 @@ class EvictionQueue(Generic[NodeT]):
     def offer(self, node: NodeT) -> None:
         """Enter `node` if it can be evicted and is not in yet."""
         if node not in self._entered and self._evictable(node):
-            self._enter(node)
+            self.enter(node)
+
+    def enter(self, node: NodeT) -> None:
+        """Enter a node that can be evicted and is not in yet."""
+        rank, stamp = self._rank(node), node.last_access
+        line = self._line_of.get(rank)
+        if line is None:
+            line = self._line_of[rank] = _Line(rank)
+            insort(self._lines, line)
+        self._entries_made = order = self._entries_made + 1
+        if stamp >= line.newest or not line.nodes:
+            line.newest = stamp
+            line.nodes[node] = order
+            self._entered[node] = line
+        else:
+            late = (rank, stamp, order, node)
+            heapq.heappush(self._late, late)
+            self._late_count += 1
+            self._entered[node] = late
 
     def used(self, node: NodeT) -> None:
         """Put a node whose stamp, hits or priority have changed in its new place, if it is in."""
@@ -85,7 +103,7 @@ class EvictionQueue(Generic[NodeT]):
             entry.nodes.move_to_end(node)
             return
         self._leave(node, entry)
-        self._enter(node)
+        self.enter(node)
 
     def discard(self, node: NodeT) -> None:
         """Drop a node that has gone, if it is in; one that stays is dropped when it is met."""
@@ -119,23 +137,6 @@ class EvictionQueue(Generic[NodeT]):
     def entries(self) -> list[NodeT]:
         """Return the nodes that have an entry, in no particular order, but the same on every rank."""
         return list(self._entered)
-
-    def _enter(self, node: NodeT) -> None:
-        rank, stamp = self._rank(node), node.last_access
-        line = self._line_of.get(rank)
-        if line is None:
-            line = self._line_of[rank] = _Line(rank)
-            insort(self._lines, line)
-        self._entries_made = order = self._entries_made + 1
-        if stamp >= line.newest or not line.nodes:
-            line.newest = stamp
-            line.nodes[node] = order
-            self._entered[node] = line
-        else:
-            late = (rank, stamp, order, node)
-            heapq.heappush(self._late, late)
-            self._late_count += 1
-            self._entered[node] = late
 
     def _leave(self, node: NodeT, entry: _Line[NodeT] | _Late[NodeT]) -> None:
         """Drop a node's entry; what the heap still has of it is stale from now on."""

@@ -17,6 +17,7 @@ class Journal(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self._digest = xxhash.xxh3_64()
+        self._update = self._digest.update
         self._pack = msgpack.Packer().pack
 
     @property
@@ -30,7 +31,7 @@ class Journal(Recorder):
         self.count += 1
         try:
             # At once, since what an entry names may change later. The bytes say where each part ends.
-            self._digest.update(self._pack(entry))
+            self._update(self._pack(entry))
         except (TypeError, ValueError, OverflowError):
             # An engine may bring a fact of a kind that only it knows, or a number without bounds.
-            self._digest.update(repr(entry).encode())
+            self._update(repr(entry).encode())

@@ -155,10 +155,8 @@ class Prefetch(Operation):
         """Let this be what is read, and its pages all that the operation owns."""
         self.wanted = tuple(wanted)
         self.wanted_count = 0
-        self.owned.clear()
         for each in wanted:
             self.wanted_count += len(each.keys)
-            self.owned[HOST, each.component] = each.pages
 
     def drop(self, count: int) -> None:
         """Let the first `count` objects, and their pages, no longer be the operation's."""
@@ -172,6 +170,20 @@ class Prefetch(Operation):
     def wanted_keys(self) -> list[tuple[int, bytes]]:
         """Return the component and the key of each object that is read, in order."""
         return [(each.component, key) for each in self.wanted for key in each.keys]
+
+    @property
+    def owns_pages(self) -> bool:
+        """See `Operation`."""
+        return bool(self.wanted)
+
+    def owned_pages(self, tier: int, component: int) -> PageRun:
+        """See `Operation`."""
+        pages = page_run()
+        if tier == HOST:
+            for each in self.wanted:
+                if each.component == component:
+                    pages.extend(each.pages)
+        return pages
 
     @property
     def keys(self) -> tuple[bytes, ...]:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-import xxhash
+from xxhash import xxh3_64_intdigest as fingerprint
 
 from ...errors import InternalError
 from .journal import Journal
@@ -56,7 +56,7 @@ class PagePool:
             return page_run()
         pages = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        self._record("take", pages)
+        self._journal.record("take", self.name, count, pages[0], fingerprint(pages))
         return pages
 
     def give_back(self, pages: PageRun) -> None:
@@ -64,10 +64,6 @@ class PagePool:
         if not pages:
             return
         self._free.extend(pages[::-1])
-        self._record("give back", pages)
+        self._journal.record("give back", self.name, len(pages), pages[0], fingerprint(pages))
         if len(self._free) > self.capacity:
             raise InternalError(f"more {self.name} pages were given back than there are")
-
-    def _record(self, what: str, pages: PageRun) -> None:
-        fingerprint = xxhash.xxh3_64_intdigest(pages)
-        self._journal.record(what, self.name, len(pages), "from", pages[0], fingerprint)

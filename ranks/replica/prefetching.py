@@ -25,7 +25,9 @@ from .settling import Settling
 from .state import ReplicaState
 from .tree import HOST
 
-_LOOKING = (Phase.QUERY, Phase.RESTORABLE)
+# Python 3.11 looks a member up anew each time it is reached through its class, which adds up.
+_QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
+_LOOKING = (_QUERY, Phase.RESTORABLE)
 
 VOTES_MAX = 16
 """Lengths that the ranks vote on for one prefetch, after which it is a miss."""
@@ -119,7 +121,7 @@ class Prefetching:
                 self._end_query(operation, Outcome.MISS)
             return
         longest = verdict.longest or 0
-        if operation.phase is Phase.QUERY and verdict.pages < longest:
+        if operation.phase is _QUERY and verdict.pages < longest:
             self._notify_short(operation, verdict)
         if not verdict.pages:
             self._end_query(operation, Outcome.MISS)
@@ -134,7 +136,7 @@ class Prefetching:
         Complete means every object of every pool, on every rank (incident C).
         """
         operation = self.active.get(verdict.operation)
-        if operation is None or operation.phase is not Phase.TRANSFER:
+        if operation is None or operation.phase is not _TRANSFER:
             return
         total = operation.wanted_count
         if verdict.pages > operation.landed:
@@ -171,12 +173,13 @@ class Prefetching:
             first, last = request.fetched
             start = first if last == operation.floor else operation.floor
             request.fetched = (start, reached)
-        state.journal.record("settle", operation.id, landed, reached)
         if landed == wanted:
-            complete = reached == operation.end
-            self._finish(operation, Outcome.COMPLETE if complete else Outcome.PARTIAL)
+            outcome = _COMPLETE if reached == operation.end else Outcome.PARTIAL
+            self._finish(operation, outcome)
             return
-        self._leave_ballot(operation)
+        state.journal.record("settle", operation.id, landed, reached)
+        self._step_down(operation)
+        state.ballot.unseat(operation.id)
         state.release_receipts(operation)
         state.stop(operation, Outcome.PARTIAL if landed else Outcome.MISS)
 
@@ -229,15 +232,15 @@ class Prefetching:
             self._vote_again(operation, fits)
             return
         positions = wanted_positions(state, operation, fits)
-        taken = state.residence.take(HOST, list(map(len, positions)))
+        taken = state.residence.take(HOST, [len(each) for each in positions])
         if taken is None:
             self._end_query(operation, Outcome.NO_ROOM)
             return
         operation.goal = operation.floor + fits
         transfers = self._assign(operation, positions, taken)
         operation.bound = UNBOUNDED
-        self._set_budget(operation, max(1, len(positions[0])))
-        state.advance(operation, Phase.TRANSFER)
+        self._set_budget(operation, len(positions[0]) or 1)
+        state.advance(operation, _TRANSFER)
         self._change_seat(operation)
         timeout_s = state.config.stop_policy.timeout_s(fits * state.config.page_tokens)
         state.orders.append(Fetch(operation.id, transfers, timeout_s))
@@ -273,7 +276,7 @@ class Prefetching:
         self._finish(operation, outcome)
 
     def _finish(self, operation: Prefetch, outcome: Outcome) -> None:
-        self._leave_ballot(operation)
+        self._step_down(operation)
         self._set_budget(operation, 0)
         self._state.finish(operation, outcome)
         self.begin_waiting()
@@ -285,11 +288,11 @@ class Prefetching:
         state.seats.change(seat, operation.phase, operation.bound)
         state.ballot.seat(operation.id, seat, operation.phase, operation.bound)
 
-    def _leave_ballot(self, operation: Prefetch) -> None:
+    def _step_down(self, operation: Prefetch) -> None:
+        """Let an operation be active no longer; the ballot, which may forget it, is not told."""
         self.active.pop(operation.id, None)
         if operation.seat is not None:
             self._state.seats.give_back(operation.seat)
-            self._state.ballot.unseat(operation.id)
             operation.seat = None
         request = self._state.requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:

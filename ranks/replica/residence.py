@@ -136,8 +136,10 @@ class Residence:
                 self.limits.count(node, tier, len(pages))
         if node.held[tier][component]:
             self.holds.value_changed(node, tier, component, len(pages))
-        else:
-            self._offer(node, tier, component)
+        elif component or not node.occupied_children[tier]:
+            self.queues[tier][component].enter(node)
+            if not component and self.limits.are_set:
+                self.limits.offer(node, tier)
 
     def detach(self, node: Node, tier: int, component: int) -> PageRun:
         """Take a node's pages away from it; they belong to the caller from now on.
@@ -232,6 +234,8 @@ class Residence:
 
     def touch(self, node: Node, clock: int, time_ms: int) -> None:
         """Mark the path to `node` as used at `clock`, from the root down."""
+        if node.parent is None:
+            return
         for each in node.path_down():
             each.last_access, each.used_ms = clock, time_ms
             for tier in TIERS:

@@ -28,14 +28,17 @@ class Settling:
         anchor = operation.anchor
         assert anchor is not None
         landed, wanted = operation.landed, operation.wanted
-        full, others = page_run(), wanted
         if wanted and not wanted[0].component:
             full, others = wanted[0].pages[:landed], wanted[1:]
+        else:
+            full, others = page_run(), wanted
         state.tick()
         node = self._insert(operation, anchor, full)
         reached = anchor.end + len(full)
         if landed == operation.wanted_count:
-            node, reached = self._node_at(node, operation.goal), operation.goal
+            reached = operation.goal
+            if node.end != reached:
+                node = self._node_at(node, reached)
             for each in others:
                 pages = dict(zip(each.positions, each.pages, strict=True))
                 self._fill(state.components[each.component], node, pages)
@@ -44,18 +47,18 @@ class Settling:
             if len(operation.needs) > 1:
                 reached = operation.floor
             operation.drop(len(full))
-        state.use(node)
         return reached
 
     def _node_at(self, node: Node, end: int) -> Node:
         """Return the node of the path to `node` that ends at `end`, cut where it does not."""
-        if node.end == end:
-            return node
         self._state.cut(node, end)
         return next((each for each in node.path() if each.end == end), node)
 
     def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
-        """Give pages of full attention to the path below `anchor`; return the node they lead to."""
+        """Give pages of full attention to the path below `anchor`; return the node they lead to.
+
+        The path is used now.
+        """
         state = self._state
         step = state.tree.page_bytes
         tokens = operation.tokens[: len(pages) * step]
@@ -69,6 +72,7 @@ class Settling:
                 state.residence.pools[HOST][0].give_back(mine)
             at += existing.width
             node = existing
+        state.use(node)
         if at < len(pages):
             node = state.add(node, tokens[at * step :])
             node.keys = list(operation.keys[at : len(pages)])

@@ -7,6 +7,7 @@ logical clock and agreed time. Each step keeps the counts that the others rely o
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
@@ -22,6 +23,15 @@ from .request import Request, Shortfall
 from .residence import TIERS, Residence
 from .settings import ReplicaConfig
 from .tree import Node, Place, Tree
+
+# Reached through its class, a member is looked up anew each time.
+_DONE = Phase.DONE
+
+
+@cache
+def _those(*components: int) -> frozenset[int]:
+    """Return a set of components; nodes share those that are equal."""
+    return frozenset(components)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +243,7 @@ class ReplicaState:
     def offer(self, node: Node, *persisted: int) -> None:
         """Note that a node was offered to the present store, which has some components of it."""
         if node.store != self.store_number:
-            node.store, node.persisted = self.store_number, frozenset(persisted)
+            node.store, node.persisted = self.store_number, _those(*persisted)
         elif persisted:
             node.persisted = node.persisted.union(persisted)
 
@@ -295,7 +305,7 @@ class ReplicaState:
 
     def finish(self, operation: Operation, outcome: Outcome) -> None:
         """End an operation: whatever it still owns and holds is given back."""
-        self.advance(operation, Phase.DONE)
+        self.advance(operation, _DONE)
         self.release_receipts(operation)
         if operation.owns_pages:
             for tier in TIERS:

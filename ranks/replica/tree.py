@@ -226,11 +226,13 @@ class Tree:
         As `walk`, for whoever is in a hurry.
         """
         step = self.page_bytes
+        children = root.children
+        if bytes(tokens[:step]) not in children:
+            return [], None, 0
         view = memoryview(tokens)
         stop = len(view) - len(view) % step
         at = 0
         nodes: list[Node] = []
-        children = root.children
         if stop <= COPIED_BYTES:
             # So little is cheaper to copy once than to look at through a view for each node.
             data = view.tobytes()

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol, cast
@@ -33,6 +33,7 @@ from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
 from ..fold import fold
+from .attendance import Attendance
 from .base import Transport, Vector
 
 _SIZE = struct.Struct("<q")
@@ -59,13 +60,19 @@ _CLOSE_S = 1.0
 """How long `close` waits for an idle group's connections to be closed, which takes much less."""
 
 
-def _as_group_error(error: RuntimeError, what: str, timeout_s: float) -> GroupError:
+def _as_group_error(
+    error: RuntimeError, what: str, timeout_s: float, absent: Sequence[int] = ()
+) -> GroupError:
+    """Return the error of ours that says what went wrong, and which ranks were not there for it."""
     # Gloo begins with the place in its own source, which says nothing to a user of ours.
     text = _SOURCE_PLACE.sub("", str(error).partition("\n")[0]) or "no reason given"
     text = _ADVICE.sub(r"\1", text)
+    named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
     if "timed out" in text.lower() or "timeout" in text.lower():
+        if absent:
+            return CollectiveTimeout(f"{named} did not come to {what} within {timeout_s} s")
         return CollectiveTimeout(f"{what} did not come back within {timeout_s} s: {text}")
-    return PeerLost(f"a rank was lost in {what}: {text}")
+    return PeerLost(f"a rank was lost in {what}: {text}" + f"; {named} had not come" * bool(absent))
 
 
 def _wait(work: Any, timeout_s: float) -> None:
@@ -141,6 +148,11 @@ def _destroy_abandoned() -> None:
     _abandoned[:] = [each for each in _abandoned if not each.give_up()]
 
 
+def _common_store() -> distributed_c10d.Store:
+    # There is no public way to a store that all ranks have.
+    return distributed_c10d._get_default_store()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def _minimum() -> dist.AllreduceOptions:
     options = dist.AllreduceOptions()
     options.reduceOp = cast("dist.ReduceOp", dist.ReduceOp.MIN)
@@ -167,7 +179,8 @@ class _TorchRound:
 class TorchCollective:
     """The rounds of one group over gloo; see `Collective`."""
 
-    def __init__(self, group: _Gloo) -> None:
+    def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
+        """Use `create`. The group is known by `name`, and its ranks by these numbers."""
         self.rank = group.rank()
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
@@ -175,6 +188,8 @@ class TorchCollective:
         self._group: _Gloo | None = group
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
+        notes = distributed_c10d.PrefixStore(f"lockstep/{name}/attendance", _common_store())
+        self._attendance = Attendance(notes, ranks, ranks[self.rank])
 
     @classmethod
     def create(cls, *, timeout_s: float, ranks: list[int] | None = None) -> "TorchCollective":
@@ -199,7 +214,9 @@ class TorchCollective:
             raise _as_group_error(error, "the making of the group", timeout_s) from error
         if not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"this rank is not among the ranks {ranks} of the group")
-        return cls._connected(cast("_Gloo", group), timeout_s)
+        return cls._connected(
+            cast("_Gloo", group), group.group_name, range(group.size()), timeout_s
+        )
 
     @classmethod
     def among(
@@ -212,22 +229,22 @@ class TorchCollective:
         they would find the addresses that it has left in the store.
         """
         _destroy_abandoned()
-        # There is no public way to a store that all ranks have.
-        store = distributed_c10d._get_default_store()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         try:
             group = dist.ProcessGroupGloo(
-                distributed_c10d.PrefixStore(f"lockstep/{name}", store),
+                distributed_c10d.PrefixStore(f"lockstep/{name}", _common_store()),
                 ranks.index(rank),
                 len(ranks),
                 timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
             raise _as_group_error(error, "the making of the group", timeout_s) from error
-        return cls._connected(cast("_Gloo", group), timeout_s)
+        return cls._connected(cast("_Gloo", group), name, ranks, timeout_s)
 
     @classmethod
-    def _connected(cls, group: _Gloo, timeout_s: float) -> "TorchCollective":
-        collective = cls(group)
+    def _connected(
+        cls, group: _Gloo, name: str, ranks: Sequence[int], timeout_s: float
+    ) -> "TorchCollective":
+        collective = cls(group, name, ranks)
         try:
             collective.gather(b"", timeout_s)
         except BaseException:
@@ -257,6 +274,7 @@ class TorchCollective:
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`. Sends the length first, then the payloads padded to the longest."""
+        self._attendance.come()
         size = torch.frombuffer(bytearray(_SIZE.pack(len(payload))), dtype=torch.int64)
         sizes = [int(each) for each in self._all_gather(size, timeout_s)]
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
@@ -269,7 +287,7 @@ class TorchCollective:
         gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
         with self._starting():
             self._ownership.operations.append(self._gloo.allgather([gathered], [mine]))
-        self.finish("a gathering", timeout_s)
+        self.finish("a gathering", timeout_s, self._attendance.absent)
         return gathered
 
     @contextmanager
@@ -281,14 +299,19 @@ class TorchCollective:
         except RuntimeError as error:
             self._fail(error, "a collective", 0.0)
 
-    def finish(self, what: str, timeout_s: float) -> None:
-        """Wait for the operation that was started last; if it fails, so does every later call."""
+    def finish(
+        self, what: str, timeout_s: float, absent: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        """Wait for the operation that was started last; if it fails, so does every later call.
+
+        `absent` is asked then for the ranks that were not there for it.
+        """
         if self._group is None:
             raise PeerLost("this rank has left the group")
         try:
             _wait(self._ownership.operations[-1], timeout_s)
         except RuntimeError as error:
-            self._fail(error, what, timeout_s)
+            self._fail(error, what, timeout_s, absent())
 
     def came_back(self, timeout_s: float) -> bool:
         """Wait for the operation that was started last; say whether it is over, well or not."""
@@ -301,8 +324,10 @@ class TorchCollective:
             return bool(work.is_completed())
         return True
 
-    def _fail(self, error: RuntimeError, what: str, timeout_s: float) -> NoReturn:
-        self._broken_by = _as_group_error(error, what, timeout_s)
+    def _fail(
+        self, error: RuntimeError, what: str, timeout_s: float, absent: Sequence[int] = ()
+    ) -> NoReturn:
+        self._broken_by = _as_group_error(error, what, timeout_s, absent)
         raise self._broken_by from error.with_traceback(None)
 
     def close(self) -> None:

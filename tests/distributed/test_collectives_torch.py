@@ -26,6 +26,7 @@ from collective_contract import (
 )
 from ranks_as_processes import RanksAsProcesses
 
+from lockstep.coordinator.collectives.attendance import Attendance
 from lockstep.coordinator.collectives.base import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, GroupError
@@ -70,6 +71,53 @@ def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
             assert error == "CollectiveTimeout"
             assert SHORT_S * 0.9 <= waited_s < SHORT_S + PROMPT_S
             assert closed_s < 2.0
+
+
+@pytest.mark.parametrize("absent", [[0], [2], [1, 2]])
+def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
+    ranks: RanksAsProcesses, absent: list[int]
+) -> None:
+    """A start may hang because one rank of many still opens its store."""
+    told = ranks.run(partial(gather_without, absent), 4, late=absent)
+
+    who = "rank 0" if absent == [0] else "rank 2" if absent == [2] else "ranks 1, 2"
+    text = f"{who} did not come to a gathering within {SHORT_S} s"
+    assert [each for rank, each in enumerate(told) if rank not in absent] == [text] * (
+        4 - len(absent)
+    )
+
+
+def test_ranks_that_are_joined_without_the_others_are_named_as_those_know_them(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Between hosts, the first rank of the second is not the second rank."""
+    told = ranks.run(join_some, 4, late=[3])
+
+    assert told[1] == f"rank 3 did not come to a gathering within {SHORT_S} s"
+
+
+def test_a_rank_that_dies_before_a_gathering_is_named(
+    ranks: RanksAsProcesses,
+) -> None:
+    with ranks.start(die_before_a_gathering, 3) as group:
+        for rank in (0, 1):
+            assert group.result(rank).endswith("; rank 2 had not come")
+
+
+def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:
+    answers = threading.Event()
+    attendance = Attendance(SilentStore(answers), [0, 1], 0)
+    attendance.come()
+
+    assert attendance.absent() == []
+    answers.set()
+
+
+def test_a_store_that_is_gone_names_nobody() -> None:
+    attendance = Attendance(GoneStore(), [0, 1], 0)
+    attendance.come()
+
+    assert attendance.absent() == []
 
 
 def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
@@ -136,6 +184,76 @@ def die(collective: Collective, hold: Hold) -> tuple[str, float]:
     outcome = outcome_of(partial(meet, collective, "round", PATIENCE_S))
     collective.close()
     return outcome
+
+
+def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str:
+    """Gather twice, the second time without some ranks; return what those that came are told."""
+    collective.gather(b"", PATIENCE_S)
+    if collective.rank in absent:
+        hold()
+        return ""
+    try:
+        collective.gather(b"", SHORT_S)
+    except GroupError as error:
+        return str(error)
+    return "all came"
+
+
+def join_some(collective: Collective, hold: Hold) -> str:
+    """Return what rank 1 is told, which rank 3 does not come to, after it has joined it."""
+    if collective.rank in (0, 2):
+        return ""
+    some = TorchCollective.among([1, 3], collective.rank, "some", timeout_s=PATIENCE_S)
+    if collective.rank == 3:
+        hold()
+        return ""
+    try:
+        some.gather(b"", SHORT_S)
+    except GroupError as error:
+        return str(error)
+    return "all came"
+
+
+def die_before_a_gathering(collective: Collective, hold: Hold) -> str:
+    collective.gather(b"", PATIENCE_S)
+    if collective.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        collective.gather(b"", PATIENCE_S)
+    except GroupError as error:
+        return str(error)
+    finally:
+        collective.close()
+    return "all came"
+
+
+class SilentStore:
+    """A store in a process that is stopped: it takes what it is sent, and does not answer."""
+
+    def __init__(self, answers: threading.Event) -> None:
+        self._answers = answers
+
+    def set(self, key: str, value: str) -> None:
+        """Take it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Answer when the process goes on."""
+        return self._answers.wait(PATIENCE_S)
+
+    def get(self, key: str) -> bytes:
+        """Answer what nobody has said."""
+        return b"0"
+
+
+class GoneStore(SilentStore):
+    """A store in a process that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Event())
+
+    def check(self, keys: list[str]) -> bool:
+        """Fail as torch does."""
+        raise RuntimeError("Connection reset by peer")
 
 
 def freeze(collective: Collective, hold: Hold) -> tuple[str, float, float]:

@@ -119,7 +119,7 @@ def _parts(progress: Callable[[str], None], rows_max: int, clock: "_Clock") -> P
         one = _cells(1, lanes)
         parts.write.append(Sample(lanes=lanes, us=clock.median_us(partial(one.write, 0, 2, lane))))
         for rows in (each for each in ROWS if each <= rows_max):
-            reading = partial(_cells(rows, lanes).of(0, rows).read, 2)
+            reading = partial(_cells(rows, lanes).span(0, rows).read, 2)
             given = reading()
             assert given is not None
             parts.read.append(Sample(rows=rows, lanes=lanes, us=clock.median_us(reading)))

@@ -28,32 +28,36 @@ _LINE = 8
 _MAGIC = 0x6C6F636B73746570
 _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
 _NUMBER_AT, _CHECK_AT = range(2)
+"""A cell begins with its number."""
 
 
 def _words_in_cell(lanes: int) -> int:
-    return _LINE - (-lanes // _LINE) * _LINE
+    """Return the words of a line for number and checksum, and of lines for the lanes."""
+    return _LINE + -(-lanes // _LINE) * _LINE
 
 
-class Writers:
-    """Some of those that write, as a reader sees them. `Cells.of` makes it, and `Cells.close` ends it.
+class Span:
+    """The cells of writers that follow each other, as a reader looks at them; see `Cells.span`.
 
-    Each look touches as little as it can: it often comes cold, after milliseconds of other work.
+    A look passes through as little as it can: it often comes after milliseconds of other work, and then
+    each function is cold.
     """
 
-    def __init__(self, memory: mmap, words_at: list[list[int]], first: int, lanes: int) -> None:
-        """`words_at` are the words at which these writers' cells begin, for each parity of a round.
+    def __init__(
+        self,
+        first: int,
+        words: memoryview,
+        cells_at: tuple[tuple[int, ...], ...],
+        bodies: "list[npt.NDArray[np.int64]]",
+    ) -> None:
+        """`first` is the first of the writers.
 
-        `first` is the first writer's number.
+        By the parity of the round: the words at which cells begin, and their lanes, a row for each.
         """
-        self._words = memoryview(memory).cast("q")
-        self._cells_at = tuple(map(tuple, words_at))
         self._first = first
-        words = np.frombuffer(memory, dtype=np.int64)
-        stride = _words_in_cell(lanes)
-        self._bodies = [
-            words[at[0] : at[0] + len(at) * stride].reshape(len(at), stride)[:, _LINE:][:, :lanes]
-            for at in words_at
-        ]
+        self._words = words
+        self._cells_at = cells_at
+        self._bodies = bodies
 
     def is_there(self, number: int) -> bool:
         """Say whether all of them have written a round."""
@@ -75,9 +79,8 @@ class Writers:
 
     def missing(self, number: int) -> list[int]:
         """Return which of them have not written the round."""
-        words = self._words
-        cells_at = enumerate(self._cells_at[number & 1], self._first)
-        return [writer for writer, at in cells_at if words[at] != number]
+        words, cells_at = self._words, self._cells_at[number & 1]
+        return [writer for writer, at in enumerate(cells_at, self._first) if words[at] != number]
 
     def damaged(self, number: int) -> list[int]:
         """Return which of them have lanes that fail their checksum, after all have written the round.
@@ -89,17 +92,15 @@ class Writers:
         return damaged
 
     def close(self) -> None:
-        """Let go of the memory; nothing may follow."""
-        self._words = memoryview(b"")
+        """Let go of the lanes; nothing may follow."""
         self._bodies.clear()
 
     def _copied(self, number: int) -> "tuple[npt.NDArray[np.int64], list[int]]":
         rows = self._bodies[number & 1].copy()
-        words = self._words
-        cells_at = enumerate(self._cells_at[number & 1])
+        words, cells_at = self._words, self._cells_at[number & 1]
         damaged = [
             self._first + row
-            for row, at in cells_at
+            for row, at in enumerate(cells_at)
             if words[at + _CHECK_AT] != _checksum(rows[row], number)
         ]
         return rows, damaged
@@ -116,16 +117,15 @@ class Cells:
             [_LINE + (parity * writers + writer) * stride for writer in range(writers)]
             for parity in (0, 1)
         ]
-        words = np.frombuffer(memory, dtype=np.int64)
-        # The lower half of a number, which is what a futex can compare, comes first.
-        begins_at = words.ctypes.data
-        self._addresses = [[begins_at + 8 * at for at in cells] for cells in self._cells_at]
-        self._memory: mmap | None = memory
+        # Single words are read and written through a view, since an array takes several times as long.
         self._words = memoryview(memory).cast("q")
-        self._bodies = [
-            [words[at + _LINE : at + _LINE + lanes] for at in cells] for cells in self._cells_at
-        ]
-        self._made: list[Writers] = []
+        array = np.frombuffer(memory, dtype=np.int64)
+        cells = array[_LINE:].reshape(2, writers, stride)
+        self._bodies = [cells[parity, :, _LINE : _LINE + lanes] for parity in (0, 1)]
+        # The lower half of a number, which is what a futex can compare, comes first.
+        begins_at = array.ctypes.data
+        self._addresses = [[begins_at + 8 * at for at in cells] for cells in self._cells_at]
+        self._spans: list[Span] = []
         self._futex = futex
 
     @staticmethod
@@ -133,13 +133,12 @@ class Cells:
         """Return the number of bytes that the memory has."""
         return 8 * (_LINE + 2 * writers * _words_in_cell(lanes))
 
-    def of(self, first: int, last: int) -> Writers:
-        """Return the writers `first` to `last` - 1, at least one, for as long as this is open."""
-        assert self._memory is not None
-        cells_at = [cells[first:last] for cells in self._cells_at]
-        made = Writers(self._memory, cells_at, first, self.lanes)
-        self._made.append(made)
-        return made
+    def span(self, first: int, last: int) -> Span:
+        """Return the cells of the writers `first` to `last` - 1, for as long as this is open."""
+        cells_at = tuple(tuple(cells[first:last]) for cells in self._cells_at)
+        span = Span(first, self._words, cells_at, [each[first:last] for each in self._bodies])
+        self._spans.append(span)
+        return span
 
     def begin(self) -> None:
         """Mark new memory as made for this many writers and lanes."""
@@ -167,7 +166,7 @@ class Cells:
         """Publish the lanes of a round, which are copied, and wake who waits for them."""
         parity = number & 1
         at = self._cells_at[parity][writer]
-        self._bodies[parity][writer][:] = lanes
+        self._bodies[parity][writer] = lanes
         self._words[at + _CHECK_AT] = _checksum(lanes, number)
         self._words[at + _NUMBER_AT] = number
         self._futex.wake(self._addresses[parity][writer])
@@ -185,11 +184,13 @@ class Cells:
 
         An error that ended an epoch is kept with all that its frames refer to.
         """
-        self._words = memoryview(self._words[:_LINE].tobytes()).cast("q")
-        self._memory = None
-        for made in self._made:
-            made.close()
-        for views in (self._made, self._bodies, self._addresses):
+        words = self._words
+        self._words = memoryview(bytearray(words[:_LINE])).cast("q")
+        # Whoever was interrupted with a reference to it finds out.
+        words.release()
+        for span in self._spans:
+            span.close()
+        for views in (self._spans, self._bodies, self._addresses):
             views.clear()
 
     def wake_all(self) -> None:

@@ -59,8 +59,8 @@ class HierarchicalCollective(SharingCollective):
     def __init__(self, group: Collective, host: HostGroup, courier: "_Courier | None") -> None:
         """Use `create`. The first rank of a host has the courier."""
         said_by = len(host.ranks)
-        writers = host.cells.of(said_by, said_by + 1)
-        super().__init__(group, host, Transport.HIERARCHICAL, writers, NEWS_S)
+        result = host.cells.span(said_by, said_by + 1)
+        super().__init__(group, host, Transport.HIERARCHICAL, result, NEWS_S)
         self._courier = courier
 
     @classmethod

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from ...errors import ConfigError, GroupError, InternalError
 from ..bootstrap import agree_that_all_are_ready
 from .base import Collective, Vector
-from .cells import Cells, Writers
+from .cells import Cells, Span
 from .ending import Cause, Ending
 from .futex import Futex
 
@@ -94,8 +94,8 @@ class HostGroup:
         self.cells = cells
         self.ranks = ranks
         """The ranks of this host, numbered as in the whole group."""
-        self.here = cells.of(0, len(ranks))
-        """Those ranks, as writers."""
+        self.here = cells.span(0, len(ranks))
+        """Their cells."""
         self.me = ranks.index(rank)
         self._rank = rank
         self._fd = fd
@@ -180,15 +180,15 @@ class HostGroup:
         return ending if ending.last_round < number else None
 
     def wait(
-        self, number: int, writers: Writers, timeout_s: float, patience_s: float = 0.0
+        self, number: int, span: Span, timeout_s: float, patience_s: float = 0.0
     ) -> npt.NDArray[np.int64]:
-        """Return what some writers have written in a round.
+        """Return what was written into some cells in a round.
 
         Waits `timeout_s` for the ranks of this host, and `patience_s` longer for a writer that speaks
         for others while all ranks of this host have come. Raises the error of the group's ending.
         """
         deadline = time.monotonic() + timeout_s
-        rows = _look_often(number, writers)
+        rows = _look_often(number, span)
         if rows is not None and not self.cells.ending:
             return rows
         while True:
@@ -199,7 +199,7 @@ class HostGroup:
             # nobody is missing who has come.
             lost = self._lost()
             late = self.here.missing(number)
-            rows = writers.read(number)
+            rows = span.read(number)
             if rows is not None:
                 return rows
             # If all have come, the first rank of the host owes what the others have said.
@@ -207,42 +207,42 @@ class HostGroup:
                 if self.ranks[writer] in lost:
                     raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
             left_s = deadline - time.monotonic() + (0.0 if late else patience_s)
-            if left_s <= 0 and (late or writers.missing(number)):
+            if left_s <= 0 and (late or span.missing(number)):
                 raise self._late(number, late)
-            self._pause(number, writers, min(max(left_s, _SEEN_S), SLICE_S))
+            self._pause(number, span, min(max(left_s, _SEEN_S), SLICE_S))
 
-    def came_back(self, number: int, writers: Writers, timeout_s: float) -> bool:
-        """Wait for what some writers write in a round, for a while; say whether it is over.
+    def came_back(self, number: int, span: Span, timeout_s: float) -> bool:
+        """Wait for some cells of a round, for a while; say whether it is over.
 
         It is as well if the group has ended before it.
         """
-        if writers.is_there(number):
+        if span.is_there(number):
             return True
-        self._pause(number, writers, min(timeout_s, SLICE_S))
-        return writers.is_there(number) or self.ended_before(number) is not None
+        self._pause(number, span, min(timeout_s, SLICE_S))
+        return span.is_there(number) or self.ended_before(number) is not None
 
-    def look(self, number: int, writers: Writers, timeout_s: float) -> npt.NDArray[np.int64] | None:
-        """Return what some writers have written in a round, or None if they do not within a time.
+    def look(self, number: int, span: Span, timeout_s: float) -> npt.NDArray[np.int64] | None:
+        """Return what is written into some cells in a round, or None if it is not within a time.
 
         Or for less than that, and whether or not the group has ended.
         """
-        rows = _look_often(number, writers)
+        rows = _look_often(number, span)
         if rows is None:
-            self._pause(number, writers, timeout_s)
-            rows = writers.read(number)
+            self._pause(number, span, timeout_s)
+            rows = span.read(number)
         return rows
 
-    def _pause(self, number: int, writers: Writers, timeout_s: float) -> None:
+    def _pause(self, number: int, span: Span, timeout_s: float) -> None:
         """Sleep until a writer that is missing writes, or for a time.
 
         If all have written, and what one has written is damaged for all of that time, end the group.
         """
-        missing = writers.missing(number)
+        missing = span.missing(number)
         if missing:
             self.cells.sleep(missing[0], number, timeout_s)
             return
         deadline = time.monotonic() + timeout_s
-        while damaged := writers.damaged(number):
+        while damaged := span.damaged(number):
             if time.monotonic() >= deadline:
                 writer = damaged[0] if damaged[0] < len(self.ranks) else 0
                 self.end(Ending(Cause.DAMAGED, self.ranks[writer], number - 1))
@@ -303,9 +303,9 @@ class HostGroup:
         return self.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1)).error
 
 
-def _look_often(number: int, writers: Writers) -> npt.NDArray[np.int64] | None:
+def _look_often(number: int, span: Span) -> npt.NDArray[np.int64] | None:
     for _ in range(_LOOKS):
-        rows = writers.read(number)
+        rows = span.read(number)
         if rows is not None:
             return rows
         os.sched_yield()

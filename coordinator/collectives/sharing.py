@@ -3,17 +3,17 @@
 from ...errors import GroupError, PeerLost
 from ..fold import fold
 from .base import Collective, Transport, Vector
-from .cells import Writers
+from .cells import Span
 from .host_group import HostGroup
 
 
 class _SharedRound:
     def __init__(
-        self, collective: "SharingCollective", host: HostGroup, writers: Writers, number: int
+        self, collective: "SharingCollective", host: HostGroup, span: Span, number: int
     ) -> None:
         self._collective = collective
         self._host = host
-        self._writers = writers
+        self._span = span
         self._number = number
 
     def wait(self, timeout_s: float) -> Vector:
@@ -23,7 +23,7 @@ class _SharedRound:
     def came_back(self, timeout_s: float) -> bool:
         """Wait for a while; say whether `wait` would return, or raise for good, at once."""
         return self._collective.has_left or self._host.came_back(
-            self._number, self._writers, timeout_s
+            self._number, self._span, timeout_s
         )
 
 
@@ -38,17 +38,17 @@ class SharingCollective:
         group: Collective,
         host: HostGroup,
         transport: Transport,
-        writers: Writers,
+        span: Span,
         patience_s: float,
     ) -> None:
-        """The lanes of `writers` make a round. `patience_s` is that of `HostGroup.wait`."""
+        """The lanes in `span` make a round. `patience_s` is that of `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value
         self.launches = 0
         self._group = group
         self._host: HostGroup | None = host
-        self._writers = writers
+        self._span = span
         self._patience_s = patience_s
         self._broken_by: GroupError | None = None
 
@@ -57,8 +57,13 @@ class SharingCollective:
         host = self._joined()
         # Counted first: what others may have read must not be written a second time.
         self.launches += 1
-        host.write(self.launches, lanes)
-        return _SharedRound(self, host, self._writers, self.launches)
+        try:
+            host.write(self.launches, lanes)
+        except (LookupError, ValueError):
+            if self._host is None:
+                raise _left() from None
+            raise
+        return _SharedRound(self, host, self._span, self.launches)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`."""
@@ -73,13 +78,13 @@ class SharingCollective:
         """Wait for a round that was launched; if it fails, so does every later call."""
         host = self._joined()
         try:
-            return fold(host.wait(number, self._writers, timeout_s, self._patience_s))
+            return fold(host.wait(number, self._span, timeout_s, self._patience_s))
         except GroupError as error:
             self._broken_by = error
             raise
         except (LookupError, ValueError, OSError):
             if self._host is None:
-                raise _has_left() from None
+                raise _left() from None
             raise
 
     def close(self) -> None:
@@ -87,7 +92,7 @@ class SharingCollective:
         host = self._host
         try:
             if host is not None:
-                self.leave(host)
+                self._leave(host)
                 self._host = None
                 host.close()
         finally:
@@ -102,14 +107,23 @@ class SharingCollective:
         """Let every round that this rank has not launched end, for the others."""
         host.leave(self.launches)
 
+    def _leave(self, host: HostGroup) -> None:
+        try:
+            self.leave(host)
+        except (LookupError, ValueError, OSError):
+            # A handler has closed it meanwhile, and so has this rank left.
+            if self._host is not None:
+                raise
+
     def _joined(self) -> HostGroup:
         if self._broken_by is not None:
             # The one error is raised each time, and would keep all that it has passed through.
             raise self._broken_by.with_traceback(None)
-        if self._host is None:
-            raise _has_left()
-        return self._host
+        host = self._host
+        if host is None:
+            raise _left()
+        return host
 
 
-def _has_left() -> PeerLost:
+def _left() -> PeerLost:
     return PeerLost("this rank has left the group")

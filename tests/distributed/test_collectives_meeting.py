@@ -245,7 +245,7 @@ def miss_the_last(group: Piped, hold: Hold) -> str:
     try:
         while True:
             # Both have come before either gives up.
-            missing = collective._host.cells.of(0, 2).missing(1)
+            missing = collective._host.cells.span(0, 2).missing(1)
             if not missing:
                 pending.wait(0.0)
             collective._host.cells.sleep(missing[0], 1, SHORT_S)

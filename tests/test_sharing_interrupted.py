@@ -1,0 +1,150 @@
+"""A rank whose handler of signals closes its cache, at every point of a round over shared memory."""
+
+# What the first of two ranks has is made without the other, of parts that are private.
+# pyright: reportPrivateUsage=false
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.collectives import host_group as host_group_module
+from lockstep.coordinator.collectives.base import Transport
+from lockstep.coordinator.collectives.cells import Cells
+from lockstep.coordinator.collectives.futex import Futex
+from lockstep.coordinator.collectives.host_group import HostGroup
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.collectives.sharing import SharingCollective
+from lockstep.errors import CollectiveTimeout, PeerLost
+
+LANES = 40
+COLLECTIVES = str(Path("coordinator", "collectives"))
+
+
+class HandlerError(Exception):
+    """What a handler raises after it has closed."""
+
+
+def test_a_round_that_is_closed_anywhere_ends_with_an_error_of_ours_or_with_a_vector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_group_module, "_LOOKS", 2)
+    for other_has_come in (False, True):
+        outcomes = outcomes_of(take_part, other_has_come=other_has_come)
+
+        assert outcomes.keys() <= {PeerLost, CollectiveTimeout, type(None)}, outcomes
+        assert outcomes[PeerLost] > 100
+
+
+def test_a_close_that_is_interrupted_by_another_anywhere_closes() -> None:
+    assert outcomes_of(take_part_and_close).keys() == {type(None)}
+
+
+def test_a_handler_that_closes_and_raises_anywhere_keeps_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if what it has raised, and so every frame that it has passed through, is kept."""
+    monkeypatch.setattr(host_group_module, "_LOOKS", 2)
+    before = mappings()
+    kept: list[BaseException] = []
+
+    outcomes = outcomes_of(take_part, HandlerError, kept)
+
+    assert len(kept) == outcomes[HandlerError] > 100
+    assert mappings() == before
+
+
+def take_part(collective: SharingCollective) -> None:
+    collective.launch(np.ones(LANES, dtype=np.int64)).wait(0.0)
+
+
+def take_part_and_close(collective: SharingCollective) -> None:
+    with suppress(PeerLost):
+        collective.launch(np.ones(LANES, dtype=np.int64))
+    collective.close()
+
+
+def outcomes_of(
+    program: Callable[[SharingCollective], None],
+    error: type[Exception] | None = None,
+    kept: list[BaseException] | None = None,
+    *,
+    other_has_come: bool = False,
+) -> Counter[type]:
+    """Run a program once for each of its instructions, at which a handler closes its collective.
+
+    Return how often it ended with which error, or with None. The handler raises `error` if it is given;
+    what is raised is kept in `kept`.
+    """
+    outcomes: Counter[type] = Counter()
+    while True:
+        collective = first_of_two(other_has_come=other_has_come)
+        interrupt = Interrupt(outcomes.total(), collective, error)
+        try:
+            sys.settrace(interrupt.trace)
+            program(collective)
+        except (HandlerError, PeerLost, CollectiveTimeout, LookupError, TypeError, ValueError) as e:
+            raised: BaseException | None = e
+        else:
+            raised = None
+        finally:
+            sys.settrace(None)
+            collective.close()
+        if interrupt.instructions_left >= 0:
+            return outcomes
+        outcomes[type(raised)] += 1
+        if raised is not None and kept is not None:
+            kept.append(raised)
+
+
+class Interrupt:
+    """Closes a collective at one instruction of the transports' code."""
+
+    def __init__(
+        self, instruction: int, collective: SharingCollective, error: type[Exception] | None
+    ) -> None:
+        self.instructions_left = instruction
+        self._collective = collective
+        self._error = error
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Follow frames of the transports; for `sys.settrace`."""
+        del event, arg
+        if COLLECTIVES not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        return self._trace_instruction
+
+    def _trace_instruction(self, frame: FrameType, event: str, arg: Any) -> Any:
+        del frame, arg
+        if event == "opcode":
+            self.instructions_left -= 1
+            if self.instructions_left == -1:
+                sys.settrace(None)
+                self._collective.close()
+                if self._error is not None:
+                    raise self._error
+        return self._trace_instruction
+
+
+def first_of_two(*, other_has_come: bool) -> SharingCollective:
+    """Return what the first of two ranks has; the other is nowhere, but may have come to round 1."""
+    fd = host_group_module._new_memory(Cells.size(2, LANES))
+    cells = host_group_module._mapped(fd, 2, LANES, Futex())
+    cells.begin()
+    host = HostGroup(cells, fd, (0, 1), 0)
+    group = InProcessGroup(2).member(0)
+    if other_has_come:
+        cells.write(1, 1, np.arange(LANES, dtype=np.int64))
+    return SharingCollective(group, host, Transport.SHM, host.here, 0.0)
+
+
+def mappings() -> int:
+    """Return how often this process maps memory of rounds."""
+    return Path("/proc/self/maps").read_text("ascii").count("lockstep-round")

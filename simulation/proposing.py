@@ -70,6 +70,8 @@ class Proposing:
         self._told: list[_Told] = []
         self._attached = False
         """Whether there was a store after the step before."""
+        self._recorded: int = 0
+        """How many entries the journal had then."""
 
     def begin_epoch(
         self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
@@ -79,6 +81,7 @@ class Proposing:
         self._errands.clear()
         self._told.clear()
         self._attached = caches[0].store_state() is StoreState.ATTACHED
+        self._recorded = caches[0].replica.state.journal.count
         for executor in executors:
             executor.stores.refusals = self.refusals
 
@@ -123,6 +126,7 @@ class Proposing:
         self._check_ended_alike([told for told in self._told if told.outcome.done()])
         self._told = [told for told in self._told if not told.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
+        self._recorded = self._caches[0].replica.state.journal.count
         for told in self._told:
             told.late_steps += now_us - told.since_us > self._patience_us
             if told.late_steps > _STEPS_TO_END:
@@ -174,7 +178,12 @@ class Proposing:
                 self._coverage["proposals withdrawn"] += 1
 
     def _had_store(self) -> bool:
-        """Say whether there was something to detach from when the ranks decided to."""
+        """Say whether there was something to detach from when the ranks decided to.
+
+        The group lets go by itself of a store that keeps too much, and what it keeps may have become
+        less in the same step.
+        """
         state = self._caches[0].replica.state
-        # The group lets go by itself of a store that keeps too much.
-        return self._attached and state.quarantined_pages <= state.config.quarantine_pages_max
+        _, entries = state.journal.last(state.journal.count - self._recorded)
+        kept = [int(entry.split()[1]) for entry in entries if entry.startswith("detach ")]
+        return self._attached and max(kept, default=0) <= state.config.quarantine_pages_max

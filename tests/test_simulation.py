@@ -359,17 +359,19 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed",
+    ("seed", "ranks", "profile"),
     [
         # A slot that a failed retract keeps is no room for a checkpoint.
-        20_207,
+        (20_207, 4, "hybrid-all"),
         # A backup that waited for a quarantined one begins when the group seems to be at rest.
-        21_133,
+        (21_133, 4, "hybrid-all"),
+        # The group lets go of a store that keeps too much, and that keeps less after the same step.
+        (10_659, 2, LLAMA),
     ],
 )
-def test_what_once_looked_like_a_violation_of_a_hybrid_model_is_none(seed: int) -> None:
+def test_what_once_looked_like_a_violation_is_none(seed: int, ranks: int, profile: str) -> None:
     seeds = range(seed, seed + 1)
-    report = explore(seeds, ranks=4, profile="hybrid-all", l1=REPLICA, processes=1)
+    report = explore(seeds, ranks=ranks, steps=150, profile=profile, l1=REPLICA, processes=1)
     assert_no_violation(report)
 
 

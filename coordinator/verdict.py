@@ -10,12 +10,14 @@ is launched (P3), and applying the same again would change nothing:
 - A seat. Either the verdict before was ignored or has moved its operation on, so that the seat has
   another meaning by the launch: the operation has left it, or stands in another phase or under another
   bound, and never comes back to those it had (TRANSITIONS; a bound only falls). Or it has changed
-  nothing but how much has landed, which is a level. A seat from which nothing follows is not named
-  either: some rank has not answered, or nothing has landed everywhere and nothing is known to be
-  missing, and no rank saw a deadline pass.
+  nothing but how much has landed, which is a level.
 - A queue. Its tickets leave from the front, and what the lanes before let go has left it. What stands
   in front now had not ended by them, and was not the first that failed; what came later has a higher
   ticket than any that they speak of.
+
+Nor does it name a seat from which nothing follows. While no rank saw a deadline pass, that is a lookup
+which some rank has not answered, and a transfer of which nothing has landed everywhere and of which
+everything may yet land.
 """
 
 from dataclasses import dataclass
@@ -125,7 +127,9 @@ def unhealthy_rank(folded: Vector) -> int | None:
 
 _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
 """Where the seats begin in a body, which is a vector without its header."""
+
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
+"""How much of it belongs to the queues."""
 
 _BY_OPERATION = attrgetter("operation")
 
@@ -185,8 +189,9 @@ class Verdicts:
         seats = differing.nonzero()[0]
         if not seats.size:
             return ()
-        rows: list[list[int]] = table.rows[seats].tolist()
-        votes: list[list[int]] = lanes.reshape(-1, SEAT_LANES)[seats].tolist()
+        rows: list[list[int]] = np.take(table.rows, seats, axis=0).tolist()
+        votes: list[list[int]] = np.take(lanes.reshape(-1, SEAT_LANES), seats, axis=0).tolist()
+        # In this order the lanes are how far it has come, what is known of its end, and a deadline.
         verdicts = [
             self._read_seat(row, vote)
             for row, vote in zip(rows, votes, strict=True)

@@ -1,9 +1,13 @@
 """Verdicts that name only what is new leave every replica as verdicts that name everything."""
 
+from dataclasses import replace
+from operator import attrgetter
+
 import pytest
 
 from lockstep.coordinator.collectives.base import Vector
-from lockstep.coordinator.lanes import BallotShape, Layout
+from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, Layout
+from lockstep.coordinator.seats import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.simulation.result import ScheduleResult
@@ -18,7 +22,7 @@ History = list[tuple[int, int, int]]
 def run(
     monkeypatch: pytest.MonkeyPatch, seed: int, depth: int, profile: str
 ) -> tuple[ScheduleResult, History, list[int]]:
-    """Run a schedule; return what it did, its states, and how much each verdict named."""
+    """Run a schedule; return what it did, its states, and how many seats each verdict named."""
     history: History = []
     named: list[int] = []
     close_round, read = RankCache.close_round, Verdicts.read
@@ -29,7 +33,7 @@ def run(
 
     def read_and_count(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
         verdict = read(self, layout, folded)
-        named.append(len(verdict.seats) + len(verdict.watermarks))
+        named.append(len(verdict.seats))
         return verdict
 
     with monkeypatch.context() as patched:
@@ -38,14 +42,21 @@ def run(
         return run_schedule(seed, ranks=RANKS, depth=depth, profile=profile), history, named
 
 
-def remember_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every verdict be read as if it were the first."""
+def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every verdict be read as if it were the first, and name every seat that is taken."""
     read = Verdicts.read
 
     def read_everything(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
-        seats = len(layout.seats.rows)
-        Verdicts.__init__(self, BallotShape(world_size=RANKS, seats=seats))
-        return read(self, layout, folded)
+        rows = layout.seats.rows.tolist()
+        Verdicts.__init__(self, BallotShape(world_size=RANKS, seats=len(rows)))
+        verdict = read(self, layout, folded)
+        votes = folded[SEATS_AT:].reshape(-1, SEAT_LANES).tolist()
+        seats = [
+            self._read_seat(row, vote)  # pyright: ignore[reportPrivateUsage]
+            for row, vote in zip(rows, votes, strict=True)
+            if row[OPERATION] != NOBODY
+        ]
+        return replace(verdict, seats=tuple(sorted(seats, key=attrgetter("operation"))))
 
     monkeypatch.setattr(Verdicts, "read", read_everything)
 
@@ -60,7 +71,7 @@ def test_a_replica_is_the_same_whether_all_is_applied_again_or_what_is_new(
 ) -> None:
     """P2, R13: after every round of a schedule with faults, on every rank."""
     result, history, named = run(monkeypatch, seed, depth, profile)
-    remember_nothing(monkeypatch)
+    name_everything(monkeypatch)
     everything, whole_history, all_named = run(monkeypatch, seed, depth, profile)
 
     assert result.violation is None, result.violation

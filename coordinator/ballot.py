@@ -149,7 +149,7 @@ class Sightings:
         return queue is not _QUARANTINE and self.ended is False
 
 
-_QUIESCE, _QUARANTINE = Queue.QUIESCE, Queue.QUARANTINE
+_TRANSFER, _QUIESCE, _QUARANTINE = Phase.TRANSFER, Queue.QUIESCE, Queue.QUARANTINE
 _QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
 _FAILURES = (Ended, QuiesceExpired)
@@ -188,7 +188,8 @@ class Ballot:
     """
 
     def __init__(self, shape: BallotShape, rank: int) -> None:
-        self._shape = shape
+        self._seats = shape.seats
+        self._world_size = shape.world_size
         self._rank = rank
         self._expected: dict[int, _Expected] = {}
         self._lines = {queue: _Line() for queue in Queue}
@@ -205,8 +206,8 @@ class Ballot:
 
     def seat(self, operation: int, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Let the lanes of `seat` say what was seen of `operation`, as its phase and bound ask."""
-        if not 0 <= seat < self._shape.seats:
-            raise InternalError(f"seat {seat} in a ballot for {self._shape.seats} prefetches")
+        if not 0 <= seat < self._seats:
+            raise InternalError(f"seat {seat} in a ballot for {self._seats} prefetches")
         if phase not in _VOTED:
             raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
         expected = self._expect(operation)
@@ -326,10 +327,9 @@ class Ballot:
 
     def _named(self, value: int) -> int:
         """Return a lane of which the fold is the smallest value, and the lowest rank that has it."""
-        return value * self._shape.world_size + self._rank
+        return value * self._world_size + self._rank
 
 
-_TRANSFER = Phase.TRANSFER
 _VOTED = (Phase.QUERY, Phase.RESTORABLE, _TRANSFER)
 
 _NOTHING = Sightings()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .collectives.base import Vector
-from .lanes import PAIRS
+from .lanes import HEADER_LANES, PAIRS
 
 
 def fold(ballots: Sequence[Vector] | Vector) -> Vector:
@@ -22,4 +22,5 @@ def disagreements(folded: Vector) -> tuple[str, ...]:
 
     A pair (x, -x) folds to (min x, -max x): the ranks are equal exactly if the sum is zero.
     """
-    return tuple(name for name, at in PAIRS.items() if int(folded[at]) + int(folded[at + 1]))
+    header: list[int] = folded[:HEADER_LANES].tolist()
+    return tuple(name for name, at in PAIRS.items() if header[at] + header[at + 1])

@@ -11,6 +11,9 @@ by a command that every rank issues or by a verdict that every rank received, an
 QUIESCE is entered when an operation stops while some rank's I/O may still touch its pages. It ends
 in DONE when every rank says that its I/O is quiet, or in QUARANTINED at its deadline, from where it
 still ends in DONE if quiet ever comes.
+
+Python 3.11 looks a member up anew each time that it is reached through its class. Modules that do so
+for every operation in a step keep the members under names of their own.
 """
 
 from enum import IntEnum

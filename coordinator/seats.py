@@ -76,25 +76,20 @@ class Seats:
             raise InternalError(f"operation {operation} finds all {count} seats taken")
         seat = heappop(self._free)
         cells, at = self._cells, seat * COLUMNS
-        cells[at], cells[at + PHASE], cells[at + BOUND] = operation, phase, bound
+        cells[at + OPERATION], cells[at + PHASE], cells[at + BOUND] = operation, phase, bound
         self._frozen = None
         return seat
 
     def change(self, seat: int, phase: Phase, bound: int = UNBOUNDED) -> None:
         """Give the lanes of a seat that is taken another meaning."""
-        cells, at = self._cells, seat * COLUMNS
-        if cells[at] == NOBODY:
-            raise _is_free(seat)
+        cells, at = self._cells, self._taken_at(seat)
         cells[at + PHASE], cells[at + BOUND] = phase, bound
         self._frozen = None
 
     def give_back(self, seat: int) -> None:
         """Let a seat that is taken be free."""
-        cells, at = self._cells, seat * COLUMNS
-        if cells[at] == NOBODY:
-            raise _is_free(seat)
-        cells[at] = NOBODY
-        cells[at + PHASE] = cells[at + BOUND] = 0
+        cells, at = self._cells, self._taken_at(seat)
+        cells[at + OPERATION], cells[at + PHASE], cells[at + BOUND] = NOBODY, 0, 0
         heappush(self._free, seat)
         self._frozen = None
 
@@ -106,6 +101,9 @@ class Seats:
             self._frozen = SeatTable(rows, xxhash.xxh3_64_intdigest(cells) >> 1)
         return self._frozen
 
-
-def _is_free(seat: int) -> InternalError:
-    return InternalError(f"seat {seat} is free")
+    def _taken_at(self, seat: int) -> int:
+        """Return where the row of a seat begins that is taken."""
+        at = seat * COLUMNS
+        if self._cells[at + OPERATION] == NOBODY:
+            raise InternalError(f"seat {seat} is free")
+        return at

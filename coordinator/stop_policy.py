@@ -22,6 +22,9 @@ class StopRule(StrEnum):
     """As wait_complete, but no longer than a time that grows with the number of tokens."""
 
 
+_TIMEOUT = StopRule.TIMEOUT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
     """A stop rule with its times.
@@ -48,7 +51,7 @@ class StopPolicy:
 
     def timeout_s(self, tokens: int) -> float:
         """Return how long a prefetch of `tokens` tokens may take."""
-        if self.rule is StopRule.TIMEOUT:
+        if self.rule is _TIMEOUT:
             return min(self.cap_s, self.base_s + tokens / 1024 * self.per_ki_token_s)
         return self.cap_s
 

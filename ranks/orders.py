@@ -76,8 +76,7 @@ class LookUp:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Read objects into host pages.
 
     The pages of all transfers, one transfer after the other, are one sequence. Reports `Landed` with

@@ -6,14 +6,13 @@
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
 
 from ..coordinator.ballot import Ballot, Sightings
 from ..coordinator.operation import Phase, Queue
 from ..coordinator.verdict import Found, Watermark
 from ..ranks.orders import Fetch, Need, ObjectTransfer
 from ..ranks.rank_cache import RankCache
-from ..ranks.replica.operations import Operation, Prefetch
+from ..ranks.replica.operations import Copy, Operation, Prefetch
 from ..ranks.replica.prefetching import Prefetching
 from ..ranks.replica.replica import Replica
 from ..ranks.replica.residence import TIERS
@@ -39,8 +38,9 @@ def free_on_local_evidence() -> Generator[None]:
                     for component in state.components:
                         pages = operation.owned_pages(tier, component.index)
                         state.pools[tier][component.index].give_back(pages)
-                operation.owned.clear()
-                if isinstance(operation, Prefetch):
+                if isinstance(operation, Copy):
+                    operation.owned.clear()
+                elif isinstance(operation, Prefetch):
                     operation.wanted = ()
 
     with replaced(RankCache, "open_round", open_round_and_free):
@@ -121,13 +121,6 @@ def _is_over(operation: Operation, seen: Sightings) -> bool:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class _FetchUpTo(Fetch):
-    """Restore a length that was not every rank's own: with the nearest state where there is none."""
-
-    needs: tuple[Need, ...] = ()
-
-
 @contextmanager
 def smallest_of_the_longest() -> Generator[None]:
     """The ranks take the MIN of their longest lengths, and each restores it with what it has.
@@ -136,21 +129,20 @@ def smallest_of_the_longest() -> Generator[None]:
     """
     found = Prefetching.found
     fetch, read = SimulatedExecutor._fetch, SimulatedExecutor._read_object
+    needs_of: dict[int, tuple[Need, ...]] = {}
+    """Of the operations that restore a length which was not every rank's own."""
 
     def found_smallest(self: Prefetching, verdict: Found) -> None:
         operation = self.active.get(verdict.operation)
         found(self, verdict._replace(longest=verdict.pages) if verdict.pages else verdict)
-        orders = self._state.orders
-        if verdict.pages == verdict.longest or operation is None or not orders:
-            return
-        order = orders[-1]
-        if isinstance(order, Fetch) and order.operation == operation.id:
-            values = {each.name: getattr(order, each.name) for each in fields(Fetch)}
-            orders[-1] = _FetchUpTo(**values, needs=operation.needs)
+        needs_of.pop(verdict.operation, None)
+        if verdict.pages != verdict.longest and operation is not None:
+            needs_of[operation.id] = operation.needs
 
     def fetch_with_what_is_there(self: SimulatedExecutor, order: Fetch) -> None:
-        if isinstance(order, _FetchUpTo):
-            order = replace(order, transfers=tuple(_nearest(self, order)))
+        needs = needs_of.get(order.operation)
+        if needs is not None:
+            order = order._replace(transfers=tuple(_nearest(self, order, needs)))
         fetch(self, order)
 
     def read_perhaps_nothing(self: SimulatedExecutor, page: Page) -> int | None:
@@ -163,11 +155,13 @@ def smallest_of_the_longest() -> Generator[None]:
         yield
 
 
-def _nearest(executor: SimulatedExecutor, order: _FetchUpTo) -> Generator[ObjectTransfer]:
+def _nearest(
+    executor: SimulatedExecutor, order: Fetch, needs: tuple[Need, ...]
+) -> Generator[ObjectTransfer]:
     """Yield the transfers; in the place of a state that the store lacks, the last one before it."""
-    needs = {need.pool: need for need in order.needs}
+    need_of = {need.pool: need for need in needs}
     for transfer in order.transfers:
-        keys, need = transfer.keys, needs[transfer.pool]
+        keys, need = transfer.keys, need_of[transfer.pool]
         if need.span == 1:
             before = need.keys[: need.keys.index(keys[-1]) + 1]
             there = [key for key in before if executor._store.has(transfer.pool, key)]

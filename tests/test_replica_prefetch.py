@@ -1,5 +1,7 @@
 """Prefetch as the design tells it, step by step, on two ranks."""
 
+from typing import Any
+
 import pytest
 from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
@@ -15,6 +17,8 @@ from lockstep.coordinator.ballot import (
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp
+from lockstep.ranks.replica.operations import Prefetch
+from lockstep.ranks.replica.prefetching import Prefetching
 from lockstep.ranks.replica.serving import Admission
 from lockstep.ranks.replica.tree import HOST
 
@@ -69,6 +73,31 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.step()
     assert ranks.phase(operation) == "DONE"
     assert ranks.caches[0].replica.state.pools[1][0].free == free - 8
+
+
+def test_ranks_that_would_restore_to_different_positions_differ_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 10: before anything has landed there, and although they read the same pages."""
+    assign = Prefetching._assign  # pyright: ignore[reportPrivateUsage]
+    ranks = RanksInTurn(2)
+    others = ranks.caches[1].replica.prefetching
+
+    def assign_less(self: Prefetching, operation: Prefetch, *where: Any) -> Any:
+        operation.goal -= self is others
+        return assign(self, operation, *where)
+
+    monkeypatch.setattr(Prefetching, "_assign", assign_less)
+    assert ranks.every(lambda cache: cache.prefetch("7", prompt(4)))
+    for executor in ranks.executors:
+        executor.said.append(Answered(executor.take(LookUp)[0].operation, 4))
+    monkeypatch.setattr(ranks, "check", lambda: None)
+    ranks.step()
+
+    one, other = (cache.replica for cache in ranks.caches)
+    assert one.digest != other.digest
+    assert one.state.journal.last(1)[1] == ["transfer 1 4"]
+    assert other.state.journal.last(1)[1] == ["transfer 1 3"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -153,8 +153,9 @@ def test_pages_freed_without_waiting_for_quiet_are_found(
             self.residence.holds.release(receipt)
         operation.receipts.clear()
         self.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
-        operation.owned.clear()
-        if isinstance(operation, Prefetch):
+        if isinstance(operation, Copy):
+            operation.owned.clear()
+        elif isinstance(operation, Prefetch):
             operation.wanted = ()
         stop(self, operation, outcome)
 

@@ -219,9 +219,6 @@ def _check_operations(state: ReplicaState, nodes: list[Node]) -> None:
     for operation in state.operations.in_flight.values():
         name = f"{operation.kind.name} {operation.id}"
         _require(operation.phase is not Phase.DONE, 8, f"{name} is done and still there")
-        # No verdict names a prefetch of which nothing has landed anywhere.
-        empty = isinstance(operation, Prefetch) and not operation.wanted
-        _require(not empty or operation.phase is not Phase.TRANSFER, 8, f"{name} reads nothing")
         for node in _nodes_of(operation):
             _require(id(node) in reachable, 8, f"{name} refers to node {node.id}, which is gone")
         if isinstance(operation, Copy | Persist):

@@ -29,6 +29,8 @@ class LookupPlan:
 
     def pin(self, state: ReplicaState) -> list[Receipt]:
         """Pin what the plan counts on: the path to the anchor, and what is held of the needs."""
+        if self.anchor.parent is None:
+            return []
         holds = state.residence.holds
         receipts = [holds.acquire(HOST, 0, self.anchor)]
         for component, need in zip(state.components[1:], self.needs[1:], strict=True):

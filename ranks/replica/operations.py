@@ -37,26 +37,20 @@ class Operation:
     receipts: list[Receipt] = field(default_factory=list[Receipt])
     segments: list[Segment] = field(default_factory=list[Segment])
     """The nodes that it reads or fills; a prefetch has none."""
-    owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
-    """By tier and component: pages of the operation's own, beside those of its segments."""
     ending: Outcome | None = None
     """How it ended, once it has stopped and waits for quiet."""
     stopped_pages: int = 0
     """Pages that its I/O may touch although it has stopped; they count in quarantine."""
 
-    def own(self, tier: int, component: int, pages: PageRun) -> None:
-        """Let pages belong to this operation."""
-        if pages:
-            self.owned.setdefault((tier, component), page_run()).extend(pages)
-
     @property
     def owns_pages(self) -> bool:
         """Whether any pages belong to this operation."""
-        return bool(self.owned)
+        return False
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """Return a copy of all pages of a component on `tier` that belong to this operation."""
-        return page_run(self.owned.get((tier, component), ()))
+        del tier, component
+        return page_run()
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +61,13 @@ class Copy(Operation):
     """The request that a load back is for, or that a backup takes off the device."""
     resumes: bool = False
     """A load back that brings a retracted request's own pages, too."""
+    owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
+    """By tier and component: pages of the operation's own, beside those of its segments."""
+
+    def own(self, tier: int, component: int, pages: PageRun) -> None:
+        """Let pages belong to this operation."""
+        if pages:
+            self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     @property
     def fills(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ...coordinator.operation import Kind, Outcome, Phase
 from ...coordinator.seats import UNBOUNDED
 from ...coordinator.verdict import Arrived, Found
+from ...errors import InternalError
 from ..orders import Cancel, Fetch, LookUp, ObjectTransfer
 from .lookups import plan_lookup, room_for, wanted_positions
 from .operations import Prefetch, Wanted
@@ -25,7 +26,6 @@ from .settling import Settling
 from .state import ReplicaState
 from .tree import HOST
 
-# Python 3.11 looks a member up anew each time it is reached through its class, which adds up.
 _QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
 _LOOKING = (_QUERY, Phase.RESTORABLE)
 
@@ -88,7 +88,7 @@ class Prefetching:
             self.waiting.popleft()
             self.active[operation.id] = operation
             self._set_budget(operation, pages)
-            state.advance(operation, Phase.QUERY)
+            state.advance(operation, _QUERY)
             operation.seat = state.seats.take(operation.id, operation.phase, operation.bound)
             state.ballot.seat(operation.id, operation.seat, operation.phase, operation.bound)
             timeout_s = state.config.timeouts.lookup_s
@@ -203,7 +203,7 @@ class Prefetching:
             self._cut_short(operation)
 
     def _cut_short(self, operation: Prefetch) -> None:
-        if operation.phase is Phase.TRANSFER:
+        if operation.phase is _TRANSFER:
             self.settle(operation)
         else:
             self._end_query(operation, Outcome.ABORTED)
@@ -215,7 +215,7 @@ class Prefetching:
             self._end_query(operation, Outcome.MISS)
             return
         operation.bound = bound
-        if operation.phase is Phase.QUERY:
+        if operation.phase is _QUERY:
             self._state.advance(operation, Phase.RESTORABLE)
         self._change_seat(operation)
         self._state.journal.record("bound", operation.id, bound)
@@ -238,9 +238,12 @@ class Prefetching:
             return
         operation.goal = operation.floor + fits
         transfers = self._assign(operation, positions, taken)
+        if not transfers:
+            raise InternalError(f"prefetch {operation.id} would read nothing, and never end")
         operation.bound = UNBOUNDED
         self._set_budget(operation, len(positions[0]) or 1)
-        state.advance(operation, _TRANSFER)
+        state.operations.advance(operation, _TRANSFER)
+        state.journal.record("transfer", operation.id, operation.goal)
         self._change_seat(operation)
         timeout_s = state.config.stop_policy.timeout_s(fits * state.config.page_tokens)
         state.orders.append(Fetch(operation.id, transfers, timeout_s))
@@ -289,7 +292,10 @@ class Prefetching:
         state.ballot.seat(operation.id, seat, operation.phase, operation.bound)
 
     def _step_down(self, operation: Prefetch) -> None:
-        """Let an operation be active no longer; the ballot, which may forget it, is not told."""
+        """Let an operation be active no longer.
+
+        The caller lets the ballot unseat or forget it, before another takes its seat.
+        """
         self.active.pop(operation.id, None)
         if operation.seat is not None:
             self._state.seats.give_back(operation.seat)

@@ -33,7 +33,7 @@ class Settling:
         else:
             full, others = page_run(), wanted
         state.tick()
-        node = self._insert(operation, anchor, full)
+        node = self._insert(operation, anchor, full) if full else anchor
         reached = anchor.end + len(full)
         if landed == operation.wanted_count:
             reached = operation.goal
@@ -47,6 +47,8 @@ class Settling:
             if len(operation.needs) > 1:
                 reached = operation.floor
             operation.drop(len(full))
+        if not full:
+            state.use(node)
         return reached
 
     def _node_at(self, node: Node, end: int) -> Node:
@@ -57,7 +59,7 @@ class Settling:
     def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
         """Give pages of full attention to the path below `anchor`; return the node they lead to.
 
-        The path is used now.
+        The path is used now: before the new node is added, which so is the last to be evicted.
         """
         state = self._state
         step = state.tree.page_bytes

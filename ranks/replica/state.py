@@ -7,7 +7,6 @@ logical clock and agreed time. Each step keeps the counts that the others rely o
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
@@ -24,14 +23,10 @@ from .residence import TIERS, Residence
 from .settings import ReplicaConfig
 from .tree import Node, Place, Tree
 
-# Reached through its class, a member is looked up anew each time.
 _DONE = Phase.DONE
 
 
-@cache
-def _those(*components: int) -> frozenset[int]:
-    """Return a set of components; nodes share those that are equal."""
-    return frozenset(components)
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +74,8 @@ class ReplicaState:
         self.journal = Journal()
         self.components = config.make_components()
         self.needs = Needs(self.components)
+        self._alone = tuple(frozenset((each.index,)) for each in self.components)
+        """Each component as a set, which many nodes share."""
         self.tree = Tree(config.page_tokens, self.components)
         self.residence = Residence(
             config,
@@ -240,12 +237,13 @@ class ReplicaState:
         """Say whether the present store has a node's pages of a component, as far as is known."""
         return node.store == self.store_number and component in node.persisted
 
-    def offer(self, node: Node, *persisted: int) -> None:
-        """Note that a node was offered to the present store, which has some components of it."""
+    def offer(self, node: Node, component: int | None = None) -> None:
+        """Note that a node was offered to the present store, and if so, which component it has."""
+        has = _NONE if component is None else self._alone[component]
         if node.store != self.store_number:
-            node.store, node.persisted = self.store_number, _those(*persisted)
-        elif persisted:
-            node.persisted = node.persisted.union(persisted)
+            node.store, node.persisted = self.store_number, has
+        elif has:
+            node.persisted |= has
 
     def cut(self, node: Node, position: int) -> None:
         """Make sure that some node of the path to `node` begins at `position`."""

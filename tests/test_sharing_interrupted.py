@@ -42,6 +42,11 @@ def test_a_round_that_is_closed_anywhere_ends_with_an_error_of_ours_or_with_a_ve
         assert outcomes[PeerLost] > 100
 
 
+@pytest.mark.parametrize("other_has_come", [False, True])
+def test_a_question_that_is_closed_anywhere_is_answered(*, other_has_come: bool) -> None:
+    assert outcomes_of(ask, other_has_come=other_has_come).keys() == {PeerLost, type(None)}
+
+
 def test_a_close_that_is_interrupted_by_another_anywhere_closes() -> None:
     assert outcomes_of(take_part_and_close).keys() == {type(None)}
 
@@ -62,6 +67,10 @@ def test_a_handler_that_closes_and_raises_anywhere_keeps_no_memory(
 
 def take_part(collective: SharingCollective) -> None:
     collective.launch(np.ones(LANES, dtype=np.int64)).wait(0.0)
+
+
+def ask(collective: SharingCollective) -> None:
+    collective.launch(np.ones(LANES, dtype=np.int64)).came_back(0.0)
 
 
 def take_part_and_close(collective: SharingCollective) -> None:

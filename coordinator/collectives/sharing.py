@@ -22,9 +22,14 @@ class _SharedRound:
 
     def came_back(self, timeout_s: float) -> bool:
         """Wait for a while; say whether `wait` would return, or raise for good, at once."""
-        return self._collective.has_left or self._host.came_back(
-            self._number, self._span, timeout_s
-        )
+        try:
+            return self._collective.has_left or self._host.came_back(
+                self._number, self._span, timeout_s
+            )
+        except (LookupError, ValueError):
+            if self._collective.has_left:
+                return True
+            raise
 
 
 class SharingCollective:

@@ -10,6 +10,7 @@ does, so that is done by a thread which is waited for only briefly.
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 READ_S = 2.0
@@ -41,8 +42,9 @@ class Attendance:
         self.come()
 
     def come(self) -> None:
-        """Leave a note that this rank comes to the next gathering."""
-        self._store.set(str(self._rank), str(self._count))
+        """Leave a note that this rank comes to the next gathering, if there is still a store."""
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), str(self._count))
         self._count += 1
 
     def absent(self) -> list[int]:

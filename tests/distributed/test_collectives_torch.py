@@ -251,6 +251,10 @@ class GoneStore(SilentStore):
     def __init__(self) -> None:
         super().__init__(threading.Event())
 
+    def set(self, key: str, value: str) -> None:
+        """Fail as torch does."""
+        raise RuntimeError("Broken pipe")
+
     def check(self, keys: list[str]) -> bool:
         """Fail as torch does."""
         raise RuntimeError("Connection reset by peer")

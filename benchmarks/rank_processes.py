@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -69,6 +71,7 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
     """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([measurement.module])
+    _start_fork_server()
     ranks: list[BaseProcess] = []
     said: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
@@ -91,6 +94,20 @@ def run_ranks(measurement: Measurement[FiguresT], progress: Say) -> list[Figures
                 each.join()
             for connection in said:
                 connection.close()
+
+
+def _start_fork_server() -> None:
+    """Start the process that ranks are forked from, so that neither it nor they take note of Ctrl-C.
+
+    That reaches all processes of a terminal, and each would print where it was; this one ends them.
+    """
+    # It would be started by what follows, and let signals through again.
+    resource_tracker.ensure_running()
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
 
 
 def _hear(said: list[Connection], progress: Say) -> list[Any]:

@@ -85,3 +85,21 @@ def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], sa
     assert ended.returncode != 0
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_ctrl_c_does_not_reach_the_process_that_ranks_are_forked_from(tmp_path: Path) -> None:
+    """Else it says where in an import it was, in the middle of what the command says."""
+    tmp_path.joinpath("asked.py").write_text(
+        "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    )
+    program = (
+        "import multiprocessing; from lockstep.benchmarks.rank_processes import _start_fork_server;"
+        "multiprocessing.get_context('forkserver').set_forkserver_preload(['asked']);"
+        "_start_fork_server()"
+    )
+
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert told.stdout == "True\n"

@@ -30,6 +30,7 @@ class LookupPlan:
     def pin(self, state: ReplicaState) -> list[Receipt]:
         """Pin what the plan counts on: the path to the anchor, and what is held of the needs."""
         if self.anchor.parent is None:
+            # There is nothing of a root that could leave.
             return []
         holds = state.residence.holds
         receipts = [holds.acquire(HOST, 0, self.anchor)]

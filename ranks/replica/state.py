@@ -25,7 +25,6 @@ from .tree import Node, Place, Tree
 
 _DONE = Phase.DONE
 
-
 _NONE: frozenset[int] = frozenset()
 
 

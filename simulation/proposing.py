@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from ..coordinator.proposal import Change, Proposal
 from ..errors import LockstepError, UsageError
@@ -43,6 +44,8 @@ class _Told:
     outcome: "Future[None]"
     since_us: int
     late_steps: int = 0
+    ended_in: int = 0
+    """After how many rounds it ended. A rank may be told the same again at once, and to no avail."""
 
 
 class Proposing:
@@ -113,7 +116,9 @@ class Proposing:
                 self._coverage["proposals put off"] += 1
                 continue
             self._trace(f"rank {errand.rank} is told: {proposal}")
-            self._told.append(_Told(errand.rank, proposal, outcome, now_us))
+            told = _Told(errand.rank, proposal, outcome, now_us)
+            outcome.add_done_callback(partial(self._ends, told))
+            self._told.append(told)
 
     def check(self, now_us: int) -> None:
         """After a step: the ranks have the same store, and what has ended has ended alike."""
@@ -163,8 +168,8 @@ class Proposing:
             self._errands.append(_Errand(step, rank, its, random.random() < 0.5))
 
     def _check_ended_alike(self, ended: Sequence[_Told]) -> None:
-        for proposal in dict.fromkeys(told.proposal for told in ended):
-            mine = [told for told in ended if told.proposal == proposal]
+        for proposal, ended_in in dict.fromkeys((told.proposal, told.ended_in) for told in ended):
+            mine = [t for t in ended if (t.proposal, t.ended_in) == (proposal, ended_in)]
             errors = [told.outcome.exception() for told in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
@@ -176,6 +181,10 @@ class Proposing:
                 self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1
             elif isinstance(errors[0], LockstepError):
                 self._coverage["proposals withdrawn"] += 1
+
+    def _ends(self, told: _Told, outcome: "Future[None]") -> None:
+        del outcome
+        told.ended_in = self._caches[told.rank].rounds.count
 
     def _had_store(self) -> bool:
         """Say whether there was something to detach from when the ranks decided to.

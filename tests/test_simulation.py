@@ -359,19 +359,23 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "ranks", "profile"),
+    ("seed", "ranks", "profile", "l1"),
     [
         # A slot that a failed retract keeps is no room for a checkpoint.
-        (20_207, 4, "hybrid-all"),
+        (20_207, 4, "hybrid-all", REPLICA),
         # A backup that waited for a quarantined one begins when the group seems to be at rest.
-        (21_133, 4, "hybrid-all"),
+        (21_133, 4, "hybrid-all", REPLICA),
         # The group lets go of a store that keeps too much, and that keeps less after the same step.
-        (10_659, 2, LLAMA),
+        (10_659, 2, LLAMA, REPLICA),
+        # A rank is told to attach a store as soon as it is attached, and that is withdrawn.
+        (10_089, 2, LLAMA, ENGINE),
     ],
 )
-def test_what_once_looked_like_a_violation_is_none(seed: int, ranks: int, profile: str) -> None:
+def test_what_once_looked_like_a_violation_is_none(
+    seed: int, ranks: int, profile: str, l1: str
+) -> None:
     seeds = range(seed, seed + 1)
-    report = explore(seeds, ranks=ranks, steps=150, profile=profile, l1=REPLICA, processes=1)
+    report = explore(seeds, ranks=ranks, steps=150, profile=profile, l1=l1, processes=1)
     assert_no_violation(report)
 
 

@@ -5,11 +5,12 @@ moment of its own, and now and then one of them something else. What must follow
 same store after every step, a proposal is done on all ranks or on none, and it ends in bounded time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from ..coordinator.proposal import Change, Proposal
 from ..errors import LockstepError, UsageError
@@ -168,16 +169,20 @@ class Proposing:
             self._errands.append(_Errand(step, rank, its, random.random() < 0.5))
 
     def _check_ended_alike(self, ended: Sequence[_Told]) -> None:
-        for proposal, ended_in in dict.fromkeys((told.proposal, told.ended_in) for told in ended):
-            mine = [t for t in ended if (t.proposal, t.ended_in) == (proposal, ended_in)]
+        had_store = self._had_store()
+        groups: defaultdict[tuple[int, Proposal], list[_Told]] = defaultdict(list)
+        for told in sorted(ended, key=attrgetter("ended_in")):
+            groups[told.ended_in, told.proposal].append(told)
+        for (_, proposal), mine in groups.items():
             errors = [told.outcome.exception() for told in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
                 raise Violated(f"{proposal} was done on {done} of the ranks that were told")
-            needs_all = proposal.change is Change.ATTACH or self._had_store()
+            needs_all = proposal.change is Change.ATTACH or had_store
             if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
                 raise Violated(f"{proposal} was done, and not every rank was told of it")
             if done:
+                had_store = proposal.change is Change.ATTACH
                 self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1
             elif isinstance(errors[0], LockstepError):
                 self._coverage["proposals withdrawn"] += 1

@@ -369,6 +369,8 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
         (10_659, 2, LLAMA, REPLICA),
         # A rank is told to attach a store as soon as it is attached, and that is withdrawn.
         (10_089, 2, LLAMA, ENGINE),
+        # A rank is told to detach a store again that was detached in the round before.
+        (11_385, 2, LLAMA, ENGINE),
     ],
 )
 def test_what_once_looked_like_a_violation_is_none(

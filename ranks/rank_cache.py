@@ -35,6 +35,9 @@ FLUSH_POLL_S = 0.005
 ROUND_TIMES_KEPT = 1 << 17
 """How many of the last steps are remembered with their time."""
 
+_COUNT_MAX = 1 << 48
+"""Larger than anything that is counted, and small enough for the journal."""
+
 log = logging.getLogger("lockstep")
 
 
@@ -189,7 +192,9 @@ class RankCache:
     def witness(self, *facts: object) -> None:
         """Enter facts about the engine that must be the same on every rank into the digest.
 
-        Ranks that differ in one are found in the next round, by name of the first that differs.
+        Ranks that differ in one are found in the next round, by name of the first that differs. Facts
+        are text, bytes, integers of 64 bits, numbers, booleans, None, and lists or tuples of these:
+        `UsageError` for what has no bytes that are the same in every process.
         """
         self.replica.state.journal.record("engine", *facts)
 
@@ -370,6 +375,9 @@ def require_text(namespace: str) -> None:
 def as_count(number: int, what: str = "a number of tokens") -> int:
     """Return a number as an integer, whatever kind of integer it was."""
     try:
-        return index(number)
+        count = index(number)
     except TypeError as error:
         raise UsageError(f"{what} must be an integer: {error}") from error
+    if abs(count) > _COUNT_MAX:
+        raise UsageError(f"{what} is {count}, which is more than {_COUNT_MAX}")
+    return count

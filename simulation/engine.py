@@ -17,6 +17,7 @@ from .faults import FaultSource
 from .memory import Contents, Memory
 from .model import Model
 from .prompts import TOKEN_BYTES, Prompts
+from .sampling_apart import Bringing, bring
 from .world import World
 
 PATIENCE = 25
@@ -89,6 +90,16 @@ class Engine(ABC, Generic[CacheT]):
 
         False if the cache has to work for that first: let it take a step, and ask again.
         """
+
+    def sample_apart(self, rank: int) -> None:
+        """Give one command with tokens that `rank` has sampled otherwise than the others have."""
+        bringing = self._random.choice(self._commands_with_tokens(*self._prompts.draw()))
+        self._coverage[f"sampled apart before {bringing[0]}"] += 1
+        bring(self._caches, rank, bringing)
+
+    @abstractmethod
+    def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
+        """Return the commands that could bring tokens, those of a new prompt among them."""
 
     def _arrive(self) -> None:
         namespace, tokens = self._prompts.draw()

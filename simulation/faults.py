@@ -64,6 +64,8 @@ class Fault(StrEnum):
     """A rank launches no round any more, and nobody notices but by time."""
     UNHEALTHY_RANK = "unhealthy_rank"
     """A rank says that it cannot go on."""
+    SAMPLED_APART = "sampled_apart"
+    """The ranks' engines put out different tokens, equal in count."""
     RESTART = "restart"
     """All processes end and start again upon the same stores."""
 
@@ -95,6 +97,7 @@ GROUP_FAULTS = {
     Fault.UNHEALTHY_RANK: (0.08,),
     Fault.RESTART: (0.6, 0.4),
 }
+_SAMPLED_APART_SHARE = 0.12
 """Faults that end the group's epoch, and the chance of the first and of a second one of them; the
 schedule goes on with new processes on the old stores."""
 
@@ -142,7 +145,9 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
     "storage": FaultProfile(about="faults of storage only", faults=_STORAGE, calm=0.0),
     "pressure": FaultProfile(about="tiny pools and bounds, and aborts", faults=_PRESSURE, calm=0.0),
     "crash": FaultProfile(
-        about="storage faults, and ranks that die", faults=_STORAGE | GROUP_FAULTS.keys(), calm=0.0
+        about="storage faults, and ranks that die",
+        faults=_STORAGE | GROUP_FAULTS.keys() | {Fault.SAMPLED_APART},
+        calm=0.0,
     ),
 }
 """The profiles that `lockstep simulate --faults` knows."""
@@ -191,8 +196,8 @@ class FaultSource:
         self.counts[fault.value] += 1
 
 
-def draw_plan(random: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
-    """Draw the faults of one schedule."""
+def draw_plan(random: Random, tokens: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
+    """Draw the faults of one schedule; from a stream of its own whether engines sample apart."""
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Fault]()
@@ -217,6 +222,9 @@ def draw_plan(random: Random, *, profile: str, ranks: int, steps: int) -> FaultP
             if chosen(fault, share):
                 step = random.randrange(steps // 5, steps - 10)
                 group_faults.setdefault(step, (fault, random.randrange(ranks)))
+    if tokens.random() < _SAMPLED_APART_SHARE and Fault.SAMPLED_APART in allowed:
+        struck = (Fault.SAMPLED_APART, tokens.randrange(ranks))
+        group_faults.setdefault(tokens.randrange(steps // 5, steps - 10), struck)
     return FaultPlan(
         rates=rates,
         paces=tuple(paces),

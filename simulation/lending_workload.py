@@ -21,6 +21,7 @@ from .faults import Fault
 from .lending_misuse import misuse
 from .memory import Memory
 from .prompts import TOKEN_BYTES
+from .sampling_apart import Bringing, host_cache_commands
 from .world import IDLE_S
 
 _COMPUTES = (Stage.COMPUTING, Stage.ANSWERING)
@@ -94,20 +95,24 @@ class LendingWorkload(Engine[HostCache]):
 
     def probe(self) -> bool:
         """Every device page is free, and a reset leaves every host page free."""
-        if self._leaving or self._pages.free != self._pages.count:
+        free, count = self._pages.free, self._pages.count
+        if self._leaving or free != count:
             raise Violated(
-                f"{self._pages.free} of the engine's {self._pages.count} device pages are free at "
-                f"rest, and {list(self._leaving)} are still leaving"
+                f"{free} of the engine's {count} device pages are free at rest, and"
+                f" {list(self._leaving)} are still leaving"
             )
         self._ask_all("reset", lambda c: c.reset())
         state = self._caches[0].replica.state
-        pool = state.pools[HOST][0]
-        if pool.free != pool.capacity or state.tree.node_count or state.tree.roots:
+        pool, nodes, roots = state.pools[HOST][0], state.tree.node_count, len(state.tree.roots)
+        if pool.free != pool.capacity or nodes or roots:
             raise Violated(
                 f"{pool.free} of {pool.capacity} host pages are free after a reset at rest, and the "
-                f"tree has {state.tree.node_count} nodes and {len(state.tree.roots)} roots"
+                f"tree has {nodes} nodes and {roots} roots"
             )
         return True
+
+    def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[HostCache]]:
+        return host_cache_commands(self.requests, namespace, prompt, self._pages)
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:
@@ -235,7 +240,7 @@ class LendingWorkload(Engine[HostCache]):
     def _plan(self, request: EngineRequest, length: int) -> int:
         """Plan to compute up to `length` tokens, as far as there is room; return how far that is."""
         missing = -(-length // self._page) - len(request.table)
-        own = self._pages.allocate(missing) if missing > 0 else []
+        own = self._pages.allocate(max(0, missing))
         if own is None:
             length = min(length, len(request.table) * self._page)
             self._refused(request)
@@ -285,10 +290,8 @@ class LendingWorkload(Engine[HostCache]):
         )
         self._coverage["backups"] += 1
         self._holds_copies = request.admitted = True
-        found = 0
-        if request.generation == self._generation:
-            match = self._ask(request, "match", lambda c: c.match(tokens, request.namespace))
-            found = match.host_tokens
+        match = self._ask(request, "match", lambda c: c.match(tokens, request.namespace))
+        found = match.host_tokens if request.generation == self._generation else 0
         check_covered(f"back_up of request {request.name}", covered, found, known, self._page)
 
     def _answer(self, request: EngineRequest) -> None:
@@ -326,9 +329,8 @@ class LendingWorkload(Engine[HostCache]):
         self._coverage["preempted"] += 1
         if self._random.random() < 0.3:
             self._back_up(request)
-        known = max(request.prompt, request.computed)
-        if self._random.random() < 0.5:
-            known = request.prompt
+        begins_anew = self._random.random() < 0.5
+        known = request.prompt if begins_anew else max(request.prompt, request.computed)
         request.tokens = request.head(known)
         request.answer = max(0, request.answer - (known - request.prompt))
         request.prompt = known

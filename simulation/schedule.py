@@ -46,7 +46,10 @@ _EXPECTED: dict[Fault, tuple[type[GroupError], ...]] = {
     Fault.DEAD_RANK: _LOSS,
     Fault.SILENT_RANK: _LOSS,
     Fault.UNHEALTHY_RANK: (RankUnhealthy,),
+    Fault.SAMPLED_APART: (DivergenceError,),
 }
+_EVERYBODY_STEPS = (Fault.UNHEALTHY_RANK, Fault.SAMPLED_APART)
+"""Faults that leave every rank in the group until it ends."""
 
 
 class _DeviceLost(Exception):
@@ -215,11 +218,13 @@ class Schedule:
         return True
 
     def _lose(self, fault: Fault, rank: int) -> None:
-        """Let one rank fail, and see that all others notice in one and the same step."""
+        """Let one rank fail or differ, and see that the others notice in one and the same step."""
         epoch = self._epoch
-        missing = None if fault is Fault.UNHEALTHY_RANK else rank
+        missing = None if fault in _EVERYBODY_STEPS else rank
         if fault is Fault.UNHEALTHY_RANK:
             epoch.executors[rank].sick = "its device is lost"
+        if fault is Fault.SAMPLED_APART:
+            self._workload.sample_apart(rank)
         if fault is Fault.DEAD_RANK:
             epoch.executors[rank].close()
             epoch.cluster.collectives[rank].close()

@@ -25,6 +25,7 @@ from .misuse import misuse
 from .model import NO_PAGE
 from .prompts import TOKEN_BYTES
 from .published import Published
+from .sampling_apart import Bringing, cache_commands
 from .world import World
 
 
@@ -116,6 +117,9 @@ class Workload(Engine[Cache]):
     def check_pages(self) -> None:
         """See `Engine`."""
         self._model.check_expected(self.requests)
+
+    def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[Cache]]:
+        return cache_commands(self.requests, namespace, prompt)
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:

@@ -113,7 +113,8 @@ def draw_world(
     model = Random(f"{seed}/{faults}/{ranks}/model")
     l1, profile = _choose(owner, model, l1, profile)
     random = Random(f"{seed}/{faults}/{ranks}/world")
-    plan = draw_plan(random, profile=faults, ranks=ranks, steps=steps)
+    tokens = Random(f"{seed}/{faults}/{ranks}/tokens")
+    plan = draw_plan(random, tokens, profile=faults, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
     prompt_pages_max = random.randint(4, 14)
     device_pages, host_pages = _draw_pools(

@@ -1,11 +1,14 @@
 """The journal: what equal histories have in common, whenever and however it is asked for."""
 
+import re
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
 
 import pytest
+from ranks_in_turn import HostRanksInTurn
 
+from lockstep.errors import UsageError
 from lockstep.ranks.replica.journal import Journal
 
 HISTORY: list[Sequence[object]] = [
@@ -72,18 +75,48 @@ def test_a_list_that_changes_after_it_was_recorded_counts_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "same", "other"),
+    ("fact", "named"),
     [
-        (Decimal("1.5"), Decimal("1.5"), Decimal("2.5")),
-        (1 << 70, 1 << 70, 1 << 71),
-        ("half a pair: \ud800", "half a pair: \ud800", "half a pair: \ud801"),
+        (frozenset({"alice", "bob", "carol"}), "frozenset frozenset({"),
+        (Decimal("1.5"), "Decimal Decimal('1.5')"),
+        (object(), "object <object object at"),
+        (1 << 64, "int 18446744073709551616"),
+        ("half a pair: \ud800", r"str 'half a pair: \ud800'"),
+        (("adapter", {"alice"}), "tuple ('adapter', {'alice'})"),
     ],
-    ids=["kind", "number", "text"],
+    ids=["set", "kind", "object", "number", "text", "nested"],
 )
-def test_facts_that_only_the_engine_understands_are_told_apart(
-    fact: object, same: object, other: object
+def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
+    fact: object, named: str
 ) -> None:
-    known, again, changed = (journal_of([("engine", each)]) for each in (fact, same, other))
+    """Rule R2: its `repr` may be another one in each process, and so would the digest be."""
+    ranks = HostRanksInTurn()
+    before = ranks.every(lambda cache: (cache.replica.digest, cache.replica.state.journal.count))
 
-    assert known.digest == again.digest
-    assert known.digest != changed.digest
+    for cache in ranks.caches:
+        with pytest.raises(
+            UsageError, match=rf"^engine: {re.escape(named)}.* has no bytes that are"
+        ):
+            cache.witness("adapters", fact)
+
+    after = ranks.every(lambda cache: (cache.replica.digest, cache.replica.state.journal.count))
+    assert after == before
+    ranks.step()
+
+
+@pytest.mark.parametrize("name", ["\ud800", 1 << 64], ids=["text", "number"])
+def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str) -> None:
+    ranks = HostRanksInTurn()
+
+    for cache in ranks.caches:
+        with pytest.raises(UsageError, match=r"^request: "):
+            cache.prefetch(name, [1, 2, 3, 4])
+
+    assert ranks.every(lambda cache: len(cache.replica.state.requests)) == 0
+
+
+def test_facts_that_differ_are_told_apart() -> None:
+    told, again, other = (journal_of([("engine", "x", fact)]) for fact in (1.5, 1.5, 2.5))
+
+    assert told.digest == again.digest
+    assert told.digest != other.digest

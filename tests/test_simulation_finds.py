@@ -30,6 +30,7 @@ from lockstep.ranks.replica.tokens import TOKEN_BYTES
 from lockstep.ranks.replica.tree import DEVICE, HOST, Node
 from lockstep.simulation.epoch import Epoch
 from lockstep.simulation.executor import SimulatedExecutor
+from lockstep.simulation.world import ENGINE, REPLICA
 
 # Bugs of one rank: the replicas part ways.
 
@@ -104,6 +105,20 @@ def test_a_second_collective_in_a_step_is_found() -> None:
             cache.open_round = open_round  # type: ignore[method-assign]
 
     assert_found(violations(tamper=vote_twice), "reached 2 collectives")
+
+
+@pytest.mark.parametrize("l1", [REPLICA, ENGINE])
+def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(
+    l1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule R2: engines that have sampled apart are told so in the round after."""
+    monkeypatch.setattr(ReplicaState, "witness_tokens", _witness_the_count)
+
+    assert_found(violations(l1=l1), "sampled_apart struck rank")
+
+
+def _witness_the_count(self: ReplicaState, command: str, name: str, tokens: bytes) -> None:
+    self.journal.record("tokens", command, name, len(tokens))
 
 
 # Bugs of every rank alike: the replicas stay equal, and all of them are wrong.

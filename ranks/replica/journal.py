@@ -9,6 +9,7 @@ import msgpack
 import xxhash
 
 from ...coordinator.divergence import Recorder
+from ...errors import UsageError
 
 
 class Journal(Recorder):
@@ -26,12 +27,31 @@ class Journal(Recorder):
         return self._digest.intdigest() >> 1
 
     def record(self, *entry: object) -> None:
-        """Append one change: a word, then the numbers and names that determine it."""
-        self._entries.append(entry)
-        self.count += 1
+        """Append one change: a word, then the numbers and names that determine it.
+
+        Raises `UsageError`, and appends nothing, for a name or fact of the engine's that has no bytes
+        which are the same in every process: an object has its own `repr` in each, and a set its own
+        order. A mapping counts in the order of its keys.
+        """
         try:
             # At once, since what an entry names may change later. The bytes say where each part ends.
             self._update(self._pack(entry))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"{entry[0]}: {_culprit(entry)} has no bytes that are the same on every rank; give"
+                " text, bytes, integers of 64 bits, numbers, booleans, None, lists or tuples of these"
+            ) from error
+        self._entries.append(entry)
+        self.count += 1
+
+
+def _culprit(entry: tuple[object, ...]) -> str:
+    """Return, as text of bounded length, the first part of an entry that cannot be packed."""
+    for part in entry:
+        try:
+            msgpack.packb(part)
         except (TypeError, ValueError, OverflowError):
-            # An engine may bring a fact of a kind that only it knows, or a number without bounds.
-            self._update(repr(entry).encode())
+            text = ascii(part)
+            shown = text if len(text) <= 80 else f"{text[:77]}..."
+            return f"{type(part).__name__} {shown}"
+    return "it"

@@ -119,6 +119,7 @@ class Offloading:
         state = self._state
         count = state.tree.whole_pages(tokens)
         self._require_no_load(request)
+        state.witness_tokens("back up", request.id, tokens)
         request.admitted = True
         if not count or not state.config.host_pages:
             return 0

@@ -48,6 +48,7 @@ class Pinning:
         state = self._state
         if name in self.pins:
             raise UsageError(f"there is a pin {name!r} already; unpin it first")
+        state.witness_tokens("pin", name, tokens)
         root = state.root(place)
         nodes = state.walk_to(root, tokens)
         _, best, _ = reach(state.needs, nodes)

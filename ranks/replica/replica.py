@@ -93,6 +93,7 @@ class Replica:
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
+        self.state.witness_tokens("prefetch", name, tokens)
         return self.prefetching.begin(request, tokens)
 
     def prefetch_done(self, name: str) -> bool:
@@ -106,6 +107,8 @@ class Replica:
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
         request = self._enter(name, namespace)
+        self.serving.require_not_admitted(request)
+        self.state.witness_tokens("load back", name, tokens)
         self.prefetching.stop(request)
         return self.serving.admit(request, tokens, reserve_tokens, priority)
 
@@ -152,6 +155,7 @@ class Replica:
         request = self._enter(name, namespace)
         # What the engine has itself must be the same on every rank, or their batches differ.
         self.state.journal.record("hit", name, device_tokens)
+        self.state.witness_tokens("hit", name, tokens)
         return self.offloading.hit(request, tokens, device_tokens)
 
     def load(self, name: str, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
@@ -159,6 +163,7 @@ class Replica:
         request = self.state.request(name)
         # A call that is refused must change nothing, so it is refused before the prefetch ends.
         self.offloading.require_loadable(request, tokens, start_tokens, pages)
+        self.state.witness_tokens("load", name, tokens)
         self.prefetching.stop(request)
         self.offloading.load(request, tokens, start_tokens, pages)
 

@@ -88,8 +88,6 @@ class Serving:
     ) -> Admission | Wait:
         """Lock, load back and reserve for a request, or say why that has to wait."""
         state = self._state
-        if request.admitted:
-            raise UsageError(f"request {request.id!r} is admitted already; release it first")
         root = state.root(request.place)
         nodes = state.walk_to(root, tokens)
         on_device, best_end, _ = reach(state.needs, nodes)
@@ -116,7 +114,7 @@ class Serving:
             node.priority = max(node.priority, priority)
         state.tick()
         state.use(best)
-        state.journal.record("admit", request.id, on_device, best.end, reserve_tokens)
+        state.journal.record("admit", request.id, on_device, best.end, reserve_tokens, priority)
         if missing:
             self._loading_back.begin(request, best, missing, loading)
         else:
@@ -201,6 +199,7 @@ class Serving:
                 f"request {request.id!r} inserts {pages} pages and shares {request.prefix} already"
             )
         self._require_same_prefix(request, tokens)
+        state.witness_tokens("insert", request.id, tokens)
         state.journal.record("insert", request.id, pages, int(final))
         state.tick()
         is_at_page = len(tokens) == pages * state.tree.page_bytes
@@ -360,6 +359,11 @@ class Serving:
             self._state.residence.pools[HOST][index].give_back(pages)
         request.saved = request.retract = None
         request.locks, request.node, request.prefix, request.admitted = [], None, 0, False
+
+    def require_not_admitted(self, request: Request) -> None:
+        """Raise `UsageError` for a request that has its pages already."""
+        if request.admitted:
+            raise UsageError(f"request {request.id!r} is admitted already; release it first")
 
     def _require_same_prefix(self, request: Request, tokens: bytes) -> None:
         if request.node is None or not request.prefix:

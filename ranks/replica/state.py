@@ -21,6 +21,7 @@ from .pages import PagePool
 from .request import Request, Shortfall
 from .residence import TIERS, Residence
 from .settings import ReplicaConfig
+from .tokens import TOKEN_BYTES, token_hash
 from .tree import Node, Place, Tree
 
 _DONE = Phase.DONE
@@ -140,10 +141,10 @@ class ReplicaState:
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""
+        self.journal.record("request", name, namespace)
         request = Request(name, self.place(namespace), len(self.components))
         self.requests[name] = request
         self.requests_in[request.place] += 1
-        self.journal.record("request", name, namespace)
         return request
 
     def leave(self, request: Request) -> None:
@@ -180,6 +181,15 @@ class ReplicaState:
             raise UsageError(
                 f"request {name!r} is not known; prefetch or load back first"
             ) from None
+
+    def witness_tokens(self, command: str, name: str, tokens: bytes) -> None:
+        """Let the digest cover the tokens that a command brings for a request or a pin (rule R2).
+
+        Ranks whose engines have sampled other tokens of equal count are told apart by it in the next
+        round, and not by an answer that differs some day.
+        """
+        count = len(tokens) // TOKEN_BYTES
+        self.journal.record("tokens", command, name, count, token_hash(tokens))
 
     def tick(self) -> None:
         """Advance the logical clock."""

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from ...errors import UsageError
 
@@ -19,6 +20,11 @@ _INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
 
 Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any]] | Sequence[int]"
 """Token ids: a buffer of int32, an integer array, or a sequence of Python integers."""
+
+
+def token_hash(tokens: bytes) -> int:
+    """Return 64 bits that differ where the tokens do; not for whoever would forge them."""
+    return xxhash.xxh3_64_intdigest(tokens)
 
 
 def as_token_view(tokens: Tokens) -> bytes | memoryview:

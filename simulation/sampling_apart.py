@@ -1,0 +1,70 @@
+"""Engines that sample apart: a command brings tokens that are others on one rank, equal in count.
+
+The digest covers tokens (rule R2), so all ranks must find it in the next round that is launched.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..ranks.cache import Cache
+from ..ranks.host_cache import HostCache
+from .cluster import AnyCache
+from .device_pages import DevicePages
+from .engine_request import EngineRequest, Stage
+from .prompts import TOKEN_BYTES
+
+Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
+"""What a command is called, tokens that it may bring, and the command."""
+
+_NAME = "apart"
+"""Of a request, or a pin, that the engine has not used."""
+
+
+def cache_commands(
+    requests: Sequence[EngineRequest], namespace: str, prompt: bytes
+) -> list[Bringing[Cache]]:
+    """Return commands that bring tokens to a `Cache`: of a new prompt, and of what was computed."""
+    room = len(prompt) // TOKEN_BYTES
+    commands: list[Bringing[Cache]] = [
+        ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
+        ("load_back", prompt, lambda c, t: c.load_back(_NAME, t, namespace, reserve_tokens=room)),
+        ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
+    ]
+    for each in requests:
+        computes = each.stage in (Stage.COMPUTING, Stage.ANSWERING)
+        # What is inserted has to continue what the request was admitted with.
+        if computes and each.computed > each.shared:
+            commands.append(("insert", each.head(each.computed), partial(_insert, each)))
+    return commands
+
+
+def host_cache_commands(
+    requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pages: DevicePages
+) -> list[Bringing[HostCache]]:
+    """Return commands that bring tokens to a `HostCache`."""
+    commands: list[Bringing[HostCache]] = [
+        ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
+        ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
+        ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
+    ]
+    for each in requests:
+        if each.stage in (Stage.COMPUTING, Stage.ANSWERING) and each.computed:
+            commands.append(("back_up", each.head(each.computed), partial(_back_up, pages, each)))
+    return commands
+
+
+def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
+    """Give every rank the command, and `rank` another last token."""
+    _, tokens, command = bringing
+    other = tokens[:-TOKEN_BYTES] + bytes((tokens[-TOKEN_BYTES] ^ 1,)) + tokens[1 - TOKEN_BYTES :]
+    for cache in caches:
+        command(cache, other if cache.rank == rank else tokens)
+
+
+def _insert(request: EngineRequest, cache: Cache, tokens: bytes) -> None:
+    cache.insert(request.name, tokens, final=False)
+
+
+def _back_up(pages: DevicePages, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
+    table = pages.on(cache.rank, request.table)
+    cache.back_up(request.name, tokens, table, request.namespace)

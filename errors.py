@@ -8,7 +8,7 @@
         CollectiveTimeout (TimeoutError)    a round did not come back within its deadline
         PeerLost                            another rank of the group is gone
         DivergenceError                     the replicas are not equal any more
-        RankUnhealthy                       a rank said that it cannot go on
+        RankUnhealthy                       a rank cannot go on, as it said or as all have seen
       StorageError                        treat it as a miss: storage never stops the group
 
 A missing page is an outcome and not an error. Messages name the thing, what was expected, what was
@@ -49,7 +49,7 @@ class DivergenceError(GroupError):
 
 
 class RankUnhealthy(GroupError):
-    """A rank said in its ballot that it cannot go on."""
+    """A rank cannot go on: it said so in its ballot, or all have seen that its copies do not end."""
 
 
 class StorageError(LockstepError):

@@ -131,6 +131,10 @@ class Rounds:
             self._end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
         return self._verdicts.read(pending.layout, folded)
 
+    def end(self, error: GroupError) -> NoReturn:
+        """End the epoch with an error that every rank has concluded from the same verdict."""
+        self._end(error)
+
     def _end(self, error: GroupError | InternalError) -> NoReturn:
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
         self._ended_by, self._pending = error, None

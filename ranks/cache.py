@@ -96,7 +96,8 @@ class Cache(RankCache):
         in total that the request needs device pages for. All of it happens, or nothing does and a
         `Wait` says why. A prefetch of the request ends with what has landed by the last verdict.
         The pages may be used once `load_state` is READY. Under eviction by priority, what only
-        requests of a lower `priority` use leaves first.
+        requests of a lower `priority` use leaves first. Raises `UsageError` for a request that even an
+        empty device has no room for: to wait would be in vain.
         """
         self._require_group()
         require_text(namespace)
@@ -122,7 +123,10 @@ class Cache(RankCache):
         return np.array(self.replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
-        """Reserve device pages for `total_tokens` tokens in total; False if there is no room."""
+        """Reserve device pages for `total_tokens` tokens in total; False if there is no room.
+
+        There never is for more than the device has, where the engine has to end the request.
+        """
         self._require_group()
         done = self.replica.extend(request, as_count(total_tokens))
         self._dispatch()
@@ -162,7 +166,8 @@ class Cache(RankCache):
 
         It is LOADING, and once it is READY its tables have what they had, in other pages. Its bytes
         are checked on the way: if they are not what was saved it is FAILED. `Wait.LOST` says that
-        what it shared with others is gone; it is as one that was never admitted then.
+        what it shared with others is gone; it is as one that was never admitted then. Raises
+        `UsageError` as `load_back` does.
         """
         self._require_group()
         admission = self.replica.resume(request, as_count(reserve_tokens))

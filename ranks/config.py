@@ -67,8 +67,9 @@ class Bounds:
     """Pages of full attention that `pin` may keep in host memory in all; None stands for half the
     pool. What of them is on the device only is at most half of each of its pools."""
     quarantine_pages: int | None = None
-    """Host pages that stores which do not fall quiet may hold before the store is detached; None
-    stands for a quarter of the host pool."""
+    """Pages that may be kept by what was told to stop and does not fall quiet. Stores that keep more
+    host pages are detached; None stands for a quarter of the host pool. Copies that keep more of any
+    pool end the epoch; None stands for half of each pool."""
     remembered_misses: int = 65536
     """Keys that were promised and could not be read; the oldest are forgotten first."""
     inflight_bytes: int = 256 << 20

@@ -170,16 +170,21 @@ class HostCache(RankCache):
         """Return the released requests whose device pages have become free since the last call."""
         return self.replica.take_freed()
 
-    def reset(self) -> None:
+    def reset(self, weights_version: str | None = None) -> None:
         """Offer nothing of what is cached now to any request that has not begun to compute.
 
-        Also in storage, where keys begin anew, for as long as this cache lives: what must not be
-        found after a restart needs another `weights_version`. Requests that have loaded or backed up
-        go on with what they have. One that has computed and done neither counts as not begun, so the
-        engine must not let it back up what it has from before.
+        Pins end. `weights_version` names the weights that are computed with from now on: storage is
+        read and written under that name, and what it has is found by any cache that resets to the same
+        name. Without one, keys begin anew that nobody has used or will use again, and storage is left
+        alone until a reset names a version; after a restart it has what the configuration's
+        `weights_version` had before the first reset. Requests that have loaded or backed up go on with
+        what they have, and nothing of theirs goes to storage any more. One that has computed and done
+        neither counts as not begun, so the engine must not let it back up what it has from before.
         """
         self._require_group()
-        self.replica.reset()
+        if weights_version is not None:
+            require_text(weights_version, "a weights version")
+        self.replica.reset(weights_version)
         self._dispatch()
 
     def begin_loads(self) -> None:

@@ -17,7 +17,7 @@ from ..coordinator.collectives.base import Collective
 from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
-from ..errors import ConfigError, GroupError, InternalError, UsageError
+from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, UsageError
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import BytesMoved, Executor
 from .orders import Order
@@ -260,11 +260,12 @@ class RankCache:
         """Apply the verdict of the pending round, if there is one."""
         if self.rounds.pending or self.rounds.ended_by is not None:
             try:
-                verdict = self.rounds.close()
+                self.replica.apply(self.rounds.close())
+                if self.replica.lost is not None:
+                    self.rounds.end(RankUnhealthy(self.replica.lost))
             except (GroupError, InternalError) as error:
                 self._staging.close(error)
                 raise
-            self.replica.apply(verdict)
             self._dispatch()
 
     def flush(self) -> bool:
@@ -364,12 +365,12 @@ def _steady_clock_ms() -> Callable[[], int]:
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000
 
 
-def require_text(namespace: str) -> None:
-    """Raise `UsageError` for a namespace that is no text, or that UTF-8 cannot hold."""
+def require_text(text: str, what: str = "a namespace") -> None:
+    """Raise `UsageError` for what is no text, or what UTF-8 cannot hold."""
     try:
-        namespace.encode()
+        text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
-        raise UsageError(f"a namespace must be text that UTF-8 can hold: {error}") from error
+        raise UsageError(f"{what} must be text that UTF-8 can hold: {error}") from error
 
 
 def as_count(number: int, what: str = "a number of tokens") -> int:

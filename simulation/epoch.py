@@ -46,9 +46,14 @@ class Epoch:
         return self.cluster.caches
 
     @property
-    def lost_device(self) -> bool:
-        """Whether a rank has given up, since a copy to the engine's device pages does not end."""
-        return any(executor.lost_device for executor in self.executors)
+    def lost(self) -> str | None:
+        """Why no rank can go on since copies do not end, or None.
+
+        One to the engine's own device pages is enough; of others, too many of them.
+        """
+        if any(executor.lost_device for executor in self.executors):
+            return "device lost"
+        return "too many copies hang" if any(each.replica.lost for each in self.caches) else None
 
 
 def begin_epoch(

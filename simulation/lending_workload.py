@@ -68,8 +68,8 @@ class LendingWorkload(Engine[HostCache]):
             request = random.choice(self.requests)
             misuse(self._caches, request, list(self._leaving), random)
             self._coverage["misuse refused"] += 1
-        idle = not self._holds_copies and not any(each.planned for each in self.requests)
-        return IDLE_S if idle and random.random() < 0.5 else 0.0
+        busy = self._holds_copies or any(each.planned for each in self.requests)
+        return 0.0 if busy or random.random() >= 0.5 else IDLE_S
 
     def forward(self) -> None:
         """See `Engine`."""
@@ -388,9 +388,11 @@ class LendingWorkload(Engine[HostCache]):
             for request in self.requests:
                 if request.stage in _COMPUTES:
                     self._preempt(request)
-        self._ask_all("reset", lambda c: c.reset())
-        self._coverage["resets"] += 1
         self._generation += 1
+        # Contents follow the generation, and so do the keys of one that is named, in every epoch.
+        version = f"weights {self._generation}" if self._generation % 2 else None
+        self._ask_all("reset", lambda c: c.reset(version))
+        self._coverage["resets"] += 1
         self._pages.forget_cached()
         for request in self.requests:
             if not request.admitted and not request.computed:

@@ -47,10 +47,12 @@ def host_cache_commands(
         ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
-    for each in requests:
-        if each.stage in (Stage.COMPUTING, Stage.ANSWERING) and each.computed:
-            commands.append(("back_up", each.head(each.computed), partial(_back_up, pages, each)))
-    return commands
+    computing = (Stage.COMPUTING, Stage.ANSWERING)
+    return commands + [
+        ("back_up", each.head(each.computed), partial(_back_up, pages, each))
+        for each in requests
+        if each.stage in computing and each.computed
+    ]
 
 
 def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:

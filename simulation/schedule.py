@@ -52,8 +52,8 @@ _EVERYBODY_STEPS = (Fault.UNHEALTHY_RANK, Fault.SAMPLED_APART)
 """Faults that leave every rank in the group until it ends."""
 
 
-class _DeviceLost(Exception):
-    """All ranks have heard that a copy to the engine's device pages does not end on one of them."""
+class _CopiesLost(Exception):
+    """All ranks have heard of copies that do not end, and of which the group cannot go on."""
 
 
 Tamper = Callable[[Epoch], None]
@@ -139,7 +139,7 @@ class Schedule:
         self._raise_findings()
         try:
             self._take_step(active=True)
-        except _DeviceLost:
+        except _CopiesLost:
             self._begin_anew()
         if self._faults.strikes(Fault.LOST_OBJECT):
             stores = self._stores[self._random.randrange(self.world.ranks)]
@@ -160,11 +160,12 @@ class Schedule:
         self._clock.advance(self._random.randrange(half_us))
         self._trace_step()
         self._raise_findings()
-        if self._epoch.lost_device and all(isinstance(error, RankUnhealthy) for error in errors):
-            self.result.coverage["device lost"] += 1
+        lost = self._epoch.lost
+        if lost and all(isinstance(error, RankUnhealthy) for error in errors):
+            self.result.coverage[lost] += 1
             for rank in range(self.world.ranks):
                 self._check_ended(rank)
-            raise _DeviceLost
+            raise _CopiesLost
         for rank, error in enumerate(errors):
             if error is not None:
                 self._unexpected(rank, error)
@@ -209,10 +210,10 @@ class Schedule:
         self._epoch = self._begin_epoch()
 
     def _end(self) -> bool:
-        """End the epoch in peace; False if a device was lost on the way, which ends it too."""
+        """End the epoch in peace; False if copies were lost on the way, which ends it too."""
         try:
             self._come_to_rest()
-        except _DeviceLost:
+        except _CopiesLost:
             return False
         self._close()
         return True
@@ -234,7 +235,7 @@ class Schedule:
             errors = epoch.cluster.step(1_000, missing)
             if any(errors):
                 break
-        expected = _EXPECTED[fault] + ((RankUnhealthy,) if epoch.lost_device else ())
+        expected = _EXPECTED[fault] + ((RankUnhealthy,) if epoch.lost else ())
         for each in others:
             if not isinstance(errors[each], expected):
                 raise Violated(

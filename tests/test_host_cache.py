@@ -1,6 +1,7 @@
 """The engine owns the device pages: they are lent, held while copies run, and never looked at."""
 
 import logging
+from functools import partial
 
 import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
@@ -9,9 +10,10 @@ from lockstep.coordinator.ballot import Answered, Ended, Quiesced, QuiesceExpire
 from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fence, LookUp
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fence, LookUp, Persist
 from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.serving import LoadState
+from lockstep.ranks.replica.tree import HOST
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 
@@ -153,19 +155,102 @@ def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins(
     assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
 
 
+def looked_up(ranks: HostRanksInTurn, name: str) -> set[bytes]:
+    """Return the keys that a prefetch of the prompt asks the store for."""
+    ranks.every(lambda cache: cache.prefetch(name, [*PROMPT, *PROMPT]))
+    orders = [order for executor in ranks.executors for order in executor.take(LookUp)]
+    return {key for order in orders for key in order.needs[0].keys}
+
+
+def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
+    """Return the keys under which what a request backs up is written to the store."""
+    ranks.every(lambda cache: cache.back_up(name, PROMPT[first:], range(4)))
+    ranks.every(lambda cache: cache.begin_backups())
+    ranks.obey()
+    orders = [order for executor in ranks.executors for order in executor.given(Persist)]
+    ranks.settle()
+    return {key for order in orders for each in order.transfers for key in each.keys}
+
+
 def test_after_a_reset_nothing_from_before_is_a_hit_and_keys_are_others() -> None:
     ranks = HostRanksInTurn()
     published(ranks)
-    ranks.every(lambda cache: cache.prefetch("a", [*PROMPT, *PROMPT]))
-    before = {key for executor in ranks.executors for key in executor.take(LookUp)[0].needs[0].keys}
+    before = looked_up(ranks, "a")
+
+    ranks.every(lambda cache: cache.reset("step 100"))
+
+    assert ranks.every(lambda cache: cache.hit("b", PROMPT)) == 0
+    after = looked_up(ranks, "c")
+    assert before
+    assert after
+    assert not before & after
+
+
+def test_a_reset_that_names_no_version_leaves_storage_alone() -> None:
+    """Nobody could find after a restart what would be written under keys of this life."""
+    ranks = HostRanksInTurn()
 
     ranks.every(lambda cache: cache.reset())
 
-    assert ranks.every(lambda cache: cache.hit("b", PROMPT)) == 0
-    ranks.every(lambda cache: cache.prefetch("c", [*PROMPT, *PROMPT]))
-    after = {key for executor in ranks.executors for key in executor.take(LookUp)[0].needs[0].keys}
-    assert before
-    assert not before & after
+    assert looked_up(ranks, "a") == set()
+    assert persisted(ranks, "b") == set()
+    assert ranks.every(lambda cache: cache.hit("c", PROMPT)) == len(PROMPT)
+
+
+def test_a_version_that_was_named_is_found_again_in_another_life() -> None:
+    one, other = HostRanksInTurn(), HostRanksInTurn()
+
+    one.every(lambda cache: cache.reset())
+    for ranks in (one, other):
+        ranks.every(lambda cache: cache.reset("step 100"))
+
+    written = persisted(one, "a")
+    assert len(written) == 4
+    assert written <= looked_up(other, "a")
+
+
+def test_two_versions_share_no_key() -> None:
+    ranks = HostRanksInTurn()
+    keys: list[set[bytes]] = []
+    for version in ("step 100", "step 200"):
+        ranks.every(partial(HostCache.reset, weights_version=version))
+        keys.append(looked_up(ranks, version))
+
+    assert keys[0].isdisjoint(keys[1])
+
+
+def test_what_a_request_from_before_a_reset_computes_is_not_written_to_storage() -> None:
+    """It may have computed with the new weights, under keys that stand for the old ones."""
+    ranks = HostRanksInTurn()
+    ranks.every(lambda cache: cache.back_up("r", PROMPT[:4], range(1)))
+    ranks.every(lambda cache: cache.begin_backups())
+    ranks.settle()
+
+    ranks.every(lambda cache: cache.reset("step 100"))
+
+    assert persisted(ranks, "r") == set()
+
+
+def test_a_pin_ends_with_a_reset_and_so_do_its_pages() -> None:
+    ranks = HostRanksInTurn(host_pages=8, store=False)
+    published(ranks)
+    assert ranks.every(lambda cache: cache.pin("kept", PROMPT, ttl_s=1000.0)) == len(PROMPT)
+
+    ranks.every(lambda cache: cache.reset())
+
+    assert ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free) == 8
+    published(ranks)
+    assert ranks.every(lambda cache: cache.pin("kept", PROMPT, ttl_s=1000.0)) == len(PROMPT)
+    ranks.check()
+
+
+def test_a_weights_version_must_be_text() -> None:
+    ranks = HostRanksInTurn(1)
+
+    with pytest.raises(UsageError, match="a weights version must be text"):
+        ranks.caches[0].reset(7)  # type: ignore[arg-type]
+
+    assert ranks.caches[0].replica.state.generation == 0
 
 
 def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:

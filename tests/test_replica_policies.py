@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from ranks_in_turn import PAGE_TOKENS, RanksInTurn
+from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 from lockstep.errors import ConfigError, UsageError
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
@@ -185,6 +185,46 @@ def test_a_namespace_keeps_no_more_than_its_quota() -> None:
     assert kept[0] == (0, 0)
     assert kept[3][1] == 2
     assert [cached(ranks, prompt(first), "large") for first in range(1, 5)] == [(2, 2)] * 4
+
+
+@pytest.mark.parametrize("write_policy", WritePolicy)
+def test_a_prompt_of_one_page_more_than_the_quota_keeps_as_much_as_the_quota(
+    write_policy: WritePolicy,
+) -> None:
+    """Its run is cut, and not dropped whole."""
+    limits = (NamespaceLimit(namespace="small", device_pages=5, host_pages=3),)
+    ranks = RanksInTurn(2, store=False, limits=limits, write_policy=write_policy)
+    tokens = prompt(1, pages=6)
+
+    serve(ranks, "r", tokens, "small")
+    ranks.settle()
+    ranks.step()
+
+    assert cached(ranks, tokens, "small") == (5, 5)
+    assert host_pages(ranks) <= 3
+
+
+def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
+    """Rule R10: salts may be as many as requests."""
+    limits = (NamespaceLimit(namespace=ANY_NAMESPACE, ttl_s=3600.0),)
+    bounds = Bounds(pinned_pages=2)
+    ranks = HostRanksInTurn(1, host_pages=2, store=False, limits=limits, bounds=bounds)
+    (cache,) = ranks.caches
+    back_up(ranks, "kept", prompt(1))
+    assert cache.pin("kept", prompt(1), ttl_s=1000.0) == 8
+
+    for salt in range(20):
+        back_up(ranks, f"r{salt}", prompt(2), namespace=f"salt {salt}")
+
+    assert cache.replica.state.residence.limits.namespaces == {""}
+
+
+def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
+    """Let a request lend two pages for a backup, and let go of them."""
+    ranks.every(lambda cache: cache.back_up(name, tokens, range(2), namespace))
+    ranks.every(lambda cache: cache.begin_backups())
+    ranks.settle()
+    ranks.every(lambda cache: cache.release(name))
 
 
 def test_a_quota_waits_for_what_a_request_holds() -> None:

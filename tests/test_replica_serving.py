@@ -49,11 +49,42 @@ def test_an_admission_that_finds_no_room_changes_nothing_but_splits() -> None:
     ranks.every(lambda cache: cache.load_back("b", prompt(6, start=100), reserve_tokens=24))
     ranks.every(lambda cache: cache.page_table("b").tolist())
 
-    answer = ranks.every(lambda cache: cache.load_back("c", prompt(4), reserve_tokens=100))
+    answer = ranks.every(lambda cache: cache.load_back("c", prompt(4), reserve_tokens=32))
 
     assert answer is Wait.NO_ROOM
     assert ranks.every(lambda cache: cache.match(prompt(4))).host_tokens == 16
     ranks.check()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reserve_tokens", "pages"),
+    [(prompt(4), 33, 9), (prompt(9), 0, 9), ([], 400, 100)],
+    ids=["what it reserves", "what it asks for", "both"],
+)
+def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
+    tokens: list[int], reserve_tokens: int, pages: int
+) -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    before = ranks.every(lambda cache: (cache.replica.digest, cache.replica.state_digest()))
+
+    for cache in ranks.caches:
+        with pytest.raises(
+            UsageError, match=rf"^request 'a' needs {pages} device pages .* 8 in all"
+        ):
+            cache.load_back("a", tokens, reserve_tokens=reserve_tokens)
+
+    after = ranks.every(lambda cache: (cache.replica.digest, cache.replica.state_digest()))
+    assert after == before
+
+
+def test_a_request_that_fills_the_device_is_admitted_once_others_let_go() -> None:
+    ranks = RanksInTurn(2, device_pages=8)
+    ranks.every(lambda cache: cache.load_back("a", prompt(1), reserve_tokens=4))
+    assert ranks.every(lambda c: c.load_back("b", [], reserve_tokens=32)) is Wait.NO_ROOM
+
+    ranks.every(lambda cache: cache.release("a"))
+
+    admitted(ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=32)))
 
 
 def test_pages_of_a_running_request_are_never_evicted() -> None:

@@ -125,7 +125,8 @@ class BackingUp:
             pages = sum(component.pages_of(each.width) for each in missing)
             on_device = all(each.values[DEVICE][index] is not None for each in missing)
             if pages > room[index] or not on_device:
-                state.operations.outcomes[Kind.BACKUP, Outcome.NO_ROOM] += pages > room[index]
+                if pages > room[index]:
+                    state.operations.outcomes[Kind.BACKUP, Outcome.NO_ROOM] += 1
                 return []
             segments += [Segment(each, index, page_run()) for each in missing]
         return segments
@@ -141,7 +142,8 @@ class BackingUp:
                 segment.pages = page_run()
                 settled.append(segment)
         state.finish(operation, Outcome.COMPLETE)
-        unsaved = self._unsaved(settled) if state.store_attached else []
+        keeps = state.store_attached and bool(settled) and state.keeps(settled[0].node.place)
+        unsaved = self._unsaved(settled) if keeps else []
         if unsaved:
             self._persist(unsaved)
 

@@ -30,8 +30,12 @@ class _Limited:
 
     def is_over(self, tier: int) -> bool:
         """Say whether more is kept than the quota of a tier."""
+        return self.surplus(tier) > 0
+
+    def surplus(self, tier: int) -> int:
+        """Return by how many pages more than the quota of a tier is kept."""
         quota = self.quotas[tier]
-        return quota is not None and self.pages[tier] > quota
+        return 0 if quota is None else self.pages[tier] - quota
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
@@ -61,9 +65,14 @@ class Limits:
         self.are_set = bool(limits)
         """Whether any namespace has limits."""
 
+    @property
+    def namespaces(self) -> set[str]:
+        """Those that have a limit and keep something."""
+        return set(self._known)
+
     def count(self, node: Node, tier: int, pages: int) -> None:
         """Note that full-attention pages of a node came to a tier, or left it."""
-        limited = self._of(node)
+        limited = self._of(node) if pages < 0 else self._made_for(node)
         if limited is not None:
             limited.pages[tier] += pages
             if pages < 0:
@@ -89,15 +98,18 @@ class Limits:
             for queue in limited.queues:
                 queue.used(node)
 
-    def over_quota(self, tier: int) -> Node | None:
-        """Remove and return a node of a namespace that keeps more than its quota, if any can go."""
+    def over_quota(self, tier: int) -> tuple[Node, int] | None:
+        """Remove and return a node of a namespace that keeps more than its quota, if any can go.
+
+        With how many pages the namespace keeps beyond it.
+        """
         for name in list(self._over[tier]):
             limited = self._known.get(name)
             victim = None
             if limited is not None and limited.is_over(tier):
                 victim = limited.queues[tier].next_victim()
-            if victim is not None:
-                return victim
+            if limited is not None and victim is not None:
+                return victim, limited.surplus(tier)
             # It is looked at again once something comes or is let go.
             del self._over[tier][name]
         return None
@@ -116,8 +128,11 @@ class Limits:
                 yield from _expired(limited.queues[tier], limited.ttl_ms, now_ms)
 
     def _of(self, node: Node) -> _Limited | None:
-        if not self._limits:
-            return None
+        """Return what is counted of a node's namespace; None where nothing is kept or limited."""
+        return self._known.get(node.place.namespace)
+
+    def _made_for(self, node: Node) -> _Limited | None:
+        """Return the same of a node that brings pages, which begins to be counted with them."""
         namespace = node.place.namespace
         known = self._known.get(namespace)
         if known is None:

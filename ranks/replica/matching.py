@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .components.base import Component
 from .components.needs import Needs
 from .state import ReplicaState
-from .tree import Node, needed
+from .tree import Node, Place, needed
 
 
 class Match(NamedTuple):
@@ -90,7 +90,7 @@ def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, 
     return 0
 
 
-def match(state: ReplicaState, place: tuple[str, int], tokens: bytes | memoryview) -> Match:
+def match(state: ReplicaState, place: Place, tokens: bytes | memoryview) -> Match:
     """Return how much of `tokens` is cached. Changes nothing."""
     root = state.tree.roots.get(place)
     if root is None:

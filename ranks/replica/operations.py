@@ -70,6 +70,11 @@ class Copy(Operation):
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
     @property
+    def hangs(self) -> bool:
+        """Whether it was told to stop, and quiet did not come in time."""
+        return self.phase is Phase.QUARANTINED
+
+    @property
     def fills(self) -> int:
         """The tier on which the operation's own pages lie."""
         return HOST if self.kind is Kind.BACKUP else DEVICE

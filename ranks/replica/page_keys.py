@@ -12,14 +12,21 @@ KEY_BYTES = 32
 
 
 def namespace_seed(
-    model_digest: bytes, namespace: str, generation: int = 0, life: bytes = b""
+    model_digest: bytes,
+    namespace: str,
+    generation: int = 0,
+    life: bytes = b"",
+    weights_version: str | None = None,
 ) -> bytes:
     """Return the start of the chain for one namespace (tenant salt, adapter) of one model.
 
-    Each reset of a cache begins another generation, whose keys have nothing in common with those of
-    any other, nor with those of the same generation in another `life` of a cache.
+    Each reset of a cache begins another generation. One that names the version of the weights has the
+    keys of that version, in any generation and any life. The keys of one that names none have nothing
+    in common with those of any other, nor with those of the same generation in another `life`.
     """
     seed = sha256(model_digest + namespace.encode()).digest()
+    if weights_version is not None:
+        return sha256(seed + b"weights" + weights_version.encode()).digest()
     if not generation:
         return seed
     return sha256(seed + generation.to_bytes(8, "little") + life).digest()

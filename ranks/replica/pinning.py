@@ -84,6 +84,11 @@ class Pinning:
         state.residence.prune(pin.node)
         return True
 
+    def drop_all(self) -> None:
+        """Let go of every pin: what they keep can be matched no more."""
+        for name in list(self.pins):
+            self.unpin(name)
+
     def look_after(self) -> None:
         """Let go of prefixes whose deadline has passed, and of the device's copy of the others."""
         now_ms = self._state.time_ms

@@ -50,6 +50,8 @@ class Prefetching:
         state = self._state
         if not state.store_attached or request.prefetch is not None:
             return False
+        if not state.keeps(request.place):
+            return False
         if self.waiting and len(self.waiting) >= state.config.bounds.prefetches_waiting:
             return False
         plan = plan_lookup(state, state.root(request.place), tokens)

@@ -17,6 +17,7 @@ from .attaching import Attaching
 from .backing_up import BackingUp
 from .check import check
 from .digest import state_digest
+from .hung_copies import hung_copies_keep_too_much
 from .loading_back import LoadingBack
 from .matching import Match, match
 from .offloading import Offloading
@@ -65,6 +66,11 @@ class Replica:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
         return not self.state.operations.working.total()
 
+    @property
+    def lost(self) -> str | None:
+        """Why no rank can go on, in the same words on all of them; None while they can."""
+        return self.state.lost
+
     def seats(self) -> SeatTable:
         """Return what the seats of the next ballot mean; the same table while nothing changes."""
         return self.state.seats.freeze()
@@ -86,7 +92,7 @@ class Replica:
 
     def match(self, namespace: str, tokens: bytes | memoryview) -> Match:
         """Return how much of `tokens` is cached. Reads only."""
-        return match(self.state, (namespace, self.state.generation), tokens)
+        return match(self.state, self.state.place(namespace), tokens)
 
     def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
         """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
@@ -106,6 +112,7 @@ class Replica:
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
+        self.serving.require_possible(name, tokens, reserve_tokens)
         request = self._enter(name, namespace)
         self.serving.require_not_admitted(request)
         self.state.witness_tokens("load back", name, tokens)
@@ -134,6 +141,7 @@ class Replica:
 
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
+        self.serving.require_possible(name, b"", reserve_tokens)
         return self.retracting.resume(self.state.request(name), reserve_tokens)
 
     def release(self, name: str) -> None:
@@ -195,12 +203,13 @@ class Replica:
         """Return the requests that have left and whose device pages have become free."""
         return self.offloading.take_freed()
 
-    def reset(self) -> None:
+    def reset(self, weights_version: str | None = None) -> None:
         """Offer nothing of what is cached now to any request that is not admitted yet."""
         for request in self.state.requests.values():
             if not request.admitted:
                 self.prefetching.stop(request)
-        self.state.reset()
+        self.pinning.drop_all()
+        self.state.reset(weights_version)
 
     def apply(self, verdict: Verdict) -> None:
         """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
@@ -260,7 +269,7 @@ class Replica:
             line.popleft()
             self.state.ballot.settle(queue, ticket)
             if failed:
-                self._failed(queue, in_flight[number])
+                self._failed(queue, in_flight[number], watermark.failed_rank)
                 return
             ended(in_flight[number])
 
@@ -293,9 +302,9 @@ class Replica:
         self.state.count_quarantined(operation, -1)
         self._quiet(operation)
 
-    def _failed(self, queue: Queue, operation: Operation) -> None:
+    def _failed(self, queue: Queue, operation: Operation, rank: int | None) -> None:
         if queue is Queue.QUIESCE:
-            self._quarantine(operation)
+            self._quarantine(operation, rank)
         elif isinstance(operation, Persist):
             self.backing_up.persist_failed(operation)
         elif isinstance(operation, Copy) and operation.kind is Kind.LOAD_BACK:
@@ -314,13 +323,16 @@ class Replica:
         assert operation.ending is not None
         self.state.finish(operation, operation.ending)
 
-    def _quarantine(self, operation: Operation) -> None:
+    def _quarantine(self, operation: Operation, rank: int | None) -> None:
         state = self.state
         state.advance(operation, Phase.QUARANTINED)
         self._enter_quarantine(operation)
         state.count_quarantined(operation, 1)
         if isinstance(operation, Prefetch):
             self.prefetching.quarantined(operation)
+        elif isinstance(operation, Copy) and (excess := hung_copies_keep_too_much(state)):
+            what = operation.kind.name.lower().replace("_", " ")
+            state.lost = f"{excess}; the last is {what} {operation.id}, which hangs on rank {rank}"
         if state.quarantined_pages > state.config.quarantine_pages_max:
             # A store that does not fall quiet would take the host pool page by page.
             self.attaching.detach()

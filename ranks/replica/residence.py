@@ -213,7 +213,11 @@ class Residence:
         for tier in TIERS:
             freed = self.nothing_freed()
             victims: list[int] = []
-            while (victim := self.limits.over_quota(tier)) is not None:
+            while (over := self.limits.over_quota(tier)) is not None:
+                victim, surplus = over
+                if surplus < victim.width:
+                    # As much of the run as the quota allows stays.
+                    self._split(victim, victim.width - surplus)
                 if tier == DEVICE and self.saves is not None and self.saves(victim, 0):
                     continue
                 victims.append(victim.id)

@@ -28,7 +28,7 @@ class Wait(StrEnum):
     """Why a request was not admitted. Nothing has changed; ask again at a later step."""
 
     NO_ROOM = "no_room"
-    """Too few device pages are free or can be evicted."""
+    """Too few device pages are free or can be evicted. There are enough once others let go."""
     LOADING = "loading"
     """Another request is loading back pages that this one needs too."""
     LOST = "lost"
@@ -359,6 +359,27 @@ class Serving:
             self._state.residence.pools[HOST][index].give_back(pages)
         request.saved = request.retract = None
         request.locks, request.node, request.prefix, request.admitted = [], None, 0, False
+
+    def require_possible(self, name: str, tokens: bytes, reserve_tokens: int) -> None:
+        """Raise `UsageError` for a request that even an empty device has no room for.
+
+        It would be told to wait for ever. Of pools beside full attention it is known only what even a
+        prefix that is cached whole leaves to be computed.
+        """
+        state = self._state
+        cached = state.tree.whole_pages(tokens)
+        reserved = max(cached, -(-reserve_tokens // state.config.page_tokens))
+        for component in state.components:
+            if not component.per_page:
+                continue
+            pool = state.pools[DEVICE][component.index]
+            needed = reserved - cached if component.index else reserved
+            if needed > pool.capacity:
+                raise UsageError(
+                    f"request {name!r} needs {needed} {pool.name} pages of"
+                    f" {state.config.page_tokens} tokens, and there are {pool.capacity} in all: it can"
+                    " never be admitted; refuse it, or open the cache with more device pages"
+                )
 
     def require_not_admitted(self, request: Request) -> None:
         """Raise `UsageError` for a request that has its pages already."""

@@ -91,6 +91,8 @@ class ReplicaState:
         """How many requests each place has; a place without any is not there."""
         self.generation = 0
         """How often everything was dropped by `reset`."""
+        self.weights_version: str | None = None
+        """What the last reset named."""
         self.orders: list[Order] = []
         self.notices: list[Shortfall] = []
         self.clock = 0
@@ -106,6 +108,8 @@ class ReplicaState:
         """Those that the present store, or the last one, keeps."""
         self.former_pages = 0
         """Those that the stores before it keep."""
+        self.lost: str | None = None
+        """Why no rank can go on, in the same words on all of them; None while they can."""
         self._first_of_store = 0
         """The first operation that can have to do with that store."""
         self.proposal: int | None = None
@@ -129,15 +133,16 @@ class ReplicaState:
 
     def place(self, namespace: str) -> Place:
         """Return the place of a namespace since the last reset."""
-        return Place(namespace, self.generation)
+        return Place(namespace, self.generation, self.weights_version)
 
     def root(self, place: Place) -> Node:
         """Return the root of a place, which is made at its first use."""
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
-        config = self.config
-        return self.tree.plant(place, namespace_seed(config.model_digest, *place, config.life))
+        config, (namespace, generation, version) = self.config, place
+        seed = namespace_seed(config.model_digest, namespace, generation, config.life, version)
+        return self.tree.plant(place, seed)
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""
@@ -158,10 +163,19 @@ class ReplicaState:
         self.requests_in[request.place] += 1
         self._leave_place(before)
 
-    def reset(self) -> None:
+    def keeps(self, place: Place) -> bool:
+        """Say whether what is cached in a place is worth reading from storage and writing there.
+
+        Not where another life could not find it; nor what was computed before the last reset, which
+        requests in flight may go on with under other weights than those that its keys stand for.
+        """
+        return place.generation == self.generation and place.outlives
+
+    def reset(self, weights_version: str | None) -> None:
         """Offer nothing of what is cached now to any request that is not admitted yet."""
+        self.journal.record("reset", self.generation + 1, weights_version)
         self.generation += 1
-        self.journal.record("reset", self.generation)
+        self.weights_version = weights_version
         self.misses.clear()
         for request in self.requests.values():
             if not request.admitted:

@@ -27,6 +27,13 @@ class Place(NamedTuple):
     """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
     generation: int = 0
     """How often the cache had been reset when the tree began."""
+    weights_version: str | None = None
+    """What that reset named; None if it named none, and before the first one."""
+
+    @property
+    def outlives(self) -> bool:
+        """Whether another life of the cache can find what storage has of it."""
+        return not self.generation or self.weights_version is not None
 
 
 @cache
@@ -199,8 +206,7 @@ class Tree:
         self.components = tuple(components)
         self.page_bytes = page_tokens * TOKEN_BYTES
         """The bytes of one page's token ids."""
-        self.roots: dict[tuple[str, int], Node] = {}
-        """By place, which is such a tuple."""
+        self.roots: dict[Place, Node] = {}
         self.node_count = 0
         self._next_id = 1
 

@@ -1,0 +1,136 @@
+"""R10: copies that never end keep a bounded part of the pools, and then end the epoch by name."""
+
+import pytest
+from ranks_in_turn import PAGE_TOKENS, RanksInTurn
+
+from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.errors import RankUnhealthy
+from lockstep.ranks.config import Bounds
+from lockstep.ranks.orders import Cancel, CopyToHost
+from lockstep.ranks.replica.serving import Wait
+from lockstep.ranks.replica.tree import DEVICE, HOST
+
+PAGES = 4
+
+
+def prompt(number: int) -> list[int]:
+    return list(range(100 * number, 100 * number + PAGES * PAGE_TOKENS))
+
+
+def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
+    """Let a request's backup hang on rank 1, up to the step before all hear of it."""
+    ranks.publish(f"r{number}", prompt(number))
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    for rank, executor in enumerate(ranks.executors):
+        executor.said.append(Ended(backup, ok=rank == 0))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.take(Cancel)
+    ranks.executors[0].said.append(Quiesced(backup))
+    ranks.executors[1].said.append(QuiesceExpired(backup))
+    return backup
+
+
+def ended_by(ranks: RanksInTurn) -> list[str]:
+    """Take a step, and return in which words it ends the group on each rank."""
+    words: list[str] = []
+    for cache in ranks.caches:
+        cache.open_round()
+    for cache in ranks.caches:
+        with pytest.raises(RankUnhealthy) as raised:
+            cache.close_round()
+        words.append(str(raised.value))
+    return words
+
+
+def test_copies_that_keep_more_than_half_of_a_pool_end_the_epoch_in_the_same_words() -> None:
+    ranks = RanksInTurn(device_pages=64, host_pages=24, store=False)
+    for number in range(3):
+        compute_and_hang(ranks, number)
+        ranks.step()
+
+    last = compute_and_hang(ranks, 3)
+
+    words = ended_by(ranks)
+    assert words[0] == (
+        "4 copies that do not end keep 16 of 24 host pages, and 12 may be kept"
+        f" (bounds.quarantine_pages); the last is backup {last}, which hangs on rank 1"
+    )
+    assert words == words[:1] * 2
+
+
+def test_a_device_that_is_smaller_than_host_memory_is_guarded_as_well() -> None:
+    ranks = RanksInTurn(device_pages=12, host_pages=64, store=False)
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    compute_and_hang(ranks, 1)
+
+    assert "keep 8 of 12 device pages, and 6 may be kept" in ended_by(ranks)[0]
+
+
+def test_the_bound_of_the_configuration_counts() -> None:
+    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=PAGES))
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    compute_and_hang(ranks, 1)
+
+    assert f"and {PAGES} may be kept" in ended_by(ranks)[0]
+
+
+def test_after_the_end_every_call_raises_the_same_words() -> None:
+    """Rule P8."""
+    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=0))
+    compute_and_hang(ranks, 0)
+    (words, _) = ended_by(ranks)
+
+    with pytest.raises(RankUnhealthy, match=words.partition(" (")[0]):
+        ranks.caches[0].step()
+
+
+def test_copies_within_the_bound_cost_their_pages_until_they_fall_quiet() -> None:
+    ranks = RanksInTurn(device_pages=16, host_pages=16, store=False)
+    first, second = compute_and_hang(ranks, 0), 0
+    ranks.step()
+    second = compute_and_hang(ranks, 1)
+    ranks.step()
+    assert ranks.phase(first) == ranks.phase(second) == "QUARANTINED"
+    assert free(ranks) == [8, 8]
+    full = ranks.every(lambda cache: cache.load_back("more", [], reserve_tokens=9 * PAGE_TOKENS))
+    assert full is Wait.NO_ROOM
+
+    for executor in ranks.executors:
+        executor.said += [Quiesced(first), Quiesced(second)]
+    ranks.step()
+    ranks.step()
+
+    assert ranks.phase(first) == ranks.phase(second) == "DONE"
+    answer = ranks.every(lambda cache: cache.load_back("more", [], reserve_tokens=16 * PAGE_TOKENS))
+    assert not isinstance(answer, Wait)
+
+
+def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
+    ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
+    shared = prompt(0)
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    for number in (1, 2):
+        ranks.publish(f"s{number}", shared + [1000 * number] * PAGE_TOKENS)
+        (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+        for executor in ranks.executors:
+            executor.said.append(Ended(backup, ok=False))
+        ranks.step()
+        for executor in ranks.executors:
+            executor.said.append(QuiesceExpired(backup))
+        ranks.step()
+
+    assert ranks.every(lambda cache: cache.replica.lost) is None
+
+
+def free(ranks: RanksInTurn) -> list[int]:
+    """Return the pages of device and host that are free or can be evicted."""
+    return ranks.every(
+        lambda cache: [cache.replica.state.residence.available(t, 0) for t in (DEVICE, HOST)]
+    )

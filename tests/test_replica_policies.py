@@ -172,6 +172,51 @@ def test_pins_are_bounded_and_named_once() -> None:
         ranks.caches[0].pin("d", prompt(2), ttl_s=0)
 
 
+def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
+    ranks = RanksInTurn(2, store=False)
+    ranks.step()
+    serve(ranks, "r", prompt(1))
+    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=5.0))
+    ranks.every(lambda cache: cache.unpin("p"))
+    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=20.0))
+
+    ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
+    ranks.step()
+    assert ranks.every(lambda cache: "p" in cache.replica.pinning.pins)
+    ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
+    ranks.step()
+    assert ranks.every(lambda cache: "p" not in cache.replica.pinning.pins)
+
+
+def test_a_pin_from_before_any_agreed_time_ages_from_the_first_one_on() -> None:
+    ranks = RanksInTurn(2, store=False)
+    ranks.publish("r", prompt(1))
+    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=5.0))
+    ranks.step()
+
+    ranks.now_ms = [now + 4_999 for now in ranks.now_ms]
+    ranks.step()
+    assert ranks.every(lambda cache: "p" in cache.replica.pinning.pins)
+    ranks.now_ms = [now + 1 for now in ranks.now_ms]
+    ranks.step()
+    assert ranks.every(lambda cache: "p" not in cache.replica.pinning.pins)
+
+
+def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> None:
+    """Rule R10."""
+    ranks = RanksInTurn(1, store=False)
+    ranks.step()
+    serve(ranks, "r", prompt(1))
+    (cache,) = ranks.caches
+
+    for number in range(1000):
+        cache.pin(f"p{number}", prompt(1), ttl_s=1000.0)
+        cache.unpin(f"p{number}")
+
+    assert len(cache.replica.pinning._deadlines) < 100  # pyright: ignore[reportPrivateUsage]
+    assert cache.pin("p", prompt(1), ttl_s=1000.0) == 8
+
+
 def test_a_namespace_keeps_no_more_than_its_quota() -> None:
     limits = (NamespaceLimit(namespace="small", device_pages=3, host_pages=4),)
     ranks = RanksInTurn(2, store=False, limits=limits)

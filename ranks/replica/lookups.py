@@ -5,8 +5,9 @@ on; of a component that a match needs only a part of, every object that some len
 `best_match_node` could need, but those that host memory has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..orders import Need
 from .components.base import Component
@@ -74,19 +75,33 @@ def room_for(state: ReplicaState, operation: Prefetch, length: int) -> int:
     fits = length if length <= room else max(0, room)
     if len(state.components) == 1:
         return fits
-    available = [state.residence.available(HOST, each.index) for each in state.components]
-    others = list(zip(state.components[1:], operation.needs[1:], strict=True))
-    while fits and any(
-        _missing(component, need, operation.floor + fits) > available[component.index]
-        for component, need in others
-    ):
-        fits -= 1
+    others = [
+        (_missing_by_end(each, need, operation.floor + fits), _available(state, each))
+        for each, need in zip(state.components[1:], operation.needs[1:], strict=True)
+    ]
+    while fits:
+        short = max(missing(operation.floor + fits) - room for missing, room in others)
+        if short <= 0:
+            break
+        # Each page less needs at most one object less, so no length in between fits.
+        fits = max(0, fits - short)
     return fits
 
 
-def _missing(component: Component, need: Need, end: int) -> int:
-    positions = range(max(need.first, component.needed_from(end)), end)
-    return len(positions) - sum(position in need.held for position in positions)
+def _available(state: ReplicaState, component: Component) -> int:
+    return state.residence.available(HOST, component.index)
+
+
+def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
+    """Return what says, of any end up to `last`, how many objects it needs that are not held."""
+    first, held = need.first, need.held
+    before = [0, *accumulate(position not in held for position in range(first, last))]
+
+    def missing(end: int) -> int:
+        start = max(first, component.needed_from(end))
+        return before[end - first] - before[start - first] if end > start else 0
+
+    return missing
 
 
 def wanted_positions(state: ReplicaState, operation: Prefetch, length: int) -> list[Sequence[int]]:

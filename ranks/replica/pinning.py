@@ -6,7 +6,8 @@ everywhere.
 """
 
 from dataclasses import dataclass
-from operator import add
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from ...errors import UsageError
 from .backing_up import BackingUp
@@ -16,10 +17,11 @@ from .state import ReplicaState
 from .tree import DEVICE, HOST, Node, Place
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pin:
     """One prefix that is kept."""
 
+    name: str
     node: Node
     receipts: list[Receipt]
     locks: list[Receipt]
@@ -27,17 +29,36 @@ class Pin:
     pages: tuple[int, ...]
     """By component: how many pages it keeps."""
     ttl_ms: int
+
+
+class _Deadline(NamedTuple):
+    """When a pin ends, in agreed time; of several the one that was made first comes first."""
+
     until_ms: int
-    """0 while no time has been agreed on."""
+    number: int
+    pin: Pin
+
+
+_STALE_SPARE = 64
+"""Deadlines of pins that have ended which may wait beside as many as there are pins."""
 
 
 class Pinning:
-    """The pins by name."""
+    """The pins by name. A step costs what ends in it, however many there are (rule R15)."""
 
     def __init__(self, state: ReplicaState, backing_up: BackingUp) -> None:
         self._state = state
         self._backing_up = backing_up
         self.pins: dict[str, Pin] = {}
+        self._kept = tuple([0] * len(state.components) for _ in (DEVICE, HOST))
+        """By tier and component: how many pages the pins keep there."""
+        self._on_device: dict[str, Pin] = {}
+        """Those that lock the device as well."""
+        self._undated: list[Pin] = []
+        """Those that were made while no time had been agreed on."""
+        self._deadlines: list[_Deadline] = []
+        """A heap. A deadline is stale once its pin has ended."""
+        self._dated = 0
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens`; return how many tokens those are.
@@ -63,12 +84,17 @@ class Pinning:
         locks = not self._is_on_host(node)
         if not self._has_room(HOST, pages) or (locks and not self._has_room(DEVICE, pages)):
             return 0
-        until_ms = state.time_ms + ttl_ms if state.time_ms else 0
-        pin = Pin(node, state.residence.hold(HOST, node), [], pages, ttl_ms, until_ms)
+        pin = Pin(name, node, state.residence.hold(HOST, node), [], pages, ttl_ms)
+        self._count(HOST, pin, 1)
         if locks:
             pin.locks = state.residence.hold(DEVICE, node)
+            self._count(DEVICE, pin, 1)
+            self._on_device[name] = pin
             self._backing_up.write_through(node)
         self.pins[name] = pin
+        self._undated.append(pin)
+        if state.time_ms:
+            self._date(state.time_ms)
         state.journal.record("pin", name, node.id, ttl_ms)
         return best * state.config.page_tokens
 
@@ -80,8 +106,12 @@ class Pinning:
         state = self._state
         state.journal.record("unpin", name)
         self._release(pin.receipts)
-        self._release(pin.locks)
+        self._count(HOST, pin, -1)
+        self._leave_device(pin)
         state.residence.prune(pin.node)
+        if len(self._deadlines) > 2 * len(self.pins) + _STALE_SPARE:
+            self._deadlines = [each for each in self._deadlines if self._is_kept(each.pin)]
+            heapify(self._deadlines)
         return True
 
     def drop_all(self) -> None:
@@ -91,13 +121,32 @@ class Pinning:
 
     def look_after(self) -> None:
         """Let go of prefixes whose deadline has passed, and of the device's copy of the others."""
-        now_ms = self._state.time_ms
-        for name, pin in list(self.pins.items()):
-            pin.until_ms = pin.until_ms or now_ms + pin.ttl_ms
-            if now_ms >= pin.until_ms:
-                self.unpin(name)
-            elif pin.locks and self._is_on_host(pin.node):
-                self._release(pin.locks)
+        now_ms, deadlines = self._state.time_ms, self._deadlines
+        if self._undated and now_ms:
+            self._date(now_ms)
+        while deadlines and deadlines[0].until_ms <= now_ms:
+            pin = heappop(deadlines).pin
+            if self._is_kept(pin):
+                self.unpin(pin.name)
+                deadlines = self._deadlines
+        for pin in list(self._on_device.values()):
+            if self._is_on_host(pin.node):
+                self._leave_device(pin)
+
+    def _date(self, now_ms: int) -> None:
+        """Give the pins that have none their deadlines, counted from now on."""
+        undated, self._undated = self._undated, []
+        for pin in filter(self._is_kept, undated):
+            self._dated += 1
+            heappush(self._deadlines, _Deadline(now_ms + pin.ttl_ms, self._dated, pin))
+
+    def _is_kept(self, pin: Pin) -> bool:
+        return self.pins.get(pin.name) is pin
+
+    def _leave_device(self, pin: Pin) -> None:
+        if self._on_device.pop(pin.name, None) is not None:
+            self._release(pin.locks)
+            self._count(DEVICE, pin, -1)
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
         """Say whether pins may keep so many more pages: half of each pool, unless a bound says so."""
@@ -107,10 +156,12 @@ class Pinning:
             if not config.host_pages:
                 return True
             most[0] = config.pinned_pages_max
-        for pin in self.pins.values():
-            if tier == HOST or pin.locks:
-                pages = tuple(map(add, pages, pin.pages))
-        return all(count <= bound for count, bound in zip(pages, most, strict=True))
+        kept = self._kept[tier]
+        return all(old + new <= bound for old, new, bound in zip(kept, pages, most, strict=True))
+
+    def _count(self, tier: int, pin: Pin, sign: int) -> None:
+        for component, pages in enumerate(pin.pages):
+            self._kept[tier][component] += sign * pages
 
     def _is_on_host(self, node: Node) -> bool:
         return not lacking(self._state.components, node, HOST)

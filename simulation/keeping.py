@@ -69,6 +69,7 @@ class Retracts:
     """Takes requests off the device and brings them back."""
 
     def __init__(self, world: World) -> None:
+        self._world = world
         self._random = world.stream("retract")
         self._page = world.page_tokens
 
@@ -104,6 +105,8 @@ class Retracts:
         if state is not LoadState.SAVED or self._random.random() < 0.4:
             return "waits"
         reserve = request.computed + self._random.randint(0, 2 * self._page)
+        if not self._world.may_fit(request.computed, reserve):
+            reserve = request.computed
         answer = ask("resume", caches, lambda c: c.resume(request.name, reserve_tokens=reserve))
         if answer is Wait.LOST:
             return "lost"

@@ -178,9 +178,8 @@ class LendingWorkload(Engine[HostCache]):
         if self._random.random() < 0.7:
             table = self._pages.share(self._model.full_pages(request, whole))
         on_device = len(table)
-        hit = 0
-        if self._random.random() < 0.95:
-            hit = self._hit(request, on_device * self._page) // self._page
+        asks = self._random.random() < 0.95
+        hit = self._hit(request, on_device * self._page) // self._page if asks else 0
         if hit and self._random.random() < 0.15:
             hit = self._random.randint(0, hit)
         own = self._pages.allocate(hit)
@@ -342,12 +341,11 @@ class LendingWorkload(Engine[HostCache]):
         self._give_back_table(request)
 
     def _fence_if_due(self, request: EngineRequest) -> None:
-        if not request.fence_due:
-            return
-        request.fence_due = request.admitted = request.unknown = False
-        request.generation = self._generation
-        self._ask(request, "fence", lambda c: c.fence(request.name))
-        self._coverage["fences"] += 1
+        if request.fence_due:
+            request.fence_due = request.admitted = request.unknown = False
+            request.generation = self._generation
+            self._ask(request, "fence", lambda c: c.fence(request.name))
+            self._coverage["fences"] += 1
 
     def _abort(self, request: EngineRequest) -> None:
         self._coverage[f"aborted when {request.stage.name.lower()}"] += 1
@@ -370,8 +368,7 @@ class LendingWorkload(Engine[HostCache]):
                 raise Violated(f"take_freed names {name}, which is not leaving")
             self._freed(name, self._leaving.pop(name))
         # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
-        pending = self._ask_all("pending_frees", lambda c: c.pending_frees)
-        if pending and not self._leaving:
+        if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
             raise Violated("nobody is leaving, and pending_frees says otherwise")
 
     def _freed(self, name: str, pages: list[int]) -> None:
@@ -389,8 +386,8 @@ class LendingWorkload(Engine[HostCache]):
                 if request.stage in _COMPUTES:
                     self._preempt(request)
         self._generation += 1
-        # Contents follow the generation, and so do the keys of one that is named, in every epoch.
-        version = f"weights {self._generation}" if self._generation % 2 else None
+        # Contents follow the generation, and so do the keys of one that is named.
+        version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1
         self._pages.forget_cached()

@@ -24,10 +24,11 @@ def cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes
 ) -> list[Bringing[Cache]]:
     """Return commands that bring tokens to a `Cache`: of a new prompt, and of what was computed."""
-    room = len(prompt) // TOKEN_BYTES
+    # So few fit any device.
+    head = prompt[: 2 * TOKEN_BYTES]
     commands: list[Bringing[Cache]] = [
         ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
-        ("load_back", prompt, lambda c, t: c.load_back(_NAME, t, namespace, reserve_tokens=room)),
+        ("load_back", head, lambda c, t: c.load_back(_NAME, t, namespace)),
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
     for each in requests:

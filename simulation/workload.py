@@ -21,7 +21,7 @@ from .engine_request import EngineRequest, Stage
 from .faults import Fault, FaultSource
 from .keeping import Pins, Retracts
 from .memory import Contents, Memory
-from .misuse import misuse
+from .misuse import misuse, refuse
 from .model import NO_PAGE
 from .prompts import TOKEN_BYTES
 from .published import Published
@@ -173,11 +173,16 @@ class Workload(Engine[Cache]):
         reserve = request.prompt
         if self._random.random() < 0.3:
             reserve = self._random.randint(0, request.prompt)
-        answer = self._ask(
-            request,
-            "load_back",
-            lambda c: c.load_back(request.name, tokens, request.namespace, reserve_tokens=reserve),
-        )
+
+        def command(cache: Cache) -> Admission | Wait:
+            return cache.load_back(request.name, tokens, request.namespace, reserve_tokens=reserve)
+
+        if not self._world.may_fit(len(tokens) // TOKEN_BYTES, reserve):
+            refuse(self._caches, f"load_back of request {request.name}, too long", command)
+            self._coverage["too long for the device"] += 1
+            self._abort(request)
+            return
+        answer = self._ask(request, "load_back", command)
         if isinstance(answer, Wait):
             self._coverage[f"admission {answer.value}"] += 1
             after = self._match(request.namespace, tokens)

@@ -86,6 +86,16 @@ class World:
         """Return a stream of the seed of its own, so that draws of one part never shift another's."""
         return Random(f"{self.seed}/{self.fault_profile}/{self.ranks}/{name}")
 
+    def may_fit(self, tokens: int, reserve_tokens: int) -> bool:
+        """Say whether an empty device has room for a request, which may have all `tokens` cached."""
+        cached = tokens // self.page_tokens
+        reserved = max(cached, -(-reserve_tokens // self.page_tokens))
+        return all(
+            (reserved if pool == KV_POOL else reserved - cached) <= device
+            for pool, (device, _) in self.pools.items()
+            if pool not in self.state_pools
+        )
+
     @property
     def replay(self) -> str:
         """The command that runs this schedule again."""

@@ -125,7 +125,7 @@ def test_a_dead_tombstone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @seeds_from(10)
 def test_a_hit_after_a_reset_is_found(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
-    def reset_nothing(self: ReplicaState) -> None:
+    def reset_nothing(self: ReplicaState, weights_version: str | None) -> None:
         self.journal.record("reset", self.generation)
 
     monkeypatch.setattr(ReplicaState, "reset", reset_nothing)

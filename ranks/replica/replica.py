@@ -30,6 +30,7 @@ from .retracting import Retracting
 from .serving import Admission, LoadState, Serving, Wait
 from .settings import ReplicaConfig
 from .state import Decision, Expectations, ReplicaState
+from .too_long import require_possible
 
 _OperationT = TypeVar("_OperationT", bound=Operation)
 
@@ -112,7 +113,8 @@ class Replica:
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
-        self.serving.require_possible(name, tokens, reserve_tokens)
+        cached = self.state.tree.whole_pages(tokens)
+        require_possible(self.state, name, cached, reserve_tokens)
         request = self._enter(name, namespace)
         self.serving.require_not_admitted(request)
         self.state.witness_tokens("load back", name, tokens)
@@ -141,8 +143,9 @@ class Replica:
 
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
-        self.serving.require_possible(name, b"", reserve_tokens)
-        return self.retracting.resume(self.state.request(name), reserve_tokens)
+        request = self.state.request(name)
+        require_possible(self.state, name, request.prefix, reserve_tokens)
+        return self.retracting.resume(request, reserve_tokens)
 
     def release(self, name: str) -> None:
         """Forget a request and give back what it holds; its prefetch ends with what has landed."""

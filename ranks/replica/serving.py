@@ -360,27 +360,6 @@ class Serving:
         request.saved = request.retract = None
         request.locks, request.node, request.prefix, request.admitted = [], None, 0, False
 
-    def require_possible(self, name: str, tokens: bytes, reserve_tokens: int) -> None:
-        """Raise `UsageError` for a request that even an empty device has no room for.
-
-        It would be told to wait for ever. Of pools beside full attention it is known only what even a
-        prefix that is cached whole leaves to be computed.
-        """
-        state = self._state
-        cached = state.tree.whole_pages(tokens)
-        reserved = max(cached, -(-reserve_tokens // state.config.page_tokens))
-        for component in state.components:
-            if not component.per_page:
-                continue
-            pool = state.pools[DEVICE][component.index]
-            needed = reserved - cached if component.index else reserved
-            if needed > pool.capacity:
-                raise UsageError(
-                    f"request {name!r} needs {needed} {pool.name} pages of"
-                    f" {state.config.page_tokens} tokens, and there are {pool.capacity} in all: it can"
-                    " never be admitted; refuse it, or open the cache with more device pages"
-                )
-
     def require_not_admitted(self, request: Request) -> None:
         """Raise `UsageError` for a request that has its pages already."""
         if request.admitted:

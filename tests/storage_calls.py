@@ -26,6 +26,8 @@ KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
 """Optional columns, two of them of one length, so that lengths do not tell which is there."""
+HEALTHY_S = 60.0
+"""No healthy call takes as long."""
 EVERY = (1 << len(OPTIONAL_BYTES)) - 1
 """The presence bits of a page with all of them."""
 
@@ -67,9 +69,19 @@ def _drawn(number: int, nbytes: int) -> bytes:
     return random.Random(number).randbytes(nbytes)
 
 
+def now() -> float:
+    """The time on the running loop's clock; the clock to give to what is tested."""
+    return asyncio.get_running_loop().time()
+
+
 def soon() -> float:
-    """A deadline that no healthy call comes near."""
-    return time.monotonic() + 60.0
+    """A deadline that no healthy call comes near, on the running loop's clock."""
+    return now() + HEALTHY_S
+
+
+def soon_off_loop() -> float:
+    """The same for blocking calls, which go by the machine's clock."""
+    return time.monotonic() + HEALTHY_S
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:

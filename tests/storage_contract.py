@@ -32,6 +32,7 @@ from storage_calls import (
     reading,
     run,
     soon,
+    soon_off_loop,
     writing,
 )
 from storage_contract_buffers import BuffersContract
@@ -61,6 +62,7 @@ __all__ = [
     "reading",
     "run",
     "soon",
+    "soon_off_loop",
     "writing",
 ]
 

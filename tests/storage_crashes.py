@@ -17,7 +17,7 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
 
-from storage_calls import columns, full_page, object_name, page, soon
+from storage_calls import columns, full_page, object_name, page, soon_off_loop
 from storage_files import open_without_unnamed_files
 
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
@@ -97,7 +97,7 @@ def content_of(number: int) -> tuple[ObjectShape, bytes]:
 
 def write(files: ObjectFiles, number: int, shape: ObjectShape, content: bytes) -> bool:
     view = memoryview(content)
-    outcome = files.write(object_name(number), [view], shape, Stop(soon()))
+    outcome = files.write(object_name(number), [view], shape, Stop(soon_off_loop()))
     return outcome is WriteOutcome.OK
 
 
@@ -170,7 +170,7 @@ def look_at_everything(root: Path, done: set[int]) -> None:
             assert number not in done, f"object {number} lacks a column"
             whole, content = columns(1, SMALL), bytes(full_page(1, 1, SMALL))
         buffer = bytearray(whole.nbytes)
-        outcome = files.read(name, [memoryview(buffer)], whole, Stop(soon()))
+        outcome = files.read(name, [memoryview(buffer)], whole, Stop(soon_off_loop()))
         assert outcome is ReadOutcome.OK, f"object {number} is {outcome.name}"
         assert bytes(buffer) == content, f"object {number} has other bytes"
     there = {int(name.key, 16) for name in names}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from storage_calls import object_name, page
+from storage_calls import now, object_name, page
 
 from lockstep.storage_backends.base import (
     ObjectName,
@@ -31,7 +31,8 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 1000.0
+        # Weeks ahead of the machine's clock, so that a deadline taken from that one is found out.
+        self.now = 2.0**21
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         assert timeout is not None, "nothing is left that could happen: this is a hang"
@@ -53,11 +54,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run_virtually(scenario: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
-
-
-def now() -> float:
-    """The time on the running loop's clock; the clock to give to what is tested."""
-    return asyncio.get_running_loop().time()
 
 
 def a_while() -> float:

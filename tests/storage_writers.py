@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from storage_contract import columns, full_page, object_name, page, soon, writing
+from storage_contract import columns, full_page, object_name, page, soon, soon_off_loop, writing
 from storage_files import open_without_unnamed_files
 
 from lockstep.storage_backends.base import WriteOutcome
@@ -42,7 +42,7 @@ def write_and_be_killed(root: Path, seed: int, kills: int) -> None:
         if child == 0:
             files = ObjectFiles(root, Durability.NONE, direct=False)
             files.open()
-            stop, shape = Stop(soon()), ObjectShape.whole(PAGE_BYTES)
+            stop, shape = Stop(soon_off_loop()), ObjectShape.whole(PAGE_BYTES)
             for number in range(kill * 1000, kill * 1000 + 1000):
                 files.write(object_name(number), [pages[number % PAGES]], shape, stop)
                 os.write(tell, b".")

@@ -26,7 +26,7 @@ from launch_stores import (
 )
 from replays import replay
 from replays_in_process import replayed
-from storage_contract import soon
+from storage_contract import soon, soon_off_loop
 
 from lockstep.launch.settings import ReplaySettings
 from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome
@@ -223,12 +223,14 @@ def test_an_engine_that_runs_while_its_pages_are_removed_has_misses_and_writes_t
 
     with asyncio.Runner() as engine:
         engine.run(backend.open())
-        assert engine.run(backend.read(reads, deadline=soon())) == [ReadOutcome.OK] * 3
+        assert engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.OK] * 3
         assert lockstep("rm", *what, "--yes", kept.uri)[0] == 0
-        assert engine.run(backend.read(reads, deadline=soon())) == [ReadOutcome.MISSING] * 3
-        assert engine.run(backend.exists(names, deadline=soon())) == [False] * 3
-        assert engine.run(backend.write(writes, deadline=soon())) == [WriteOutcome.OK] * 3
-        assert engine.run(backend.read(reads, deadline=soon())) == [ReadOutcome.OK] * 3
+        assert (
+            engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.MISSING] * 3
+        )
+        assert engine.run(backend.exists(names, deadline=soon_off_loop())) == [False] * 3
+        assert engine.run(backend.write(writes, deadline=soon_off_loop())) == [WriteOutcome.OK] * 3
+        assert engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.OK] * 3
         engine.run(backend.close())
     assert [bytes(buffer) for buffer in buffers] == [bytes(write.buffers[0]) for write in writes]
 

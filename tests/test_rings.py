@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from storage_calls import page, soon
+from storage_calls import page, soon_off_loop
 from usrbio_stand_in import UsrbioStandIn
 
 from lockstep.storage_backends.ring_pread import PreadRings
@@ -47,7 +47,7 @@ def ring_of(client: RingClient, *, reads: bool = True, entries: int = 8) -> Ring
 
 def wait_for_all(ring: Ring) -> dict[int, int]:
     ended: dict[int, int] = {}
-    deadline = soon()
+    deadline = soon_off_loop()
     while ring.pending:
         assert time.monotonic() < deadline
         ended |= dict(ring.wait(1, deadline))
@@ -106,7 +106,7 @@ def test_ends_need_not_come_in_order(client: RingClient, fd: int) -> None:
     ring.submit()
     order: list[Ended] = []
     while ring.pending:
-        order += ring.wait(1, soon())
+        order += ring.wait(1, soon_off_loop())
     assert [each.token for each in order] != sorted(each.token for each in order)
     ring.close()
 
@@ -170,7 +170,7 @@ def test_a_ring_that_has_settled_is_empty_and_can_be_used_again(
     ring.prepare([block(ring, 0)], fd, 0, 1)
     ring.submit()
     ring.prepare([block(ring, 1)], fd, 0, 2)
-    assert ring.settle(soon())
+    assert ring.settle(soon_off_loop())
     assert ring.pending == 0
     ring.prepare([block(ring, 2)], fd, BLOCK, 3)
     ring.submit()
@@ -209,7 +209,7 @@ def test_a_settled_ring_of_system_calls_never_touches_the_memory_it_was_given(fd
     ring.prepare([memoryview(buffer)], fd, 0, 1)
     ring.submit()
     assert ring.settle(0.0)
-    assert ring.wait(1, soon()) == []
+    assert ring.wait(1, soon_off_loop()) == []
     assert buffer == bytearray(BLOCK)
 
 
@@ -247,7 +247,7 @@ def test_a_usrbio_ring_that_does_not_answer_settles_only_once_it_has(tmp_path: P
     assert not ring.settle(time.monotonic() + 0.01)
     assert ring.pending == 1
     stand_in.gate.set()
-    assert ring.settle(soon())
+    assert ring.settle(soon_off_loop())
     ring.close()
     client.deregister(fd)
     os.close(fd)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_calls import KIB, get, listed, object_name, opened, page, put, run, soon
+from storage_calls import KIB, get, listed, object_name, opened, page, put, run, soon_off_loop
 from storage_files import FileStore
 
 from lockstep.errors import StorageError
@@ -123,7 +123,7 @@ class Impatient(Stop):
     __slots__ = ("left",)
 
     def __init__(self, left: int) -> None:
-        super().__init__(soon())
+        super().__init__(soon_off_loop())
         self.left = left
 
     def due(self) -> bool:
@@ -137,7 +137,7 @@ def test_nobody_waits_for_a_turn_beyond_the_deadline(
     monkeypatch.setattr(file_turns, "_TIMEOUT_S", 20.0)
     files = opened_files(store)
     content, shape = [memoryview(page(1))], ObjectShape.whole(SIZE)
-    assert files.write(NAME, content, shape, Stop(soon())) is WriteOutcome.OK
+    assert files.write(NAME, content, shape, Stop(soon_off_loop())) is WriteOutcome.OK
     store.spoil(NAME)
     held = os.open(store.root / "quarantine", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -156,7 +156,7 @@ def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
     store: FileStore, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = opened_files(store)
-    pwritev, stop, written = os.pwritev, Stop(soon()), list[int]()
+    pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
 
     def write_the_last(*arguments: Any) -> int:
         stop.asked = True

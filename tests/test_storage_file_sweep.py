@@ -12,7 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from storage_calls import get, object_name, opened, page, put, reading, run, soon, writing
+from storage_calls import (
+    get,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    soon_off_loop,
+    writing,
+)
 from storage_files import FileStore, flip
 
 from lockstep.errors import ConfigError
@@ -68,7 +79,7 @@ def fill(store: FileStore, ages_s: list[float]) -> None:
     shape = ObjectShape.whole(SIZE)
     for number, age_s in enumerate(ages_s):
         content = [memoryview(page(number, SIZE))]
-        outcome = files.write(object_name(number), content, shape, Stop(soon()))
+        outcome = files.write(object_name(number), content, shape, Stop(soon_off_loop()))
         assert outcome is WriteOutcome.OK
         make_old(store.path(object_name(number)), age_s)
     files.close()

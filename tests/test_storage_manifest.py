@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from storage_contract import opened, run, soon, writing
+from storage_contract import opened, run, soon, soon_off_loop, writing
 from storage_files import FileStore
 
 from lockstep.errors import ConfigError, StorageError
@@ -243,7 +243,9 @@ def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:
     columns = tuple(replace(KEYS, name=f"{number:0200}") for number in range(100))
     with pytest.raises(ConfigError, match="is the most"):
         run(
-            claim_model(MemoryBackend(), "m", "1", {"kv": replace(LAYOUT, columns=columns)}, soon())
+            claim_model(
+                MemoryBackend(), "m", "1", {"kv": replace(LAYOUT, columns=columns)}, soon_off_loop()
+            )
         )
 
 

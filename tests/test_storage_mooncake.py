@@ -20,6 +20,7 @@ from storage_calls import (
     reading,
     run,
     soon,
+    soon_off_loop,
     writing,
 )
 from storage_contract import StorageContract
@@ -196,9 +197,9 @@ class TestLeases:
             with client.reading(["shared"]) as second:
                 assert first == second == [0]
                 shared.outlast_leases()
-                given_up = client.fetch(["shared"], pieces, AfterOneLook(soon()))
+                given_up = client.fetch(["shared"], pieces, AfterOneLook(soon_off_loop()))
                 assert given_up == [Code.MASTER_LATE]
-            assert client.fetch(["shared"], pieces, Stop(soon())) == [KIB]
+            assert client.fetch(["shared"], pieces, Stop(soon_off_loop())) == [KIB]
         assert memory == content
         client.close()
 

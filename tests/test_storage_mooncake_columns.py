@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 from mooncake_master import MooncakeStore, mooncake_store, shared
-from storage_calls import EVERY, columns, digest_of, full_page, object_name, soon
+from storage_calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake_client import MooncakeClient
@@ -36,12 +36,12 @@ class Engine(NamedTuple):
 
     def put(self, present: int, author: int = 1) -> WriteOutcome:
         want = wanted(present, full_page(present, author))
-        (outcome,) = self.writer.write([New(NAME, want)], Stop(soon()))
+        (outcome,) = self.writer.write([New(NAME, want)], Stop(soon_off_loop()))
         return outcome
 
     def get(self, present: int) -> tuple[ReadOutcome, bytearray]:
         buffer = bytearray(columns(present).nbytes)
-        (outcome,) = self.reader.read([wanted(present, buffer)], Stop(soon()))
+        (outcome,) = self.reader.read([wanted(present, buffer)], Stop(soon_off_loop()))
         return outcome, buffer
 
 

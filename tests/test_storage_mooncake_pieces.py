@@ -5,7 +5,7 @@ The library's answers are drawn up here, since a real one gives most of these co
 
 from collections.abc import Sequence
 
-from storage_calls import soon
+from storage_calls import soon_off_loop
 
 from lockstep.storage_backends.mooncake_pieces import (
     LEASES,
@@ -26,7 +26,7 @@ class TestSteps:
     ) -> tuple[list[list[str]], list[int]]:
         """Move pieces of as many keys; keys in `held` fail, at the deadline. Return calls, codes."""
         calls: list[list[str]] = []
-        stop = Stop(soon())
+        stop = Stop(soon_off_loop())
 
         def by(keys: list[str], _: object, lengths: list[list[int]], __: object) -> list[int]:
             calls.append(keys)
@@ -62,14 +62,14 @@ class TestSteps:
             return [-704 if key == "k0" else 5 for key in keys]
 
         wanted = [[Piece(0, 5, 0)] * 3, [Piece(0, 5, 0)]]
-        assert move(by, ["k0", "k1"], wanted, Stop(soon())) == [Code.NOT_FOUND, 5]
+        assert move(by, ["k0", "k1"], wanted, Stop(soon_off_loop())) == [Code.NOT_FOUND, 5]
         assert calls == [["k0"], ["k1"]]
 
     def test_where_the_library_gives_no_answer_all_keys_failed(self) -> None:
         def by(*_: object) -> list[int]:
             return []
 
-        codes = move(by, ["k0"], [[Piece(0, 5, 0)]], Stop(soon()))
+        codes = move(by, ["k0"], [[Piece(0, 5, 0)]], Stop(soon_off_loop()))
         assert codes == [Code.NO_MASTER]
 
 
@@ -82,7 +82,7 @@ class TestLeases:
         It answers as in the last round from then on, and with 5 for any other key.
         """
         calls: list[list[str]] = []
-        stop = Stop(soon())
+        stop = Stop(soon_off_loop())
 
         def by(keys: list[str], addresses: Columns, *_: Columns) -> list[int]:
             assert addresses == [[ord(key)] for key in keys]

@@ -25,7 +25,19 @@ from mooncake_master import (
     usable,
 )
 from mooncake_process import NAMES
-from storage_calls import KIB, get, object_name, opened, page, put, reading, run, soon, writing
+from storage_calls import (
+    KIB,
+    get,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    soon_off_loop,
+    writing,
+)
 
 from lockstep.errors import ConfigError
 from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
@@ -419,7 +431,7 @@ class TestMaster:
         assert client.begin(["unfinished"], [4 * KIB]) == [0]
         shared.master.kill()
         pieces = [[Piece(address_of(memory), 4 * KIB, 0)]]
-        sent = client.send(["unfinished"], pieces, Stop(soon()))
+        sent = client.send(["unfinished"], pieces, Stop(soon_off_loop()))
         assert sent == [4 * KIB]
         assert client.finish(["unfinished"])[0] in (Code.NO_MASTER, Code.MASTER_LATE)
         shared.master.begin()

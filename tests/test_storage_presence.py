@@ -22,6 +22,7 @@ from storage_contract import (
     reading,
     run,
     soon,
+    soon_off_loop,
     writing,
 )
 from storage_files import FileStore, forbid_unnamed_files
@@ -131,7 +132,7 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
     mine, theirs = (ObjectFiles(store.root, store.durability, direct=False) for _ in range(2))
     for each in (mine, theirs):
         each.open()
-    stop, real_write = Stop(soon()), os.pwritev
+    stop, real_write = Stop(soon_off_loop()), os.pwritev
     outcomes: list[WriteOutcome] = []
 
     def write(files: ObjectFiles, present: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from storage_contract import get, object_name, opened, page, put, run, soon
+from storage_contract import get, object_name, opened, page, put, run, soon_off_loop
 from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
@@ -45,7 +45,7 @@ def test_a_writer_never_takes_away_what_another_has_just_published(
     for each in files:
         each.open()
     mine, theirs = files
-    stop = Stop(soon())
+    stop = Stop(soon_off_loop())
     content = memoryview(page(1))
     shape = ObjectShape.whole(len(content))
     mine.write(NAME, [content], shape, stop)

@@ -7,13 +7,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage_calls import object_name
+from storage_calls import now, object_name
 from storage_layers import (
     Failing,
     Watched,
     a_while,
     memory_store,
-    now,
     reads_of,
     run_virtually,
     writes_of,

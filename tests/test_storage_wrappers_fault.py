@@ -1,7 +1,6 @@
 """`fault+`: each fault is what its name says, is repeatable, and is counted."""
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage_calls import object_name, run
+from storage_calls import now, object_name, run
 from storage_layers import (
     Watched,
     a_read,
     a_while,
     a_write,
     memory_store,
-    now,
     reads_of,
     run_virtually,
     writes_of,
@@ -289,7 +287,7 @@ def test_without_any_rate_a_store_that_cannot_damage_its_objects_has_the_other_k
         backend = wrap(parse_uri("fault+other://?fault.seed=3&fault.delay_ms=0"), store)
         await backend.open()
         for number in range(600):
-            soon = time.monotonic() + 0.02
+            soon = now() + 0.02
             await backend.write([a_write(number)], deadline=soon)
             await backend.read([a_read(number)], deadline=soon)
             await backend.exists([object_name(number)], deadline=soon)
@@ -312,7 +310,7 @@ def test_without_any_rate_each_kind_comes_now_and_then() -> None:
         assert isinstance(backend, FaultBackend)
         await backend.open()
         for number in range(600):
-            soon = time.monotonic() + 0.02
+            soon = now() + 0.02
             await backend.write([a_write(number)], deadline=soon)
             await backend.read([a_read(number)], deadline=soon)
             await backend.exists([object_name(number)], deadline=soon)

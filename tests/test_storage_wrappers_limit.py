@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage_calls import object_name
+from storage_calls import now, object_name
 from storage_layers import (
     PAGE_BYTES,
     Watched,
     a_read,
     a_while,
     memory_store,
-    now,
     reads_of,
     run_virtually,
     writes_of,

@@ -4,14 +4,13 @@ import asyncio
 import re
 
 import pytest
-from storage_calls import EVERY, columns, object_name, put_columns
+from storage_calls import EVERY, columns, now, object_name, put_columns
 from storage_layers import (
     PAGE_BYTES,
     Failing,
     Watched,
     a_while,
     memory_store,
-    now,
     reads_of,
     run_virtually,
     writes_of,

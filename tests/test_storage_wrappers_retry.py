@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from storage_calls import EVERY, columns, object_name, put_columns
+from storage_calls import EVERY, columns, now, object_name, put_columns
 from storage_layers import (
     Failing,
     Watched,
@@ -14,7 +14,6 @@ from storage_layers import (
     a_while,
     a_write,
     memory_store,
-    now,
     reads_of,
     run_virtually,
     writes_of,

@@ -16,8 +16,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 # One thread for each process: the tests' own processes already fill the cores. Many of those start,
 # so what is compiled is kept, even where the environment says otherwise.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# The order of sets is drawn for each run, and stands in the printed command, so that what fails for it can
+# be had again: make test HASH_SEED=n.
+HASH_SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
+PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=$(HASH_SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 DEFAULT_TESTS := not slow and not engines
+# Wherever tests run, half of them do so as on a machine that has just booted: what takes a time from the
+# wrong clock, or 0 for never, would show there alone. The other half keeps the clock of the machine.
+JUST_BOOTED := PYTHON=$(BIN)/python tests/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test test-slow test-engines disagreeing-stores bench \
@@ -43,7 +49,7 @@ install-stores:  ## Install redis-server and Mooncake's libraries, where that is
 	@tests/install_stores.sh
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
+	$(JUST_BOOTED) env $(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
 
 install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.

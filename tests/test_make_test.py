@@ -1,0 +1,67 @@
+"""What `make test` puts around pytest: a clock that has just begun, and a seed that is told."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+SCRIPT = Path(__file__).with_name("just_booted.sh")
+REFUSED = "#!/bin/sh\nexit 1\n"
+GRANTED = '#!/bin/sh\necho "$@"\n'
+"""Stands for `unshare`, and says what it was asked for."""
+
+
+def on_a_new_clock(folder: Path, unshare: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """What the script makes of a command, where `unshare` is this."""
+    stand_in = folder / "unshare"
+    stand_in.write_text(unshare, encoding="utf-8")
+    stand_in.chmod(0o755)
+    return subprocess.run(
+        [SCRIPT, *command],
+        check=False,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_tests_run_on_a_clock_that_has_just_begun(tmp_path: Path) -> None:
+    done = on_a_new_clock(tmp_path, GRANTED, "pytest", "tests with spaces")
+
+    said = done.stdout.splitlines()[-1]
+    assert said.startswith("--time --monotonic -")
+    assert said.endswith(" pytest tests with spaces")
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_without_the_right_to_it_they_run_on_the_machine_s_and_one_line_says_so(
+    tmp_path: Path, status: int
+) -> None:
+    done = on_a_new_clock(tmp_path, REFUSED, "sh", "-c", f"echo ran; exit {status}")
+
+    assert done.returncode == status
+    assert done.stdout == "ran\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert "the tests use the machine's" in done.stderr
+
+
+def hash_seeds(*said: str) -> list[str]:
+    """The seeds of Python's hashes with which `make test`, told this, would run pytest."""
+    done = subprocess.run(
+        ["make", "--dry-run", "test", *said], check=True, cwd=ROOT, capture_output=True, text=True
+    )
+    return re.findall(r"PYTHONHASHSEED=(\d+) .* -m pytest", done.stdout)
+
+
+def test_the_order_of_sets_is_drawn_once_for_all_tests_and_printed() -> None:
+    first, second = hash_seeds()
+
+    assert first == second
+
+
+def test_the_order_of_sets_in_a_run_that_failed_can_be_had_again() -> None:
+    assert hash_seeds("HASH_SEED=7") == ["7", "7"]

@@ -378,6 +378,33 @@ def test_a_cancelled_copy_that_has_not_begun_touches_nothing(
     assert not any(executor.host_pool.page(1))
 
 
+class LethalTransfers(tuple[CopyTransfer, ...]):
+    """Transfers of which the thread that copies them dies."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[CopyTransfer]:
+        raise SystemExit("lethal")
+
+
+@pytest.mark.parametrize(
+    ("device", "thread"),
+    [
+        ("cpu", "lockstep-copies"),
+        pytest.param("cuda", "lockstep-feed-TO_HOST", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_rank_whose_copying_thread_has_died_cannot_go_on_and_names_it(
+    start: Start, device: str, thread: str
+) -> None:
+    executor = start(mixed_layout(), device)
+
+    executor.carry_out([CopyToHost(1, LethalTransfers(), LONG_S)])
+    executor.close()
+
+    assert executor.trouble() == f"the thread {thread} has ended: SystemExit('lethal')"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_close_waits_for_the_copy_that_runs_and_drops_the_rest(start: Start, device: str) -> None:
     executor = start(plain_layout(1 << 20), device)

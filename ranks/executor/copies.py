@@ -5,11 +5,9 @@ copies in flight touch the same page, their order does not matter to the bytes, 
 needs a lock.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from ...errors import InternalError
 from ..orders import CopyTransfer
+from .copy_threads import CopyThread
 from .pools import TierPools
 from .seals import Seals
 from .staging import fork_page, host_rows
@@ -169,19 +168,15 @@ class CpuCopies:
         self._pools = {name: _CpuPages(pair) for name, pair in pools.items()}
         self._seals = Seals(pools)
         self._report = report
-        # Reentrant, unlike `queue.Queue`: `stop` may be called by a signal that came during `begin`.
-        self._jobs: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._unfinished: dict[int, CopyJob] = {}
-        self._thread = threading.Thread(target=self._work, name="lockstep-copies", daemon=True)
-        self._stopped = False
-        self._thread.start()
+        self._thread = CopyThread("lockstep-copies", self._work)
 
     def begin(
         self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
     ) -> None:
         job = CopyJob(operation, direction, transfers)
         self._unfinished[operation] = job
-        self._jobs.put(job)
+        self._thread.put(job)
 
     def cancel(self, operation: int) -> None:
         job = self._unfinished.get(operation)
@@ -192,29 +187,24 @@ class CpuCopies:
         fork_page(require_forkable(self._tiers, pool, source, destination), source, destination)
 
     def trouble(self) -> str | None:
-        if self._stopped or self._thread.is_alive():
-            return None
-        return "the thread that copies pages has ended"
+        return self._thread.trouble()
 
     def stop(self) -> None:
-        self._stopped = True
         for job in list(self._unfinished.values()):
             job.cancelled = True
-        self._jobs.put(None)
+        self._thread.end()
 
     def join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread.join(timeout_s)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                self._copy(job)
-                ended = job.ended("cancelled" if job.cancelled else "")
-            except Exception as error:  # noqa: BLE001 - a failed copy is an outcome, whatever failed.
-                ended = job.ended(str(error) or repr(error))
-            self._unfinished.pop(job.operation, None)
-            self._report(ended)
+    def _work(self, job: CopyJob) -> None:
+        try:
+            self._copy(job)
+            ended = job.ended("cancelled" if job.cancelled else "")
+        except Exception as error:  # noqa: BLE001 - a failed copy is an outcome, whatever failed.
+            ended = job.ended(str(error) or repr(error))
+        self._unfinished.pop(job.operation, None)
+        self._report(ended)
 
     def _copy(self, job: CopyJob) -> None:
         for transfer in job.transfers:

@@ -6,20 +6,20 @@ that keeps the staging buffer whole; the other lane's gather runs meanwhile, so 
 device and host does not wait for it.
 
 Streams are fed by a thread for each direction, because a copy of scattered pages is many calls, and
-ends are seen by another, which sleeps until the device reports them.
+ends are seen by another, which sleeps until the device reports them. A thread that dies is trouble.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
 from typing import cast
 
 import torch
 
 from ..orders import CopyTransfer
 from .copies import CopyJob, Direction, ReportCopy, page_pairs, require_forkable
+from .copy_threads import CopyThread
 from .pools import TierPools
 from .seals import Seals
 from .staging import fork_page, gather, scatter
@@ -100,7 +100,7 @@ class CudaCopies:
             return
         job = _CudaJob(operation, direction, transfers, ready=ready)
         self._unfinished[operation] = job
-        self._ways[direction].jobs.put(job)
+        self._ways[direction].feeder.put(job)
 
     def cancel(self, operation: int) -> None:
         job = self._unfinished.get(operation)
@@ -115,20 +115,20 @@ class CudaCopies:
             self._trouble = f"the device failed: {error}"
 
     def trouble(self) -> str | None:
-        return self._trouble
+        died = (thread.trouble() for way in self._ways.values() for thread in way.threads)
+        return self._trouble or next(filter(None, died), None)
 
     def stop(self) -> None:
         for job in list(self._unfinished.values()):
             job.cancelled = True
         for way in self._ways.values():
-            way.jobs.put(None)
+            way.feeder.end()
 
     def join(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         threads = [thread for way in self._ways.values() for thread in way.threads]
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        ended = [thread.join(max(0.0, deadline - time.monotonic())) for thread in threads]
+        return all(ended)
 
     def ended(self, job: _CudaJob) -> None:
         """Report a copy that the device has finished with."""
@@ -168,34 +168,41 @@ class _Way:
         for lane in self._lanes:
             lane.stream.wait_stream(torch.cuda.current_stream(device))
         self._turn = 0
-        self.jobs: SimpleQueue[_CudaJob | None] = SimpleQueue()
-        self._launched: SimpleQueue[_CudaJob | None] = SimpleQueue()
-        self.threads = [
-            threading.Thread(target=work, name=f"lockstep-{name}-{direction.name}", daemon=True)
-            for name, work in (("feed", self._feed), ("reap", self._reap))
-        ]
-        for thread in self.threads:
-            thread.start()
+        begin = partial(torch.cuda.set_device, device)
+        self._reaper: CopyThread[_CudaJob] = CopyThread(
+            f"lockstep-reap-{direction.name}", self._reap, begin=begin
+        )
+        self.feeder: CopyThread[_CudaJob] = CopyThread(
+            f"lockstep-feed-{direction.name}", self._feed, begin=begin, at_end=self._settle
+        )
+        self.threads = (self.feeder, self._reaper)
+
+    def _settle(self) -> None:
+        """Wait for what was launched, so that no page is touched once the feeder has ended."""
+        try:
+            for lane in self._lanes:
+                lane.stream.synchronize()
+        except RuntimeError as error:
+            self._owner.failed(f"the device failed: {error}")
+        finally:
+            self._reaper.end()
 
     @torch.no_grad()
-    def _feed(self) -> None:
-        torch.cuda.set_device(self._device)
-        while (job := self.jobs.get()) is not None:
-            try:
-                for transfer in job.transfers:
-                    self._launch_transfer(job, transfer)
-            except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
-                job.reason = str(error) or repr(error)
-            try:
-                for lane in job.used:
-                    event = _event(blocking=True)
-                    event.record(lane.stream)
-                    job.done.append(event)
-            except Exception as error:  # noqa: BLE001 - as above; the device itself has failed.
-                job.reason = job.reason or str(error) or repr(error)
-                self._owner.failed(f"the device failed: {job.reason}")
-            self._launched.put(job)
-        self._launched.put(None)
+    def _feed(self, job: _CudaJob) -> None:
+        try:
+            for transfer in job.transfers:
+                self._launch_transfer(job, transfer)
+        except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
+            job.reason = str(error) or repr(error)
+        try:
+            for lane in job.used:
+                event = _event(blocking=True)
+                event.record(lane.stream)
+                job.done.append(event)
+        except Exception as error:  # noqa: BLE001 - as above; the device itself has failed.
+            job.reason = job.reason or str(error) or repr(error)
+            self._owner.failed(f"the device failed: {job.reason}")
+        self._reaper.put(job)
 
     def _launch_transfer(self, job: _CudaJob, transfer: CopyTransfer) -> None:
         pools = self._pools[transfer.pool]
@@ -234,16 +241,14 @@ class _Way:
                 staging[at : at + count].copy_(rows[slot : slot + count], non_blocking=True)
             scatter(pools, pages, staging)
 
-    def _reap(self) -> None:
-        torch.cuda.set_device(self._device)
-        while (job := self._launched.get()) is not None:
-            try:
-                for event in job.done:
-                    event.synchronize()
-                if job.direction is Direction.TO_HOST and not (job.cancelled or job.reason):
-                    self._owner.seals.seal(job.transfers)
-            except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
-                # An error that shows only here belongs to the device and not to one copy.
-                job.reason = job.reason or str(error) or repr(error)
-                self._owner.failed(f"the device failed: {job.reason}")
-            self._owner.ended(job)
+    def _reap(self, job: _CudaJob) -> None:
+        try:
+            for event in job.done:
+                event.synchronize()
+            if job.direction is Direction.TO_HOST and not (job.cancelled or job.reason):
+                self._owner.seals.seal(job.transfers)
+        except Exception as error:  # noqa: BLE001 - a failed copy is an outcome.
+            # An error that shows only here belongs to the device and not to one copy.
+            job.reason = job.reason or str(error) or repr(error)
+            self._owner.failed(f"the device failed: {job.reason}")
+        self._owner.ended(job)

@@ -202,6 +202,16 @@ def test_memory_that_the_machine_does_not_have_is_refused_with_both_numbers() ->
     check_host_memory(1, 4)
 
 
+def test_what_the_kernel_says_is_available_of_the_machine_s_memory_counts(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", f"MemFree: 5 kB\nMemAvailable:   {3 * GIB >> 10} kB\n")
+
+    check_host_memory(3 * GIB, root=tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"need 6\.00 GiB.*3\.00 GiB is available on this machine"
+    ):
+        check_host_memory(3 * GIB, 2, root=tmp_path)
+
+
 def test_the_tightest_group_of_version_2_counts(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/jobs/7\n")
     group = tmp_path / "sys/fs/cgroup/jobs"

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 from ...errors import ConfigError
 
 
@@ -46,9 +44,8 @@ def check_host_memory(bytes_needed: int, ranks_on_host: int = 1, *, root: Path =
     promised but not yet touched cannot be seen. `root` is where `proc` and `sys` are mounted.
     """
     needed = bytes_needed * ranks_on_host
-    machine = psutil.virtual_memory().available
-    group = cgroup_available(root)
-    available = machine if group is None else min(machine, group)
+    machine, group = _machine_available(root), cgroup_available(root)
+    available = min((room for room in (machine, group) if room is not None), default=needed)
     if needed <= available:
         return
     where = "on this machine" if available == machine else "within this process's memory limit"
@@ -57,6 +54,16 @@ def check_host_memory(bytes_needed: int, ranks_on_host: int = 1, *, root: Path =
         f"{available / 2**30:.2f} GiB is available {where}; lower host_pages (host_memory_gib "
         "in an engine's configuration), run fewer ranks on this host, or allow more memory"
     )
+
+
+def _machine_available(root: Path) -> int | None:
+    """Return the bytes that the kernel can give without swapping, or None where it does not say."""
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    said = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((int(kib) << 10 for kib in said), None)
 
 
 def cgroup_available(root: Path = Path("/")) -> int | None:

@@ -5,6 +5,7 @@ PYTHON ?= python3
 # other processes. Tests that start ranks of their own run one at a time whatever this is: two groups
 # at once on two cores turn rounds of microseconds into timeouts.
 JOBS ?= 3
+GPU_FIGURES ?= build/gpu.json
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,8 +27,8 @@ DEFAULT_TESTS := not slow and not engines
 JUST_BOOTED := PYTHON=$(BIN)/python tests/just_booted.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-stores check test test-slow test-engines disagreeing-stores bench \
-	bench-engines demo clean
+.PHONY: help install install-dev install-engines install-stores check test test-slow test-engines gpu disagreeing-stores \
+	bench bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -59,6 +60,11 @@ test-engines: install-engines  ## Run the tests against real engines.
 
 test-slow: install-dev install-stores  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
+
+# On any Python that has torch with CUDA and what tests/on_a_gpu.py names, since a machine with a GPU may
+# be lent for minutes and reach no registry.
+gpu:  ## Run the tests and the benchmark that need a GPU: make gpu PYTHON=python3 GPU_FIGURES=gpu.json
+	@PYTHONPATH=src timeout --kill-after=10 460 $(PYTHON) tests/on_a_gpu.py $(GPU_FIGURES)
 
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
 	$(ENGINES)/bin/python examples/disagreeing_stores/run.py

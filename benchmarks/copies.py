@@ -10,7 +10,8 @@ pages are given out together. All take turns, and the best round of each counts.
 import argparse
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
@@ -24,6 +25,8 @@ from ..ranks.orders import KV_POOL, CopyTransfer
 from ..ranks.page_layout import Column, PageLayout, ShardLayout
 
 ROUNDS = 7
+MEGABYTES = 256
+HEAD = f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}"
 _TIMEOUT_S = 300.0
 
 
@@ -148,24 +151,54 @@ def _timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - begun
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What copies of one shape and direction move in a second, in GB; see `run`."""
+
+    page_bytes: int
+    run_pages: int
+    direction: str
+    copied: float
+    plain: float
+    ratio: float
+    whole: float
+
+    def row(self) -> str:
+        """Return it as a row of the table under `HEAD`."""
+        return (
+            f"{self.page_bytes >> 10:>6} KiB {self.run_pages:>4} {self.direction:>10} "
+            f"{self.copied:>8.2f} {self.plain:>8.2f} {self.ratio:>6.2f} {self.whole:>8.2f}"
+        )
+
+
+def measure(device: str, megabytes: int) -> Iterator[Figure]:
+    """Measure a few shapes, each with so many megabytes of pages."""
+    for layers, heads, page_tokens in ((32, 8, 16), (32, 1, 64), (32, 1, 16), (4, 1, 16)):
+        layout = model_layout(layers, heads, page_tokens)
+        pages = max(1, (megabytes << 20) // layout.page_bytes)
+        for run_pages in (1, 16):
+            result = run(layout, pages, device=device, run_pages=run_pages)
+            for name in ("to_host", "to_device"):
+                yield Figure(
+                    layout.page_bytes,
+                    run_pages,
+                    name,
+                    result[name],
+                    plain=result[f"plain_{name}"],
+                    ratio=result[f"{name}_ratio"],
+                    whole=result[f"whole_{name}"],
+                )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure a few shapes and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES)
     options = parser.parse_args(arguments)
-    print(f"{'page':>10} {'run':>4} {'':>10} {'GB/s':>8} {'plain':>8} {'ratio':>6} {'whole':>8}")
-    for layers, heads, page_tokens in ((32, 8, 16), (32, 1, 64), (32, 1, 16), (4, 1, 16)):
-        layout = model_layout(layers, heads, page_tokens)
-        pages = max(1, (options.megabytes << 20) // layout.page_bytes)
-        for run_pages in (1, 16):
-            result = run(layout, pages, device=options.device, run_pages=run_pages)
-            for name in ("to_host", "to_device"):
-                print(
-                    f"{layout.page_bytes >> 10:>6} KiB {run_pages:>4} {name:>10} "
-                    f"{result[name]:>8.2f} {result[f'plain_{name}']:>8.2f} "
-                    f"{result[f'{name}_ratio']:>6.2f} {result[f'whole_{name}']:>8.2f}"
-                )
+    print(HEAD)
+    for figure in measure(options.device, options.megabytes):
+        print(figure.row(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""Runs on a GPU what needs one: the tests marked `gpu`, and the benchmark of copies.
+
+python on_a_gpu.py <file for the figures>
+
+Any Python will do that has what is named below, and nothing is installed. The figures are written
+after each part, so that what there is of them outlives a machine that is taken away. It ends with 1 if
+a test did not pass or a copy failed, 3 where there is no GPU, and 4 where a package is missing.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = ("torch", "numpy", "msgpack", "xxhash", "pytest", "pytest_timeout", "hypothesis")
+TESTS_S = 300
+TEST_S = 60
+FAILED, NO_GPU, LACKING = 1, 3, 4
+
+
+def gpu_modules(folder: Path = ROOT / "tests") -> list[str]:
+    """The test modules in which something is marked `gpu`: others may need what is missing here."""
+    modules = sorted(folder.rglob("test_*.py"))
+    return [str(each) for each in modules if "mark.gpu" in each.read_text(encoding="utf-8")]
+
+
+def pytest_command(modules: Sequence[str], *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--timeout={TEST_S}"),
+        # Plugins that happen to be there may warn, and warnings are errors.
+        *("--disable-plugin-autoload", "-p", "pytest_timeout", "-p", "no:cacheprovider"),
+        *(*more, *modules),
+    ]
+
+
+def run_tests(modules: Sequence[str], folder: Path = ROOT) -> dict[str, Any]:
+    """Run the tests marked `gpu`, and say by name what did not pass."""
+    with tempfile.TemporaryDirectory() as temporary:
+        results = Path(temporary, "results.xml")
+        command = pytest_command(modules, f"--junitxml={results}")
+        began = time.monotonic()
+        try:
+            status = subprocess.run(command, check=False, cwd=folder, timeout=TESTS_S).returncode
+            ended = f"pytest ended with {status}"
+        except subprocess.TimeoutExpired:
+            status, ended = FAILED, f"the tests did not end within {TESTS_S} s"
+        seconds = round(time.monotonic() - began, 1)
+        said = results.read_text(encoding="utf-8") if results.exists() else "<none/>"
+    outcomes = list(outcomes_in(said))
+    passed = [name for name, outcome in outcomes if outcome == "passed"]
+    others = {name: outcome for name, outcome in outcomes if outcome != "passed"}
+    return {
+        "command": command,
+        "ended": ended,
+        "seconds": seconds,
+        "passed": len(passed),
+        "not_passed": others,
+        "ok": status == 0 and bool(passed) and not others,
+    }
+
+
+def outcomes_in(results: str) -> Iterator[tuple[str, str]]:
+    """Yield each test of pytest's results with `passed`, or else what it says of it."""
+    for case in ET.fromstring(results).iter("testcase"):  # noqa: S314 - our own file.
+        name = f"{case.get('classname')}::{case.get('name')}"
+        trouble = [f"{each.tag}: {each.get('message')}" for each in case if each.get("message")]
+        yield name, "; ".join(trouble) or "passed"
+
+
+def measure_copies() -> dict[str, Any]:
+    """Measure copies, print the table, and return its figures in GB/s."""
+    from lockstep.benchmarks.copies import HEAD, MEGABYTES, measure
+
+    figures: list[dict[str, Any]] = []
+    say(HEAD)
+    try:
+        for figure in measure("cuda", MEGABYTES):
+            say(figure.row())
+            figures.append(asdict(figure))
+    except Exception as error:  # noqa: BLE001 - that a copy fails is what this is to find out.
+        say(f"the benchmark of copies failed: {error!r}")
+        return {"figures": figures, "failed": repr(error), "ok": False}
+    return {"figures": figures, "ok": True}
+
+
+def machine() -> dict[str, str]:
+    """What the figures were taken on."""
+    import torch
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "python": sys.version.split()[0],
+    }
+
+
+def driver_version() -> str:
+    asked = shutil.which("nvidia-smi")
+    if asked is None:
+        return "unknown: there is no nvidia-smi"
+    command = [asked, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).strip()
+
+
+def main(figures: Path) -> int:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        say(f"{sys.executable} lacks {', '.join(missing)}; name another: make gpu PYTHON=...")
+        return LACKING
+    import torch
+
+    if not torch.cuda.is_available():
+        say(f"no GPU: torch {torch.__version__} of {sys.executable} sees no CUDA device here")
+        return NO_GPU
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"machine": machine()}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "tests": lambda: run_tests(gpu_modules()),
+        "copies": measure_copies,
+    }
+    for name, part in parts.items():
+        found[name] = part()
+        figures.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    say(f"{found['tests']['passed']} tests passed; the figures are in {figures}")
+    return 0 if found["tests"]["ok"] and found["copies"]["ok"] else FAILED
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -130,6 +130,17 @@ class HostCache(RankCache):
             self.replica.fence(request)
             self._dispatch()
 
+    def keep_off(self, request: str | None = None) -> None:
+        """Return when no copy of this rank's touches the request's device pages, or any device page.
+
+        For an engine that gives pages away, or unmaps them, before its next step. This is no command:
+        each rank calls it whenever its engine does so, and the replica does not hear of it. Copies are
+        waited for, up to `timeouts.fence_s`, and fail after that.
+        """
+        copies = self.replica.touching(request)
+        if copies:
+            self._carry_out([Fence(copies, self.config.timeouts.fence_s)])
+
     def release(self, request: str) -> bool:
         """Forget a request; say whether its device pages are free on every rank.
 

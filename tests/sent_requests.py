@@ -36,6 +36,7 @@ class Status(Enum):
     """Where a request stands."""
 
     RUNNING = 1
+    FINISHED_ABORTED = 2
 
 
 @dataclass

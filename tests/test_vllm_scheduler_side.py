@@ -1,17 +1,23 @@
 """What the plug-in's scheduler half makes of vLLM's passes, on a real cache whose I/O a test tells."""
 
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
-from sent_requests import Blocks, Scheduled, Sent
+from sent_requests import Blocks, Scheduled, Sent, Status
 
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
-from lockstep.ranks.orders import CopyToHost, LookUp
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
 
 
-def scheduler(ranks: HostRanksInTurn, *, backs_up: bool = True) -> SchedulerSide:
+def scheduler(
+    ranks: HostRanksInTurn, rank: int = 0, *, loads: bool = True, backs_up: bool = True
+) -> SchedulerSide:
     return SchedulerSide(
-        ranks.caches[0], page_tokens=PAGE_TOKENS, loads=True, backs_up=backs_up, idle_wait_s=0.001
+        ranks.caches[rank],
+        page_tokens=PAGE_TOKENS,
+        loads=loads,
+        backs_up=backs_up,
+        idle_wait_s=0.001,
     )
 
 
@@ -19,6 +25,26 @@ def computed(request: Sent) -> Scheduled:
     """Return a pass that computes the whole of a request's prompt, in the blocks 0, 1, ..."""
     tokens = request.num_tokens
     return Scheduled({request.request_id: tokens}, None, Blocks(lambda _: (range(tokens),)))
+
+
+def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int]) -> list[Sent]:
+    """Let requests compute on one rank, whose backups run until the test ends them."""
+    requests = [Sent(tokens, request_id=str(at)) for at, tokens in enumerate(prompts)]
+    for request in requests:
+        side.arrived(request)
+        side.end_pass(computed(request))
+    side.cache.begin_backups()
+    return requests
+
+
+def abort(side: SchedulerSide, request: Sent) -> None:
+    request.status = Status.FINISHED_ABORTED
+    assert not side.finished(request, range(4))
+
+
+def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
+    """Return what a rank's executor was told to wait for since it was last asked."""
+    return [order.operations for order in ranks.executors[rank].take(Fence)]
 
 
 def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
@@ -47,3 +73,95 @@ def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
 
     [order] = ranks.executors[0].take(CopyToHost)
     assert order.transfers[0].sources == (0, 1, 2, 3)
+
+
+def test_no_copy_touches_the_blocks_of_an_aborted_request_once_the_engine_has_them_back() -> None:
+    """It may unmap them before it ever steps again."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    [request] = backing_up(ranks, side, PROMPT)
+    [backup] = ranks.executors[0].take(CopyToHost)
+    before = side.cache.replica.digest
+
+    abort(side, request)
+
+    assert fenced(ranks) == [(backup.operation,)]
+    assert side.cache.replica.digest == before
+
+
+def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    first, _ = backing_up(ranks, side, PROMPT, [9, *PROMPT])
+    backups = ranks.executors[0].take(CopyToHost)
+
+    abort(side, first)
+
+    assert fenced(ranks) == [(backups[0].operation,)]
+
+
+def test_after_the_last_abort_no_copy_touches_any_block() -> None:
+    """Also those of requests that have finished, whose blocks are held back."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])
+    backups = ranks.executors[0].take(CopyToHost)
+    assert side.finished(first, range(4))
+
+    abort(side, second)
+
+    assert {number for each in fenced(ranks) for number in each} == {
+        each.operation for each in backups
+    }
+
+
+def test_after_the_last_abort_a_load_writes_no_block_either() -> None:
+    ranks = HostRanksInTurn(ranks=1, store=False)
+    side = scheduler(ranks)
+    [request] = backing_up(ranks, side, PROMPT)
+    ranks.executors[0].obey()
+    side.end_pass(Scheduled())
+    side.finished(request, range(4))
+    again = Sent(PROMPT, request_id="again")
+    side.arrived(again)
+    hit = side.hit(again, 0)
+    assert hit
+    side.allocated(again, range(4), hit)
+    side.cache.begin_loads()
+    [load] = ranks.executors[0].take(CopyToDevice)
+
+    abort(side, again)
+
+    assert fenced(ranks) == [(load.operation,)]
+
+
+def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:
+    """It may unmap them next: they were given away with nobody asking."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    backing_up(ranks, side, PROMPT)
+    [backup] = ranks.executors[0].take(CopyToHost)
+
+    side.reset()
+
+    assert fenced(ranks) == [(backup.operation,)]
+
+
+def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
+    ranks = HostRanksInTurn(depth=1)
+    sides = [scheduler(ranks, rank, loads=False) for rank in range(2)]
+    prompts = [PROMPT, [9, *PROMPT]]
+    sent = [[Sent(each, request_id=f"{rank}{each[0]}") for each in prompts] for rank in range(2)]
+    for at in range(2):
+        for side, requests in zip(sides, sent, strict=True):
+            side.arrived(requests[at])
+            side.end_pass(computed(requests[at]))
+            side.cache.begin_backups()
+
+    for side, requests in zip(sides, (sent[0], sent[1][::-1]), strict=True):
+        abort(side, requests[0])
+        abort(side, requests[1])
+    for side in sides:
+        side.end_pass(Scheduled({"another": 1}))
+
+    ranks.check()

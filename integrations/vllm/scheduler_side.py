@@ -151,12 +151,20 @@ class SchedulerSide:
         """Forget a request; say whether its blocks must stay as they are until they are freed."""
         self._unfinished.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
+        aborted = request.status.name == ABORTED
+        if aborted and not self._unfinished:
+            # An engine that has nothing left to do may unmap all its blocks before it steps again.
+            self.cache.keep_off()
         if tracked is None:
             return False
         loading = self._loading.pop(request.request_id, None) is not None
         # Blocks of a preempted request were given away with nobody asking. Those of an aborted one
         # could be held back, but an engine that aborts its last request never steps to free them.
-        fenced = not loading and (not blocks or request.status.name == ABORTED)
+        fenced = not loading and (not blocks or aborted)
+        if fenced and self._unfinished:
+            # At once, since the engine has its blocks at once. What the replica is to hear of it
+            # waits for the next pass, since ranks hear of aborts in different orders.
+            self.cache.keep_off(tracked.name)
         self._ended.append(_Ended(tracked, loading=loading, fenced=fenced))
         return not fenced and not loading and self.cache.lends(tracked.name)
 
@@ -192,6 +200,8 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Offer nothing of what is cached now any more, nor what running requests have computed."""
+        # The engine may have preempted what it is about to unmap, with nobody asking.
+        self.cache.keep_off()
         self._commit()
         for tracked in self._requests.values():
             tracked.stale = tracked.computed

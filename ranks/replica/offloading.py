@@ -161,6 +161,13 @@ class Offloading:
         """Say whether copies may still touch the request's device pages. Reads only."""
         return bool(self._in_flight(request.copies))
 
+    def touching(self, request: Request | None) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by anyone. Reads only."""
+        if request is not None:
+            return tuple(sorted(self._in_flight(request.copies)))
+        table = self._state.operations.in_flight
+        return tuple(number for number, each in table.items() if isinstance(each, Copy))
+
     def release(self, request: Request) -> bool:
         """Forget a request; say whether its device pages are free on every rank."""
         state = self._state

@@ -202,6 +202,16 @@ class Replica:
         request = self.state.requests.get(name)
         return request is not None and self.offloading.lends(request)
 
+    def touching(self, name: str | None) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only.
+
+        There are none of a request that is not known.
+        """
+        if name is None:
+            return self.offloading.touching(None)
+        request = self.state.requests.get(name)
+        return () if request is None else self.offloading.touching(request)
+
     def take_freed(self) -> list[str]:
         """Return the requests that have left and whose device pages have become free."""
         return self.offloading.take_freed()

@@ -1,0 +1,164 @@
+"""What a configuration is worth is the same in every process, and different for what differs."""
+
+import re
+import subprocess
+import sys
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.integrations.canonical import canonical, digest
+
+ANOTHER_PROCESS = """
+from lockstep.integrations.canonical import canonical, digest
+names = {"q_proj", "k_proj", "v_proj", "o_proj"}
+print(digest(canonical({"names": names, "sizes": {name: len(name) for name in names}}, "it")))
+"""
+
+
+class Mode(IntEnum):
+    """A number with a name."""
+
+    NONE = 0
+    FULL = 1
+
+
+class Other(Enum):
+    """Another one of the same name."""
+
+    NONE = 0
+
+
+@dataclass
+class Held:
+    """Fields, and what is set beside them."""
+
+    size: int = 1
+    names: list[str] = field(default_factory=list[str])
+
+    @cached_property
+    def computed(self) -> int:
+        """Follows from the fields."""
+        return self.size * 2
+
+
+class Derived(Held):
+    """Inherits what is left out."""
+
+
+class Plain:
+    """Attributes that no field declares."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Slotted:
+    """Attributes in slots."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def module_function() -> None:
+    """A function with a name of its own."""
+
+
+def worth(value: object) -> str:
+    return digest(canonical(value, "it"))
+
+
+EVERYTHING: list[object] = [
+    *(None, False, True, 0, 1, 2, 1.0, 0.1, float("nan"), float("inf"), "", "1", b"", b"1"),
+    *(Mode.NONE, Mode.FULL, Other.NONE, int, bool, module_function),
+    *(torch.float16, torch.bfloat16, torch.device("cpu"), Path("/a"), Path("/b")),
+    *(re.compile("a"), re.compile("a", re.IGNORECASE), np.int64(1), np.float32(1)),
+    *([], [1], [[1]], [1, 2], {}, {1: 2}, {"1": 2}, {2: 1}, set[int](), {1}, {1, 2}),
+    *(Held(), Held(2), Held(1, ["a"]), Derived(), Plain(), Plain(size=1), Slotted(1), Slotted(2)),
+]
+
+
+def test_what_differs_is_worth_something_else() -> None:
+    found = [worth(value) for value in EVERYTHING]
+
+    assert len(set(found)) == len(EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ({"a": 1, "b": 2}, OrderedDict({"b": 2, "a": 1})),
+        ({"a": 1}, Counter({"a": 1})),
+        ([1, 2], (1, 2)),
+        ({3, 1, 2}, frozenset({2, 3, 1})),
+        (Held(1, ["a"]), Held(1, ["a"])),
+        (float("nan"), -float("nan")),
+    ],
+)
+def test_what_is_equal_is_worth_the_same(one: object, same: object) -> None:
+    assert worth(one) == worth(same)
+
+
+def test_the_seed_of_a_process_for_hashes_changes_nothing() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", ANOTHER_PROCESS],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(found) == 1
+
+
+def test_what_is_set_beside_the_fields_counts_and_what_is_only_cached_does_not() -> None:
+    plain, cached, more = Held(), Held(), Held()
+    assert cached.computed == 2
+    more.__dict__["unheard_of"] = 1
+
+    assert worth(cached) == worth(plain)
+    assert worth(more) != worth(plain)
+
+
+def test_what_is_left_out_of_a_class_is_left_out_of_those_derived_from_it() -> None:
+    left_out = {f"{__name__}.Held": frozenset({"size"})}
+
+    found = [digest(canonical(Derived(size), "it", left_out)) for size in (1, 2)]
+
+    assert found[0] == found[1] != worth(Derived(1))
+
+
+def test_an_object_that_holds_itself_is_walked_once() -> None:
+    one, other = Plain(size=1), Plain(size=2)
+    one.__dict__["itself"], other.__dict__["itself"] = one, other
+
+    assert worth(one) != worth(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (object().__repr__, "it.config.hook is a builtins.method-wrapper, which has no canonical"),
+        (torch.zeros(1), "it.config.hook is a torch.Tensor, which has no canonical bytes"),
+        (lambda: None, "<lambda>, which has no name of its own"),
+        (Plain(deep=iter([1])), "it.config.hook.deep is a builtins.list_iterator"),
+        ([{"k": iter([1])}], r"it.config.hook\[0\]\['k'\] is a builtins.list_iterator"),
+    ],
+)
+def test_what_has_no_canonical_bytes_is_refused_by_the_name_of_its_field(
+    value: object, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        canonical(Plain(config=Plain(hook=value)), "it")

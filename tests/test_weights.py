@@ -1,0 +1,166 @@
+"""Weights count by what their files hold, and what was read once is not read again."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lockstep.integrations.weights import FileDigests, commit_of, is_commit, weights_digest
+
+LATER_NS = 3_600_000_000_000
+"""An hour on, so that files which a test has just written count as settled."""
+
+
+def later() -> int:
+    return time.time_ns() + LATER_NS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards of weights with their index and the model's configuration."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"model-{number}.safetensors").write_bytes(bytes([number]) * 1000)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    (folder / "config.json").write_text('{"layers": 2}')
+    return folder
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> FileDigests:
+    return FileDigests(tmp_path / "record" / "digests.json", clock_ns=later)
+
+
+def again(digests: FileDigests) -> FileDigests:
+    """Return what another process finds that starts later."""
+    return FileDigests(digests.record, clock_ns=later)
+
+
+def test_weights_that_were_trained_again_in_place_are_others(
+    folder: Path, digests: FileDigests
+) -> None:
+    """Of one size, and with the time of last change set back."""
+    path = folder / "model-1.safetensors"
+    before, times = weights_digest(folder, digests), path.stat()
+
+    path.write_bytes(b"\x07" * 1000)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    assert weights_digest(folder, again(digests)) != before
+
+
+def test_weights_that_were_only_touched_or_copied_elsewhere_are_the_same(
+    folder: Path, digests: FileDigests, tmp_path: Path
+) -> None:
+    before = weights_digest(folder, digests)
+
+    (folder / "model-1.safetensors").touch()
+    moved = folder.rename(tmp_path / "elsewhere")
+
+    assert weights_digest(moved, again(digests)) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "modeling.py", "adapter.bin"])
+def test_whatever_an_engine_reads_beside_the_weights_counts(
+    folder: Path, digests: FileDigests, name: str
+) -> None:
+    before = weights_digest(folder, digests)
+
+    (folder / name).write_text("other")
+
+    assert weights_digest(folder, digests) != before
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "optimizer.pt", "README.md"])
+def test_what_changes_no_kv_does_not_count(folder: Path, digests: FileDigests, name: str) -> None:
+    before = weights_digest(folder, digests)
+
+    (folder / name).write_text("other")
+
+    assert weights_digest(folder, digests) == before
+
+
+def test_weights_in_files_of_other_names_are_others(folder: Path, digests: FileDigests) -> None:
+    before = weights_digest(folder, digests)
+
+    (folder / "model-1.safetensors").rename(folder / "model-2.safetensors")
+
+    assert weights_digest(folder, digests) != before
+
+
+def test_one_file_of_weights_counts_by_itself(folder: Path, digests: FileDigests) -> None:
+    one, other = (weights_digest(folder / f"model-{at}.safetensors", digests) for at in range(2))
+
+    assert one != other
+
+
+def test_what_was_read_once_is_not_read_by_later_starts(folder: Path, digests: FileDigests) -> None:
+    before = weights_digest(folder, digests)
+    restarted = again(digests)
+
+    assert weights_digest(folder, restarted) == before
+    assert digests.bytes_read == sum(each.stat().st_size for each in folder.iterdir())
+    assert restarted.bytes_read == 0
+
+
+def test_only_what_has_changed_is_read_again(folder: Path, digests: FileDigests) -> None:
+    weights_digest(folder, digests)
+    (folder / "model-1.safetensors").write_bytes(b"\x07" * 300)
+    restarted = again(digests)
+
+    weights_digest(folder, restarted)
+
+    assert restarted.bytes_read == 300
+
+
+def test_a_file_that_was_written_a_moment_ago_is_not_remembered(
+    folder: Path, tmp_path: Path
+) -> None:
+    """It may change once more within one tick of its file system's clock."""
+    digests = FileDigests(tmp_path / "digests.json")
+    weights_digest(folder, digests)
+    read = digests.bytes_read
+
+    weights_digest(folder, digests)
+
+    assert digests.bytes_read == 2 * read
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"[]", b'{"a": 1}', b'{"a": []}'])
+def test_a_damaged_record_is_none(folder: Path, digests: FileDigests, damaged: bytes) -> None:
+    before = weights_digest(folder, digests)
+    digests.record.write_bytes(damaged)
+
+    assert weights_digest(folder, again(digests)) == before
+    assert len(json.loads(digests.record.read_text())) >= 4
+
+
+def test_without_a_place_for_the_record_everything_is_read_and_one_is_told(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    digests = FileDigests(tmp_path / "file" / "digests.json", clock_ns=later)
+
+    weights_digest(folder, digests)
+
+    assert "each start reads all weights" in caplog.text
+
+
+def test_a_folder_without_weights_is_named(tmp_path: Path, digests: FileDigests) -> None:
+    (tmp_path / "config.json").touch()
+
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no weights, which are files"):
+        weights_digest(tmp_path, digests)
+
+
+def test_a_snapshot_of_the_hub_is_known_by_its_commit() -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+
+    assert commit_of(Path("/hub/models--org--m/snapshots") / commit) == commit
+    assert commit_of(Path("/models") / commit) is None
+    assert commit_of(Path("/hub/models--org--m/snapshots/main")) is None
+    assert is_commit(commit)
+    assert not is_commit(None)

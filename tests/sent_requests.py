@@ -30,6 +30,8 @@ class Adapter:
 
     lora_name: str
     lora_path: str
+    lora_int_id: int = 1
+    is_3d_lora_weight: bool = False
 
 
 class Status(Enum):

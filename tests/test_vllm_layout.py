@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from vllm_configuration import Engine, Parallel, Transfer
 
 from lockstep.errors import ConfigError
 from lockstep.integrations.vllm import handover
-from lockstep.integrations.vllm.engine_layout import EngineLayout, kv_digest, require_supported
+from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
 
 TOKENS, HEADS, ELEMENTS = 32, 2, 64
 
@@ -37,70 +38,6 @@ class CacheConfig:
     """The groups of a model."""
 
     kv_cache_groups: list[Layers]
-
-
-@dataclass
-class Transfer:
-    """A connector's configuration."""
-
-    kv_load_failure_policy: str = "recompute"
-    engine_id: str | None = None
-    is_kv_producer: bool = True
-    is_kv_consumer: bool = True
-    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass
-class Parallel:
-    """How ranks divide a model."""
-
-    world_size: int = 2
-    tensor_parallel_size: int = 2
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    prefill_context_parallel_size: int = 1
-    decode_context_parallel_size: int = 1
-    distributed_executor_backend: object = "external_launcher"
-
-
-@dataclass
-class Pretrained:
-    """A model's own configuration."""
-
-    rope: int = 1
-    path: str = "/a"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a dictionary."""
-        return {"rope": self.rope, "_name_or_path": self.path}
-
-
-@dataclass
-class Kept:
-    """How KV is kept."""
-
-    cache_dtype: str = "auto"
-
-
-@dataclass
-class Model:
-    """A model."""
-
-    model: str = "m"
-    dtype: object = torch.float32
-    quantization: object = None
-    revision: str | None = None
-    hf_config: Pretrained = field(default_factory=Pretrained)
-
-
-@dataclass
-class Engine:
-    """An engine's configuration."""
-
-    parallel_config: Parallel = field(default_factory=Parallel)
-    kv_transfer_config: Transfer | None = field(default_factory=Transfer)
-    model_config: Model = field(default_factory=Model)
-    cache_config: Kept = field(default_factory=Kept)
 
 
 def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -198,23 +135,3 @@ def test_what_the_worker_leaves_is_taken_once() -> None:
     assert handover.take("an engine", Parallel()) is left
     with pytest.raises(ConfigError):
         handover.take("an engine", Parallel())
-
-
-def test_whatever_changes_kv_beside_the_weights_is_part_of_every_key() -> None:
-    engines = [
-        Engine(),
-        Engine(model_config=Model(hf_config=Pretrained(rope=4))),
-        Engine(model_config=Model(dtype=torch.bfloat16)),
-        Engine(model_config=Model(quantization="awq")),
-        Engine(model_config=Model(revision="main")),
-        Engine(cache_config=Kept("fp8_e4m3")),
-        Engine(cache_config=Kept("fp8_e5m2")),
-    ]
-
-    assert len({kv_digest(engine) for engine in engines}) == len(engines)
-
-
-def test_where_a_model_was_loaded_from_is_not() -> None:
-    elsewhere = Engine(model_config=Model(hf_config=Pretrained(path="/b")))
-
-    assert kv_digest(elsewhere) == kv_digest(Engine())

@@ -16,18 +16,25 @@ def test_whatever_changes_the_kv_of_equal_tokens_sets_requests_apart() -> None:
         Sent(),
         Sent(cache_salt="a"),
         Sent(cache_salt="b"),
-        Sent(lora_request=Adapter("a", "/a")),
-        Sent(lora_request=Adapter("a", "/b")),
-        Sent(cache_salt="a", lora_request=Adapter("a", "/a")),
         Sent(mm_features=[Item("cat", Position(1, 8))]),
         Sent(mm_features=[Item("dog", Position(1, 8))]),
         Sent(mm_features=[Item("cat", Position(2, 8))]),
         Sent(mm_features=[Item("cat", Position(1, 8)), Item("cat", Position(10, 8))]),
     ]
 
-    names = [namespace_of(request) for request in requests]
+    names = [
+        *(namespace_of(request) for request in requests),
+        *(namespace_of(Sent(), weights) for weights in ("files 1", "files 2")),
+        namespace_of(Sent(cache_salt="a"), "files 1"),
+    ]
 
     assert len(set(names)) == len(names)
+
+
+def test_an_adapter_s_name_and_path_say_nothing_of_its_weights() -> None:
+    requests = [Sent(lora_request=Adapter(name, f"/{name}")) for name in "ab"]
+
+    assert len({namespace_of(request, "files 1") for request in requests}) == 1
 
 
 def test_requests_whose_tokens_do_not_say_what_they_are_are_left_alone() -> None:

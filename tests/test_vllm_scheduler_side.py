@@ -1,9 +1,13 @@
 """What the plug-in's scheduler half makes of vLLM's passes, on a real cache whose I/O a test tells."""
 
-from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
-from sent_requests import Blocks, Scheduled, Sent, Status
+from pathlib import Path
 
+from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
+from sent_requests import Adapter, Blocks, Scheduled, Sent, Status
+
+from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.weights import FileDigests
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp
 
 PROMPT = list(range(4 * PAGE_TOKENS + 1))
@@ -14,6 +18,7 @@ def scheduler(
 ) -> SchedulerSide:
     return SchedulerSide(
         ranks.caches[rank],
+        Adapters(FileDigests(Path("/nowhere/digests")), {"known": "1"}),
         page_tokens=PAGE_TOKENS,
         loads=loads,
         backs_up=backs_up,
@@ -73,6 +78,34 @@ def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
 
     [order] = ranks.executors[0].take(CopyToHost)
     assert order.transfers[0].sources == (0, 1, 2, 3)
+
+
+def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_backed_up() -> None:
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks)
+    request = Sent(PROMPT, lora_request=Adapter("unknown", "/nowhere"))
+
+    side.arrived(request)
+    hit = side.hit(request, 0)
+    side.end_pass(computed(request))
+    side.cache.begin_backups()
+
+    assert hit == 0
+    assert ranks.executors[0].orders == []
+
+
+def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
+    """The engine may compute the rest of it with other weights."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
+    side.arrived(request)
+
+    side.arrived(Sent(request_id="other", lora_request=Adapter("unknown", "/nowhere")))
+    side.end_pass(computed(request))
+    side.cache.begin_backups()
+
+    assert ranks.executors[0].take(CopyToHost) == []
 
 
 def test_no_copy_touches_the_blocks_of_an_aborted_request_once_the_engine_has_them_back() -> None:

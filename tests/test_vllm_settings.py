@@ -17,6 +17,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
             "store": "file:///kv",
             "model": "a name",
             "weights_version": "7",
+            "adapter_versions": {"an adapter": "3"},
+            "weight_digests": "/cache/digests",
             "pipeline_depth": 0,
             "idle_wait_s": 0.01,
             "stop_policy": {"rule": "wait_complete", "cap_s": 3},
@@ -31,6 +33,8 @@ def test_every_key_arrives_where_it_belongs() -> None:
         "a name",
         "7",
     )
+    assert settings.adapter_versions == {"an adapter": "3"}
+    assert settings.weight_digests == "/cache/digests"
     assert (settings.pipeline_depth, settings.idle_wait_s) == (0, 0.01)
     assert settings.stop_policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
     assert settings.bounds == Bounds(prefetches=4)
@@ -52,7 +56,12 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({"host_memory_gib": "8"}, "host_memory_gib must be a number, not '8'"),
         ({"host_memory_gib": -1}, "host_memory_gib is -1"),
         ({"host_memory_gib": float("nan")}, "host_memory_gib is nan"),
-        ({"host_pages": 1, "stor": "file:///kv"}, "no key 'stor'; known: bounds, host_memory_gib"),
+        (
+            {"host_pages": 1, "stor": "file:///kv"},
+            "no key 'stor'; known: adapter_versions, bounds,",
+        ),
+        ({"host_pages": 1, "adapter_versions": "a"}, "adapter_versions must hold keys and values"),
+        ({"host_pages": 1, "adapter_versions": {"a": 1}}, "adapter_versions.a must be text, not 1"),
         ({"host_pages": 1, "store": 7}, "store must be text, not 7"),
         ({"host_pages": 1, "store": ""}, "store must be text, not ''"),
         ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),

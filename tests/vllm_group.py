@@ -66,7 +66,9 @@ class Group:
             *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
             *(str(HERE / "vllm_rank.py"), str(folder / "plan.json")),
         ]
-        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(HERE)}
+        # Ranks import what this process does, and the modules beside the tests.
+        paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths}
         finished = subprocess.run(
             command,
             env=environment,

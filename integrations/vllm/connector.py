@@ -9,9 +9,12 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from vllm import __version__ as engine_version
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -26,7 +29,9 @@ from ...ranks.config import CacheConfig
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
 from ...storage_backends.uri import without_secrets
+from ..weights import FileDigests
 from . import handover, settings
+from .adapters import Adapters
 from .contract import (
     Blocks,
     EngineCacheConfig,
@@ -35,7 +40,8 @@ from .contract import (
     ScheduledStep,
     TransferOutput,
 )
-from .engine_layout import KV_COLUMN, EngineLayout, kv_digest, require_supported
+from .engine_layout import KV_COLUMN, EngineLayout, require_supported
+from .kv_identity import configuration_digest, weights_of
 from .scheduler_side import PassResult, SchedulerSide
 
 if TYPE_CHECKING:
@@ -232,10 +238,16 @@ def _open(
     engine = EngineLayout.of(cache_config, parallel.world_size, met.kv_caches)
     # Every rank holds as much of a page; which part of it is known only once the group is.
     shard = engine.layout.shard(0, parallel.world_size)
+    records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
+    read = FileDigests(records / "weights.json", log=log)
+    weights = weights_of(config, parsed.weights_version, read)
+    rest = configuration_digest(
+        config, engine_version=engine_version, environment=envs.compile_factors()
+    )
     met.cache = HostCache.open(
         CacheConfig(
             model=parsed.model or config.model_config.model,
-            weights_version=f"{parsed.weights_version}/{kv_digest(config)}",
+            weights_version=f"{weights}/{rest}",
             layout=engine.layout,
             host_pages=parsed.pages(shard.page_bytes),
             populate_host=True,
@@ -269,6 +281,8 @@ def _open(
         )
     return SchedulerSide(
         met.cache,
+        # Records of their own: no request waits while another engine reads the weights of a model.
+        Adapters(FileDigests(records / "adapters.json", log=log), parsed.adapter_versions, log=log),
         page_tokens=engine.layout.page_tokens,
         loads=transfer.is_kv_consumer,
         backs_up=transfer.is_kv_producer,

@@ -31,7 +31,9 @@ class LoraRequest(Protocol):
     """An adapter."""
 
     lora_name: str
+    lora_int_id: int
     lora_path: str
+    is_3d_lora_weight: bool
 
 
 class EngineRequest(Protocol):
@@ -129,32 +131,35 @@ class ParallelConfig(Protocol):
     distributed_executor_backend: object
 
 
-class PretrainedConfig(Protocol):
-    """`transformers.PretrainedConfig`."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as a dictionary."""
-        ...
-
-
 class ModelConfig(Protocol):
     """`vllm.config.ModelConfig`."""
 
     model: str
-    dtype: object
-    quantization: object
+    model_weights: str
+    """Where the weights are, if that is not where the model is; else empty."""
     revision: str | None
+    """The commit, where the model is a repository that is not on this host's disk."""
+    seed: int
+
+
+class LoadConfig(Protocol):
+    """`vllm.config.LoadConfig`."""
+
+    load_format: str
+
+
+class SpeculativeConfig(Protocol):
+    """`vllm.config.SpeculativeConfig`."""
 
     @property
-    def hf_config(self) -> PretrainedConfig:
-        """The model's own configuration, with what the user has overridden in it."""
+    def draft_model_config(self) -> ModelConfig | None:
+        """The model that drafts tokens; its layers may keep KV beside the others."""
         ...
 
-
-class CacheDtype(Protocol):
-    """`vllm.config.CacheConfig`."""
-
-    cache_dtype: str
+    @property
+    def draft_load_config(self) -> LoadConfig | None:
+        """How it is loaded, if not as the model is."""
+        ...
 
 
 class EngineConfig(Protocol):
@@ -166,13 +171,18 @@ class EngineConfig(Protocol):
         ...
 
     @property
+    def load_config(self) -> LoadConfig:
+        """How its weights are loaded."""
+        ...
+
+    @property
     def parallel_config(self) -> ParallelConfig:
         """How ranks divide it."""
         ...
 
     @property
-    def cache_config(self) -> CacheDtype:
-        """How KV is kept."""
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """How tokens are drafted."""
         ...
 
     @property

@@ -1,9 +1,7 @@
 """What an engine's KV cache looks like as pages of Lockstep, and which engines cannot be served yet."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 import torch
 
@@ -90,24 +88,3 @@ def require_supported(config: EngineConfig, spec: object, full_attention: type) 
             f"the model's KV layers are {type(spec).__name__}, and LockstepConnector serves"
             f" {full_attention.__name__}; run it without the connector"
         )
-
-
-def kv_digest(config: EngineConfig) -> str:
-    """Return a digest of what changes a model's KV beside its weights; part of every key.
-
-    Its configuration, with what the user has overridden (positions, layers, windows), the type that it
-    computes in and the one that KV is kept in, quantisation, and the revision.
-    """
-    model = config.model_config
-    parts = model.hf_config.to_dict()
-    # Where it was loaded from, and by what, does not change what it computes.
-    for name in ("_name_or_path", "name_or_path", "transformers_version"):
-        parts.pop(name, None)
-    facts = [
-        parts,
-        model.dtype,
-        model.quantization,
-        model.revision,
-        config.cache_config.cache_dtype,
-    ]
-    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.serving import LoadState
+from .adapters import Adapters
 from .contract import EngineRequest, ScheduledStep
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
@@ -53,6 +54,7 @@ class SchedulerSide:
     def __init__(
         self,
         cache: HostCache,
+        adapters: Adapters,
         *,
         page_tokens: int,
         loads: bool,
@@ -60,6 +62,7 @@ class SchedulerSide:
         idle_wait_s: float,
     ) -> None:
         self.cache = cache
+        self._adapters = adapters
         self._page_tokens = page_tokens
         self._loads = loads
         self._backs_up = backs_up
@@ -83,7 +86,14 @@ class SchedulerSide:
         if not may_be_cached(request):
             return
         self._arrivals += 1
-        namespace = namespace_of(request)
+        adapter = None
+        if request.lora_request is not None:
+            adapter = self._adapters.identify(request.lora_request)
+            # Ranks that have read other files, or could not, are told so by the digest.
+            self.cache.witness("adapter", self._arrivals, adapter or "not known")
+            if adapter is None:
+                return
+        namespace = namespace_of(request, adapter)
         tracked = TrackedRequest(request, self._arrivals, namespace, self._page_tokens)
         self._requests[request.request_id] = tracked
         self._prefetch(tracked)
@@ -225,7 +235,11 @@ class SchedulerSide:
             self.cache.begin_step()
 
     def _reads(self, request: EngineRequest) -> bool:
-        return self._loads and not request.skip_reading_prefix_cache
+        return (
+            self._loads
+            and not request.skip_reading_prefix_cache
+            and self._adapters.trusted(request.lora_request)
+        )
 
     def _prefetch(self, tracked: TrackedRequest) -> None:
         if self._reads(tracked.request):
@@ -245,6 +259,8 @@ class SchedulerSide:
         pages = known // self._page_tokens
         state = step.kv_connector_block_state
         if state is None or tracked.stale or pages <= tracked.lent_pages:
+            return
+        if not self._adapters.trusted(request.lora_request):
             return
         tracked.lent_pages = pages
         blocks = state.resolve_block_ids(request.request_id)[0]

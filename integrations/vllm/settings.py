@@ -33,8 +33,12 @@ class ConnectorSettings:
     """The URI of a store; None for host memory alone."""
     model: str | None = None
     """The model's name in keys; by default the one that the engine was given, which may be a path."""
-    weights_version: str = "0"
-    """Changes whenever the weights do; part of every key."""
+    weights_version: str | None = None
+    """Stands for all weights in keys; if it is given, the files that hold them are not read."""
+    adapter_versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By an adapter's name: what stands for its weights in keys, in the place of its files."""
+    weight_digests: str | None = None
+    """The folder in which digests of files of weights are remembered; by default the engine's cache."""
     pipeline_depth: int = 1
     """1: a round's verdict is applied one step later, hidden behind a forward pass. 0: at once."""
     transport: Transport = Transport.AUTO
@@ -72,7 +76,10 @@ def parse(extra: Mapping[str, Any]) -> ConnectorSettings:
         where = f"{WHERE}: {key}"
         if key in sections:
             values[key] = _section(where, sections[key], value)
-        elif key in {"store", "model", "weights_version"}:
+        elif key == "adapter_versions":
+            given = _mapping(where, value)
+            values[key] = {name: _text(f"{where}.{name}", each) for name, each in given.items()}
+        elif key in {"store", "model", "weights_version", "weight_digests"}:
             values[key] = _text(where, value)
         elif key == "transport":
             values[key] = _one_of(f"{WHERE}: {key}", Transport, value)
@@ -106,9 +113,7 @@ def _check(settings: ConnectorSettings) -> None:
 
 
 def _section(where: str, kind: type[Section], value: object) -> Section:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must hold keys and values, not {value!r}")
-    given = cast("Mapping[str, Any]", value)
+    given = _mapping(where, value)
     _require_known(where, given, {each.name for each in fields(kind)})
     values: dict[str, Any] = {"round_s": ROUND_S} if kind is Timeouts else {}
     for key, each in given.items():
@@ -122,6 +127,12 @@ def _section(where: str, kind: type[Section], value: object) -> Section:
         return kind(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _mapping(where: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must hold keys and values, not {value!r}")
+    return cast("Mapping[str, Any]", value)
 
 
 def _require_known(where: str, given: Mapping[str, Any], known: set[str]) -> None:

@@ -17,17 +17,17 @@ def may_be_cached(request: EngineRequest) -> bool:
     return request.prompt_embeds is None and not request.resumable
 
 
-def namespace_of(request: EngineRequest) -> str:
+def namespace_of(request: EngineRequest, adapter: str | None = None) -> str:
     """Return what keeps apart requests whose tokens are the same and whose KV is not.
 
-    The tenant's salt, the adapter, and the items of other modalities, whose tokens are placeholders.
-    Empty if there are none of these.
+    The tenant's salt, what the `adapter`'s weights are, and the items of other modalities, whose
+    tokens are placeholders. Empty if there are none of these.
     """
     parts: dict[str, object] = {}
     if request.cache_salt:
         parts["salt"] = request.cache_salt
-    if request.lora_request is not None:
-        parts["adapter"] = [request.lora_request.lora_name, request.lora_request.lora_path]
+    if adapter is not None:
+        parts["adapter"] = adapter
     if request.mm_features:
         parts["items"] = [
             [each.identifier, each.mm_position.offset, each.mm_position.length]

@@ -17,7 +17,7 @@ SHORT = [Phase([Prompt(tuple(range(3, 103)))])]
     [
         (
             lockstep_connector(stroe="file:///kv"),
-            "kv_connector_extra_config: there is no key 'stroe'; known: bounds, host_memory_gib,",
+            "kv_connector_extra_config: there is no key 'stroe'; known: adapter_versions, bounds,",
         ),
         (
             lockstep_connector() | {"kv_load_failure_policy": "fail"},

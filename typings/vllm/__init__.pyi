@@ -1,5 +1,7 @@
 from typing import Any
 
+__version__: str
+
 class LLM:
     llm_engine: Any
     def __init__(self, **arguments: Any) -> None: ...

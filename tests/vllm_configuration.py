@@ -1,0 +1,122 @@
+"""Configurations of vLLM with the attributes that the plug-in reads, for tests without vLLM.
+
+They say that they are vLLM's classes, since by these the plug-in knows what is proven out.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Transfer:
+    """A connector's configuration."""
+
+    kv_load_failure_policy: str = "recompute"
+    engine_id: str | None = None
+    is_kv_producer: bool = True
+    is_kv_consumer: bool = True
+    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
+class Parallel:
+    """How ranks divide a model."""
+
+    __module__ = "vllm.config.parallel"
+    __qualname__ = "ParallelConfig"
+
+    world_size: int = 2
+    tensor_parallel_size: int = 2
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    distributed_executor_backend: object = "external_launcher"
+    rank: int = 0
+    master_port: int = 29500
+
+
+@dataclass
+class Pretrained:
+    """A model's own configuration."""
+
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+
+
+def long_rope() -> Pretrained:
+    """Return the configuration of a model whose positions depend on the longest prompt."""
+    factors = {"short_factor": [1.0], "long_factor": [2.0]}
+    return Pretrained({"rope_type": "longrope", **factors})
+
+
+@dataclass
+class Model:
+    """A model."""
+
+    __module__ = "vllm.config.model"
+    __qualname__ = "ModelConfig"
+
+    model: str = "org/model"
+    model_weights: str = ""
+    revision: str | None = None
+    seed: int = 0
+    tokenizer: str = "org/model"
+    dtype: object = torch.float32
+    quantization: str | None = None
+    max_model_len: int = 4096
+    hf_config: Pretrained = field(default_factory=Pretrained)
+
+
+@dataclass
+class Kept:
+    """How KV is kept."""
+
+    __module__ = "vllm.config.cache"
+    __qualname__ = "CacheConfig"
+
+    cache_dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    num_gpu_blocks: int | None = None
+
+
+@dataclass
+class Load:
+    """How weights are loaded."""
+
+    __module__ = "vllm.config.load"
+    __qualname__ = "LoadConfig"
+
+    load_format: str = "auto"
+    use_tqdm_on_load: bool = True
+
+
+@dataclass
+class Speculative:
+    """How tokens are drafted."""
+
+    draft_model_config: Model | None = None
+    draft_load_config: Load | None = None
+
+
+@dataclass
+class Engine:
+    """An engine's configuration."""
+
+    __module__ = "vllm.config.vllm"
+    __qualname__ = "VllmConfig"
+
+    parallel_config: Parallel = field(default_factory=Parallel)
+    kv_transfer_config: Transfer | None = field(default_factory=Transfer)
+    model_config: Model = field(default_factory=Model)
+    cache_config: Kept = field(default_factory=Kept)
+    load_config: Load = field(default_factory=Load)
+    speculative_config: Speculative | None = None
+    additional_config: object = None
+    instance_id: str = "1"
+
+
+def of_model(**changes: Any) -> Engine:
+    """Return an engine with another model, or a model that is set up in another way."""
+    return Engine(model_config=replace(Model(), **changes))

@@ -1,0 +1,3 @@
+VLLM_CACHE_ROOT: str
+
+def compile_factors() -> dict[str, object]: ...

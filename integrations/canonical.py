@@ -10,7 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from pathlib import PurePath
@@ -74,7 +76,7 @@ class _Walk:
             return ["float", value.hex()]
         if isinstance(value, bytes | bytearray):
             return ["bytes", value.hex()]
-        if isinstance(value, torch.dtype | torch.device | PurePath):
+        if isinstance(value, torch.dtype | torch.device | PurePath | Fraction | Decimal):
             return ["text", type(value).__name__, str(value)]
         if _is_scalar(value):
             return self._scalar(value, where, within)

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum, IntEnum
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,7 @@ EVERYTHING: list[object] = [
     *(None, False, True, 0, 1, 2, 1.0, 0.1, float("nan"), float("inf"), "", "1", b"", b"1"),
     *(Mode.NONE, Mode.FULL, Other.NONE, int, bool, module_function),
     *(torch.float16, torch.bfloat16, torch.device("cpu"), Path("/a"), Path("/b")),
+    *(Fraction(1, 2), Fraction(1, 3), Decimal("0.5")),
     *(re.compile("a"), re.compile("a", re.IGNORECASE), np.int64(1), np.float32(1)),
     *([], [1], [[1]], [1, 2], {}, {1: 2}, {"1": 2}, {2: 1}, set[int](), {1}, {1, 2}),
     *(Held(), Held(2), Held(1, ["a"]), Derived(), Plain(), Plain(size=1), Slotted(1), Slotted(2)),

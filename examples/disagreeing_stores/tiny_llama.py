@@ -9,12 +9,12 @@ KV_HEADS = 2
 HEAD_ELEMENTS = 32
 
 
-def make(folder: Path, *, layers: int = 2, hidden: int = 128) -> None:
-    """Write a Llama-like model to `folder`; the same weights every time."""
+def make(folder: Path, *, layers: int = 2, hidden: int = 128, seed: int = 0) -> None:
+    """Write a Llama-like model to `folder`; the same weights for one seed every time."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,

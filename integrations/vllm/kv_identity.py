@@ -42,7 +42,8 @@ def configuration_digest(
     ignored = names_of(ENVIRONMENT_PROVEN_OUT)
     counted = {name: value for name, value in environment.items() if name not in ignored}
     found = canonical(config, "vllm_config", left_out())
-    _tell(found, "vllm_config")
+    if log.isEnabledFor(logging.DEBUG):
+        _tell(found, "vllm_config")
     return digest([engine_version, canonical(counted, "environment"), found])
 
 

@@ -7,6 +7,7 @@ on chunks, nor on which of its tokens came from a cache, so one run without a co
 from pathlib import Path
 
 import pytest
+import tiny_llama
 from mixed_prompts import Prompt, mixed_prompts
 from vllm_group import Group, assert_exact, lockstep_connector
 from vllm_plan import BLOCK_TOKENS, Output, Phase, Plan
@@ -137,3 +138,22 @@ def test_after_a_reset_of_the_connector_nothing_cached_before_is_used(
     cold, warm, reset, again = ranks[0].phases
     assert reset.cached_tokens == cold.cached_tokens
     assert again.cached_tokens == warm.cached_tokens > cold.cached_tokens
+
+
+def test_weights_that_were_trained_again_in_place_find_nothing_of_the_former_ones(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    tiny_llama.make(folder)
+    group = Group(tmp_path, folder)
+    connector = lockstep_connector(f"file://{tmp_path}/store")
+    phases = [Phase(PROMPTS[:20], "cold")]
+    [former] = group.run(Plan(model=group.model, phases=phases, connector=connector), ranks=1)
+
+    tiny_llama.make(folder, seed=1)
+    [alone] = group.run(Plan(model=group.model, phases=phases), ranks=1)
+    [latter] = group.run(Plan(model=group.model, phases=phases, connector=connector), ranks=1)
+
+    assert_exact(alone.phases[0].outputs, [latter])
+    assert latter.phases[0].cached_tokens == former.phases[0].cached_tokens
+    assert latter.stats["bytes_moved"]["l3_to_l2"] == 0

@@ -123,7 +123,8 @@ def _open(shape: TreeShape, device_tokens: int) -> Cache:
     device_pages = -(-device_tokens // shape.page_tokens)
     if device_pages > PAGES_MAX:
         raise ConfigError(
-            f"{device_pages} pages are more than a pool has; measure with fewer nodes"
+            f"--nodes is {shape.nodes}, which with these --tokens are {device_pages} pages, and a pool"
+            f" has {PAGES_MAX} at most; lower one of them"
         )
     # What a page's bytes are does not matter: none are ever touched.
     columns = (Column(name="kv", layers=1, heads=1, elements=1),)

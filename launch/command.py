@@ -18,11 +18,12 @@ from .bench import bench
 from .environment import prepare_for_mooncake
 from .interruption import Interrupted, ignore_signals, raise_on_signals
 from .options import LaunchChoice, ReportFile, replay_command
+from .pool_memory import check_pool_memory
 from .report import check_that_writable
 from .settings import ReplaySettings
 from .store import store
 from .store_amounts import LINE_MAX, printable
-from .workload import requests_of
+from .workload import count_requests
 
 RANKS_DEFAULT = ReplaySettings().ranks
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
@@ -80,8 +81,8 @@ def _drop_output() -> None:
 
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
     """Check what can be checked before ranks exist, replay, and return the exit status."""
-    sum(1 for _ in requests_of(settings.trace, settings.seed, settings.requests))
-    settings.check_memory(ranks_here=settings.ranks)
+    count_requests(settings.trace, settings.requests)
+    check_pool_memory(settings, ranks_here=settings.ranks)
     if settings.report is not None:
         check_that_writable(settings.report)
     if choice.launcher == "ray":

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from .option_values import check_choice
 from .profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
 from .profiles import PROFILES
 from .settings import DEVICES, ReplaySettings
@@ -24,10 +25,7 @@ class LaunchChoice:
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.launcher not in LAUNCHERS:
-            raise ConfigError(
-                f"--launcher is {self.launcher!r}, must be one of: {', '.join(LAUNCHERS)}"
-            )
+        check_choice("launcher", self.launcher, LAUNCHERS)
         if self.ray_address is not None and self.launcher != "ray":
             raise ConfigError("--ray-address needs --launcher ray")
 

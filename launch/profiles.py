@@ -5,8 +5,8 @@ For a page of 64 tokens the pools of a profile keep at most 16 KiB together, and
 so that a replay of a trace is bound by the protocol and not by memory.
 """
 
-from ..errors import ConfigError
 from ..ranks.page_layout import Column
+from .option_values import check_choice
 from .profile import PoolGeometry, Profile, StateGeometry, WindowGeometry
 
 
@@ -142,6 +142,5 @@ PROFILES: dict[str, Profile] = {
 
 def find_profile(name: str) -> Profile:
     """Return the profile, or raise `ConfigError` that lists the known ones."""
-    if name not in PROFILES:
-        raise ConfigError(f"unknown profile {name!r}; known: {', '.join(sorted(PROFILES))}")
+    check_choice("profile", name, PROFILES)
     return PROFILES[name]

@@ -145,20 +145,20 @@ def _connect(ray: Any, ranks: int, address: str | None, temporary: Path) -> None
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         why = (str(error).splitlines() or ["no reason given"])[0]
-        raise ConfigError(f"cannot reach Ray at {address}: {why}") from error
+        raise ConfigError(f"--ray-address: cannot reach Ray at {address}: {why}") from error
 
 
 def _check_that_somebody_listens(address: str) -> None:
     """Raise `ConfigError` at once where Ray itself would try again for minutes."""
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
-    if not separator:
+    if address == "auto":
         return
-    if not port.isdigit():
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
         raise ConfigError(f"--ray-address is {address!r}, must be HOST:PORT")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot reach Ray at {address}: {error}") from error
+        raise ConfigError(f"--ray-address: cannot reach Ray at {address}: {error}") from error
 
 
 def _shut_down(ray: Any) -> None:

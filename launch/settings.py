@@ -1,8 +1,9 @@
 """The settings of a replay, validated once, and carried to the ranks as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import cast
 
 from ..coordinator.bootstrap import Scalar, flatten
@@ -10,10 +11,17 @@ from ..coordinator.collectives.base import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
 from ..ranks.agreed_pools import shard_layouts
-from ..ranks.config import CacheConfig, Eviction, Timeouts, WritePolicy
-from ..ranks.executor.host_memory import check_host_memory
-from ..storage_backends.registry import make_backend
+from ..ranks.config import (
+    PAGES_MAX,
+    TIMEOUT_S_MAX,
+    CacheConfig,
+    Eviction,
+    Timeouts,
+    WritePolicy,
+)
 from ..storage_backends.uri import parse_uri
+from .option_values import check_choice, check_number, check_store, option
+from .profile import STATES_PER_CHECKPOINT
 from .profiles import find_profile
 
 DEVICES = ("cpu", "cuda")
@@ -28,6 +36,30 @@ COMPONENT_POOLS = (
 """The settings for pools that only some profiles have; derived unless they are given."""
 _MAY_DIFFER = frozenset({"device_pages", "host_pages", *COMPONENT_POOLS, "report", "table"})
 """Of the pool sizes the smallest over the ranks is used; only rank 0 reports."""
+
+RANKS_MAX = 1024
+_PAGE_TOKENS_MAX = 1 << 16
+_POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
+"""So that no pool that is derived from another has more than `PAGES_MAX`."""
+_BOUNDS: Mapping[str, tuple[int, float]] = {
+    "ranks": (1, RANKS_MAX),
+    "requests": (1, inf),
+    "concurrency": (1, inf),
+    "page_tokens": (1, _PAGE_TOKENS_MAX),
+    "device_pages": (1, _POOL_PAGES_MAX),
+    "host_pages": (1, _POOL_PAGES_MAX),
+    "prefill_tokens": (1, inf),
+    "output_tokens_max": (0, inf),
+    "seed": (0, SEED_MAX),
+    "depth": (0, 1),
+}
+_CHOICES: Mapping[str, Collection[str]] = {
+    "stop_policy": [each.value for each in StopRule],
+    "write_policy": [each.value for each in WritePolicy],
+    "eviction": [each.value for each in Eviction],
+    "transport": [each.value for each in Transport],
+    "device": DEVICES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +102,25 @@ class ReplaySettings:
     """Whether rank 0 prints the report as a table."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "ranks",
-            "concurrency",
-            "page_tokens",
-            "device_pages",
-            "host_pages",
-            "prefill_tokens",
-        ):
-            _at_least(1, getattr(self, name), name)
-        _at_least(0, self.output_tokens_max, "output_tokens_max")
-        if not 0 <= self.seed <= SEED_MAX:
-            raise ConfigError(f"--seed is {self.seed}, must be from 0 to {SEED_MAX}")
-        if self.requests is not None:
-            _at_least(1, self.requests, "requests")
-        if self.round_timeout_s <= 0:
-            raise ConfigError(f"--round-timeout-s is {self.round_timeout_s}, must be more than 0")
-        _one_of([rule.value for rule in StopRule], self.stop_policy, "stop_policy")
-        _one_of([policy.value for policy in WritePolicy], self.write_policy, "write_policy")
-        _one_of([each.value for each in Eviction], self.eviction, "eviction")
-        _one_of([each.value for each in Transport], self.transport, "transport")
-        _one_of(DEVICES, self.device, "device")
-        if self.depth not in (0, 1):
-            raise ConfigError(f"--depth is {self.depth}, must be 0 or 1")
-        self._check_component_pools()
-        # Makes the layouts, their shards and the backend only to see that they can be made.
-        self.page_bytes()
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_number(name, value, least, most)
+        for name, known in _CHOICES.items():
+            check_choice(name, getattr(self, name), known)
+        if not 0 < self.round_timeout_s <= TIMEOUT_S_MAX:
+            raise ConfigError(
+                f"--round-timeout-s is {self.round_timeout_s}, must be more than 0 and at most"
+                f" {TIMEOUT_S_MAX:.0f}"
+            )
         if self.store is not None:
-            make_backend(self.store)
+            check_store(self.store)
+        self._check_component_pools()
+        config = self.cache_config()
+        try:
+            shard_layouts(config, 0, self.ranks)
+        except ConfigError as error:
+            raise ConfigError(f"--ranks is {self.ranks}: {error}") from error
 
     def cache_config(self) -> CacheConfig:
         """Return the settings of each rank's cache."""
@@ -136,14 +159,6 @@ class ReplaySettings:
         """Return the pages on the device and on the host, by the pool's name."""
         return self.cache_config().pool_sizes()
 
-    def check_memory(self, *, ranks_here: int) -> None:
-        """Raise `ConfigError` if the pools of `ranks_here` ranks do not fit this machine."""
-        pages, needed = self.pool_pages(), 0
-        for pool, page_bytes in self.page_bytes().items():
-            device, host = pages[pool]
-            needed += page_bytes * (host + (device if self.device == "cpu" else 0))
-        check_host_memory(needed, ranks_here)
-
     def pool_sizes(self) -> dict[str, int]:
         """Return the sizes of all pools that the profile has, derived or given, by setting."""
         profile = find_profile(self.profile)
@@ -154,8 +169,8 @@ class ReplaySettings:
             **self._given_pools(),
         }
 
-    def with_pools(self, sizes: Mapping[str, int]) -> "ReplaySettings":
-        """Return the settings with these pool sizes, named as in `pool_sizes`."""
+    def with_sizes(self, sizes: Mapping[str, int]) -> "ReplaySettings":
+        """Return the settings with these sizes in place of their own, by setting."""
         return self.from_json(json.dumps({**asdict(self), **sizes}))
 
     def _given_pools(self) -> dict[str, int]:
@@ -170,7 +185,7 @@ class ReplaySettings:
                     f"{option(name)} is {pages}, and profile {self.profile!r} has no"
                     f" {name.partition('_')[0]} pool; leave it out"
                 )
-            _at_least(least[name], pages, name)
+            check_number(name, pages, least[name], _POOL_PAGES_MAX)
 
     def to_json(self) -> str:
         """Return the settings as one JSON object."""
@@ -198,18 +213,3 @@ def with_replay_durability(uri: str) -> str:
     if parsed.scheme != "file" or "durability" in parsed.options:
         return uri
     return f"{uri}{'&' if parsed.options else '?'}durability=none"
-
-
-def option(name: str) -> str:
-    """Return the command's option for a setting."""
-    return f"--{name.replace('_', '-')}"
-
-
-def _at_least(minimum: int, value: int, name: str) -> None:
-    if value < minimum:
-        raise ConfigError(f"{option(name)} is {value}, must be {minimum} or more")
-
-
-def _one_of(known: "list[str] | tuple[str, ...]", value: str, name: str) -> None:
-    if value not in known:
-        raise ConfigError(f"{option(name)} is {value!r}, must be one of: {', '.join(known)}")

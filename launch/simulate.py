@@ -6,11 +6,15 @@ from pathlib import Path
 
 from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
+from ..simulation.faults import FAULT_PROFILES
+from ..simulation.models import LLAMA, MODEL_PROFILES
 from ..simulation.revived import REVIVED_BUGS, RevivedBug, find_bug
 from ..simulation.revived import SEEDS as REVIVED_SEEDS
-from ..simulation.world import BOTH
+from ..simulation.world import BOTH, ENGINE, L1_CHOICES, REPLICA, STEPS_MIN
 from .first_error import EXIT_FAULT, say
+from .option_values import check_choice, check_number
 from .report import write_report
+from .settings import RANKS_MAX, SEED_MAX
 
 EXIT_NOT_FOUND = 4
 """A bug was revived, and none of the schedules has found it."""
@@ -50,11 +54,13 @@ def choose_exploration(
     revive: str | None,
 ) -> Exploration:
     """Return what to explore: as it is told, else as the bug to revive needs it, else as usual."""
-    if depth not in {None, 0, 1}:
-        raise ConfigError(f"--depth is {depth}, must be 0 or 1")
+    if depth is not None:
+        check_number("depth", depth, 0, 1)
+    check_number("ranks", ranks, 1, RANKS_MAX)
+    check_number("steps", steps, STEPS_MIN)
     bug = None if revive is None else _find_bug(revive)
     usual = SEEDS if bug is None else REVIVED_SEEDS
-    return Exploration(
+    exploration = Exploration(
         seeds=usual if seeds is None else parse_seeds(seeds),
         ranks=ranks,
         steps=steps,
@@ -64,6 +70,21 @@ def choose_exploration(
         l1=l1 or (BOTH if bug is None else bug.l1),
         bug=bug,
     )
+    _check_choices(exploration)
+    return exploration
+
+
+def _check_choices(exploration: Exploration) -> None:
+    profile, l1 = exploration.profile, exploration.l1
+    if profile is not None:
+        check_choice("profile", profile, MODEL_PROFILES)
+    check_choice("faults", exploration.faults, FAULT_PROFILES)
+    check_choice("l1", l1, L1_CHOICES)
+    if l1 == ENGINE and profile not in (None, LLAMA):
+        raise ConfigError(
+            f"--l1 is {l1}, and an engine can own the pages of full attention only; profile"
+            f" {profile!r} has more: use --l1 {REPLICA}, or --profile {LLAMA}"
+        )
 
 
 def _find_bug(name: str) -> RevivedBug:
@@ -87,6 +108,8 @@ def parse_seeds(text: str) -> range:
         raise ConfigError(f"--seeds is {text!r}, must be A:B with whole numbers, for example 0:100")
     if int(first) >= int(last):
         raise ConfigError(f"--seeds is {text!r}, must be A:B with A less than B")
+    if int(last) > SEED_MAX:
+        raise ConfigError(f"--seeds is {text!r}, must be A:B with B at most {SEED_MAX}")
     return range(int(first), int(last))
 
 
@@ -108,8 +131,6 @@ def run_simulation(exploration: Exploration, report: Path | None) -> int:
             l1=exploration.l1,
             revive=None if bug is None else bug.name,
         )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     except LockstepError:
         raise
     except Exception as error:  # noqa: BLE001 - status 1 says that a schedule has shown a fault.

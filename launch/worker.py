@@ -22,11 +22,12 @@ from ..errors import ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation
 from .environment import RankEnvironment, prepare_for_mooncake
 from .interruption import Interrupted
+from .pool_memory import check_pool_memory
 from .progress import OnDone, nothing
 from .report import RankResult, Report, make_report
 from .scheduler import Limits, Scheduler
 from .settings import ReplaySettings
-from .workload import requests_of
+from .workload import count_requests, requests_of
 
 if TYPE_CHECKING:
     from ..coordinator.collectives.base import Collective
@@ -115,7 +116,7 @@ def _agree(
         settings.pool_sizes(),
         JOIN_TIMEOUT_S,
     )
-    agreed = settings.with_pools(pools)
+    agreed = settings.with_sizes(pools)
     problem: str | None = None
     requests = 0
     try:
@@ -124,8 +125,8 @@ def _agree(
                 f"--ranks is {agreed.ranks}, but {environment.world_size} ranks were started; "
                 "leave --ranks out under torchrun"
             )
-        agreed.check_memory(ranks_here=environment.local_world_size)
-        requests = sum(1 for _ in requests_of(agreed.trace, agreed.seed, agreed.requests))
+        check_pool_memory(agreed, ranks_here=environment.local_world_size)
+        requests = count_requests(agreed.trace, agreed.requests)
     except ConfigError as error:
         problem = str(error)
     agree_that_all_are_ready(collective, problem, JOIN_TIMEOUT_S)

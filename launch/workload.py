@@ -71,3 +71,10 @@ def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Req
     if trace is None:
         return synthetic_requests(seed, limit)
     return read_trace(trace, limit)
+
+
+def count_requests(trace: str | None, limit: int | None) -> int:
+    """Return how many requests `requests_of` yields. Raises `ConfigError` for a malformed trace."""
+    if trace is None:
+        return REQUESTS_DEFAULT if limit is None else limit
+    return sum(1 for _ in read_trace(trace, limit))

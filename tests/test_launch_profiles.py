@@ -211,7 +211,7 @@ def test_ranks_with_pools_of_different_sizes_use_the_smallest_of_each_pool() -> 
         name: min(pages, smaller.pool_sizes()[name])
         for name, pages in settings.pool_sizes().items()
     }
-    agreed = settings.with_pools(sizes)
+    agreed = settings.with_sizes(sizes)
 
     assert agreed.pool_pages() == {"kv": (800, 65536), "window": (400, 500)}
     assert settings.fingerprint() == smaller.fingerprint()

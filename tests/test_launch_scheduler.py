@@ -124,7 +124,7 @@ def test_hybrid_models_with_small_pools_are_slower_and_never_wrong_or_stuck(
         store=tmp_path.as_uri(),
         depth=depth,
         output_tokens_max=4,
-    ).with_pools(sizes)
+    ).with_sizes(sizes)
 
     counts = replayed(settings)
 
@@ -143,7 +143,7 @@ def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> N
         device_pages=128,
         host_pages=128,
         write_policy="write_back",
-    ).with_pools({"window_device_pages": 128, "window_host_pages": 18})
+    ).with_sizes({"window_device_pages": 128, "window_host_pages": 18})
 
     counts = replayed(settings)
 

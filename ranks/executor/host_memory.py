@@ -5,6 +5,7 @@ would kill the process later, in the middle of serving. Both limits count: what 
 and what the control groups of this process allow, in either version of their interface.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -44,16 +45,22 @@ def check_host_memory(bytes_needed: int, ranks_on_host: int = 1, *, root: Path =
     promised but not yet touched cannot be seen. `root` is where `proc` and `sys` are mounted.
     """
     needed = bytes_needed * ranks_on_host
-    machine, group = _machine_available(root), cgroup_available(root)
-    available = min((room for room in (machine, group) if room is not None), default=needed)
+    available, where = available_host_memory(root)
     if needed <= available:
         return
-    where = "on this machine" if available == machine else "within this process's memory limit"
     raise ConfigError(
         f"host pages need {needed / 2**30:.2f} GiB for {ranks_on_host} rank(s) on this host, and "
         f"{available / 2**30:.2f} GiB is available {where}; lower host_pages (host_memory_gib "
         "in an engine's configuration), run fewer ranks on this host, or allow more memory"
     )
+
+
+def available_host_memory(root: Path = Path("/")) -> tuple[int, str]:
+    """Return how many bytes this process may still use, and in words what allows no more."""
+    machine, group = _machine_available(root), cgroup_available(root)
+    if group is None or (machine is not None and machine <= group):
+        return sys.maxsize if machine is None else machine, "on this machine"
+    return group, "within this process's memory limit"
 
 
 def _machine_available(root: Path) -> int | None:

@@ -196,7 +196,7 @@ def test_a_ray_cluster_that_nobody_runs_is_refused_at_once() -> None:
     ended = run(*COMMAND, "--launcher", "ray", "--ray-address", f"127.0.0.1:{port}")
 
     assert ended.status == 2
-    assert ended.err.startswith(f"lockstep: cannot reach Ray at 127.0.0.1:{port}: ")
+    assert ended.err.startswith(f"lockstep: --ray-address: cannot reach Ray at 127.0.0.1:{port}: ")
     assert ended.err.count("\n") == 1
 
 

@@ -2,7 +2,8 @@
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
-that did not find it with 4, a simulation that broke down itself with 70, an interrupted run with 130.
+that did not find it with 4, a replay that refused requests with 5, a simulation that broke down itself
+with 70, an interrupted run with 130.
 """
 
 import errno
@@ -17,7 +18,7 @@ from ..errors import ConfigError, LockstepError
 from .bench import bench
 from .environment import prepare_for_mooncake
 from .interruption import Interrupted, ignore_signals, raise_on_signals
-from .options import LaunchChoice, ReportFile, replay_command
+from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .pool_memory import check_pool_memory
 from .report import check_that_writable
 from .settings import ReplaySettings
@@ -98,13 +99,15 @@ def _replay(settings: ReplaySettings, choice: LaunchChoice) -> None:
     raise typer.Exit(launch(settings, choice))
 
 
-app.command("replay")(replay_command(_replay, ranks_default=lambda: RANKS_DEFAULT))
+app.command("replay", epilog=EXIT_STATUSES)(
+    replay_command(_replay, ranks_default=lambda: RANKS_DEFAULT)
+)
 
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
 
 
-@app.command("demo")
+@app.command("demo", epilog=EXIT_STATUSES)
 def demo(
     store: Annotated[
         Path | None,

@@ -149,6 +149,13 @@ RoundTimeout = Annotated[
     float, typer.Option(help="Seconds after which a round without an answer ends the group.")
 ]
 
+EXIT_STATUSES = (
+    "Exit status: 0, every request was served, and every page that was compared was right; 1, something"
+    " was wrong, and the last lines say what; 2, the options or the trace are wrong; 3, the ranks could"
+    " not go on; 5, requests were refused, which the pools are too small for; 130, interrupted. 128 +"
+    " the signal: a rank was killed. torchrun ends with 1 for all of them but 0."
+)
+
 _DEFAULT = ReplaySettings()
 
 

@@ -10,6 +10,9 @@ from .profiles import find_profile
 from .report import Report, faults_of, write_report
 from .store_amounts import bytes_in_words, count
 
+EXIT_REFUSED = 5
+"""The replay showed no fault, and there were requests that it could not serve."""
+
 
 def conclude(report: Report, *, path: str | None, table: bool) -> int:
     """Print the report as a table, write it to `path`, and return the status to exit with."""
@@ -33,7 +36,9 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     faults = faults_of(report)
     for fault in faults:
         say(fault)
-    return EXIT_FAULT if faults else 0
+    if faults:
+        return EXIT_FAULT
+    return EXIT_REFUSED if report["refused"] else 0
 
 
 def table_of(reports: Mapping[str, Report]) -> Table:

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from ..errors import LockstepError
 from .environment import RankEnvironment, read_rank_environment
-from .options import LaunchChoice, replay_command
+from .options import EXIT_STATUSES, LaunchChoice, replay_command
 from .settings import ReplaySettings
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Rank:
 
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         ranks = self._environment.world_size
-        app.command()(replay_command(run, ranks_default=lambda: ranks))
+        app.command(epilog=EXIT_STATUSES)(replay_command(run, ranks_default=lambda: ranks))
         app()
 
     def run(self, settings: ReplaySettings) -> None:

@@ -232,8 +232,6 @@ def faults_of(report: Report) -> list[str]:
     if report["operations_left"]:
         faults.append(f"{report['operations_left']} operations had not ended at the end")
     faults += report["violations"]
-    if report["refused"] and not report["requests"]:
-        faults.append("no request could be served")
     if len(set(report["digests"])) > 1:
         faults.append(f"the replicas differ: digests {', '.join(report['digests'])}")
     return faults

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from rank_results import result
 
 from lockstep.errors import ConfigError
-from lockstep.launch.counts import Counts
+from lockstep.launch.counts import Counts, PoolCounts
 from lockstep.launch.outcome import conclude
-from lockstep.launch.report import RankResult, check_that_writable, make_report, shown_settings
+from lockstep.launch.report import check_that_writable, make_report, shown_settings
 from lockstep.launch.settings import ReplaySettings
 
 
@@ -26,24 +27,8 @@ def test_the_settings_in_a_report_have_no_secrets() -> None:
 def test_failed_operations_are_told_with_where_the_reason_stands_and_are_no_fault(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = RankResult(
-        counts=Counts(requests=1),
-        refusals=[],
-        steps=1,
-        rounds=1,
-        transport="torch",
-        collectives=1,
-        round_us=[],
-        operations={"persist": {"failed": 2, "ok": 1}, "prefetch": {"ok": 1}},
-        operations_left=0,
-        violation="",
-        bytes_moved=dict.fromkeys(("l1_to_l2", "l2_to_l1", "l2_to_l3", "l3_to_l2"), 0),
-        storage_corrupt=0,
-        digest=0,
-        wall_s=1.0,
-        flush_s=0.0,
-    )
-    report = make_report(ReplaySettings(trace="t", ranks=1), [result])
+    operations = {"persist": {"failed": 2, "ok": 1}, "prefetch": {"ok": 1}}
+    report = make_report(ReplaySettings(trace="t", ranks=1), [result(operations=operations)])
 
     status = conclude(report, path=None, table=True)
 
@@ -53,6 +38,23 @@ def test_failed_operations_are_told_with_where_the_reason_stands_and_are_no_faul
         "lockstep: 2 of 3 persist operations failed; see the warnings before this"
     ]
     assert " 1 rank " in said.out
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [
+        (Counts(requests=2), 0),
+        (Counts(requests=1, refused=1), 5),
+        (Counts(refused=1), 5),
+        (Counts(requests=1, refused=1, pools={"kv": PoolCounts(pages_corrupt=1)}), 1),
+    ],
+)
+def test_the_status_tells_requests_that_were_refused_from_wrong_pages(
+    counts: Counts, status: int
+) -> None:
+    report = make_report(ReplaySettings(ranks=1), [result(counts=counts)])
+
+    assert conclude(report, path=None, table=False) == status
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

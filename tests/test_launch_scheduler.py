@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rank_results import result
 from replays_in_process import opened, replayed, scheduler
 
 from lockstep.launch.counts import Counts, PoolCounts
@@ -272,34 +273,6 @@ def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
 
     assert cache.stats().steps == 2
     cache.close()
-
-
-def result(**changes: object) -> RankResult:
-    fields: dict[str, object] = {
-        "counts": Counts(
-            requests=2,
-            preempted=1,
-            prompt_tokens=100,
-            computed_tokens=40,
-            hit_host_tokens=60,
-            pools={"kv": PoolCounts(pages_verified=5, pages_rechecked=7)},
-        ),
-        "refusals": [],
-        "steps": 9,
-        "rounds": 9,
-        "transport": "shm: all 2 ranks are on one host",
-        "collectives": 9,
-        "round_us": [1.0, 3.0],
-        "operations": {"backup": {"complete": 2}},
-        "operations_left": 0,
-        "violation": "",
-        "bytes_moved": {"l1_to_l2": 1, "l2_to_l1": 2, "l2_to_l3": 3, "l3_to_l2": 4},
-        "storage_corrupt": 0,
-        "digest": 0x1234,
-        "wall_s": 1.0,
-        "flush_s": 0.5,
-    }
-    return RankResult(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_rank_hands_in_its_result_unchanged() -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
+from .. import __version__
 from ..errors import ConfigError, LockstepError
 from .bench import bench
 from .environment import prepare_for_mooncake
@@ -32,13 +33,29 @@ _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 
 app = typer.Typer(
     name="lockstep",
-    help="A KV cache for tensor-parallel inference that stays the same on every rank.",
     add_completion=False,
     pretty_exceptions_enable=False,
     # Markup would read the B in `A:B:` as a picture.
     rich_markup_mode=None,
     no_args_is_help=True,
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"lockstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _group(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """A KV cache for tensor-parallel inference that stays the same on every rank."""
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from lockstep import __version__
 from lockstep.errors import ConfigError
 from lockstep.launch import command
 from lockstep.launch.demo import run_demo
@@ -106,6 +108,12 @@ def test_bad_input_gets_one_line_and_status_2(
     assert complaint in said
     assert said.startswith("lockstep: ")
     assert said.count("\n") == 1
+
+
+def test_the_command_tells_its_version() -> None:
+    told = CliRunner().invoke(command.app, ["--version"])
+
+    assert (told.exit_code, told.output) == (0, f"lockstep {__version__}\n")
 
 
 def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_path: Path) -> None:

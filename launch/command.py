@@ -9,7 +9,6 @@ with 70, an interrupted run with 130.
 import errno
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -127,10 +126,12 @@ app.add_typer(store, name="store")
 @app.command("demo", epilog=EXIT_STATUSES)
 def demo(
     store: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Directory for the store; kept, and refused if it holds anything.",
+            help="Store for both runs, for example file:///var/demo; kept. A directory that holds"
+            " anything is refused.",
             show_default="a temporary one, removed at the end",
+            metavar="URI",
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
@@ -139,7 +140,7 @@ def demo(
     """Replay the built-in workload twice on one store, cold and warm, and compare the two runs."""
     from .demo import run_demo
 
-    raise typer.Exit(run_demo(ranks=ranks, directory=store, report=report))
+    raise typer.Exit(run_demo(ranks=ranks, store=store, report=report))
 
 
 @app.command("simulate")

@@ -1,38 +1,42 @@
 """The demonstration: one workload twice on one store, cold and warm, side by side."""
 
 import tempfile
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from ..errors import ConfigError
-from ..storage_backends.uri import without_secrets
+from ..storage_backends.uri import StoreUri, parse_uri
 from .command import launch
+from .option_values import check_store
 from .options import LaunchChoice
 from .outcome import table_of
 from .profiles import find_profile
-from .report import Report, read_report, write_report
+from .report import Report, check_that_writable, read_report, write_report
 from .settings import ReplaySettings
 
 
-def run_demo(*, ranks: int, directory: Path | None, report: Path | None) -> int:
+def run_demo(*, ranks: int, store: str | None, report: Path | None) -> int:
     """Run the two replays, print the comparison, and return the status to exit with.
 
-    `directory` becomes the store and is kept; None stands for a temporary one. `report` gets one
-    JSON object with the reports of both runs under `cold` and `warm`.
+    `store` is the URI of a store that holds nothing yet, or the first run is not cold; it is kept. None
+    stands for a temporary directory.
+    `report` gets one JSON object with the reports of both runs under `cold` and `warm`.
     """
-    if directory is not None:
-        _check_that_unused(directory)
+    if store is not None:
+        check_store(store)
+        _check_that_unused(parse_uri(store))
+    if report is not None:
+        check_that_writable(str(report))
     console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
-        nullcontext(directory) if directory else tempfile.TemporaryDirectory() as place,
+        tempfile.TemporaryDirectory() as place,
     ):
         settings = ReplaySettings(
             ranks=ranks,
-            store=Path(place).resolve().as_uri(),
+            store=store or Path(place).resolve().as_uri(),
             concurrency=4,
             table=False,
             # Too small for the workload, so that every tier has something to do.
@@ -53,13 +57,16 @@ def run_demo(*, ranks: int, directory: Path | None, report: Path | None) -> int:
     return 0
 
 
-def _check_that_unused(directory: Path) -> None:
-    if ":/" in str(directory):
-        shown = without_secrets(str(directory))
-        raise ConfigError(f"--store is {shown!r}; the demo takes a directory, not a URI")
-    if not directory.exists():
+def _check_that_unused(store: StoreUri) -> None:
+    """Raise `ConfigError` for a directory that holds anything, which the demo would not touch."""
+    directory = Path(store.path)
+    if store.scheme != "file" or not directory.exists():
         return
     if not directory.is_dir():
-        raise ConfigError(f"{directory} is not a directory; the demo makes its store in one")
+        raise ConfigError(
+            f"--store: {directory} is not a directory; the demo makes its store in one"
+        )
     if any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty; the demo starts with a store of its own")
+        raise ConfigError(
+            f"--store: {directory} is not empty; the demo starts with a store of its own"
+        )

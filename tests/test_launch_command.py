@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from lockstep import __version__
 from lockstep.errors import ConfigError
 from lockstep.launch import command
-from lockstep.launch.demo import run_demo
 from lockstep.launch.environment import is_rank, read_rank_environment
 from lockstep.launch.settings import ReplaySettings, with_replay_durability
 
@@ -168,10 +167,31 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 ) -> None:
     trace(tmp_path, LINE)
 
-    status, said = lockstep("demo", "--store", tmp_path)
+    status, said = lockstep("demo", "--store", tmp_path.as_uri())
 
     assert status == 2
-    assert "is not empty" in said
+    assert said == (
+        f"lockstep: --store: {tmp_path} is not empty; the demo starts with a store of its own\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--store", __file__], f"which is not a URI; for a directory write file://{__file__}"),
+        (["--store", f"file://{__file__}"], f"--store: {__file__} is not a directory"),
+        (["--store", "ftp://host/kv"], "--store: store 'ftp://host/kv': unknown scheme 'ftp'"),
+        (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
+        (["--ranks", "0"], "--ranks is 0, must be from 1 to 1024"),
+    ],
+)
+def test_a_demo_that_cannot_be_is_refused_before_it_runs(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
+    status, said = lockstep("demo", *arguments)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
 
 
 def test_settings_travel_as_json_unchanged() -> None:
@@ -261,15 +281,3 @@ def test_an_environment_that_no_launcher_makes_is_refused_by_name(
 
     with pytest.raises(ConfigError, match=complaint):
         read_rank_environment()
-
-
-def test_the_demo_takes_an_unused_directory_and_says_so(tmp_path: Path) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("")
-    for directory, complaint in (
-        (in_the_way, "is not a directory"),
-        (tmp_path, "is not empty"),
-        (Path("file:/tmp/store"), "takes a directory, not a URI"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            run_demo(ranks=2, directory=directory, report=None)

@@ -33,7 +33,10 @@ class LaunchChoice:
 Run = Callable[[ReplaySettings, LaunchChoice], None]
 
 Trace = Annotated[
-    Path | None, typer.Argument(help="Trace to replay, JSONL; without it the built-in workload.")
+    Path | None,
+    typer.Argument(
+        help="Trace to replay, JSONL or that in gzip; without it the built-in workload."
+    ),
 ]
 Ranks = Annotated[
     int | None,

@@ -3,39 +3,71 @@
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, ...]}
 
 Lengths are in tokens; `hash_ids` has one id for each block of 512 prompt tokens, the last of which
-may be partial. Timestamps are ignored, and so are fields that are not named here.
+may be partial. Timestamps are ignored, and so are fields that are not named here. The file may be
+compressed with gzip, whatever its name.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from ..errors import ConfigError
 from .request import BLOCK_TOKENS, Request
+
+_GZIP = b"\x1f\x8b"
+_LINE_BYTES_MAX = 16 << 20
+"""So that no file fills the memory; ids for a prompt of some hundred million tokens take as much."""
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[Request]:
     """Yield the requests of the trace in order, at most `limit` of them, as the file is read.
 
-    Raises `ConfigError` that names the file, the line and the field: at the first `next` if the file
-    cannot be read or has no request, later at a malformed line. Blank lines are skipped.
+    A file that begins as gzip does is read as such. Raises `ConfigError` that names the file, the line
+    and the field: at the first `next` if the file cannot be read or has no request, later at a
+    malformed line. Blank lines are skipped.
     """
     index = 0
-    try:
-        with Path(path).open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if limit is not None and index >= limit:
-                    return
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                yield _parse(_decoded(line, where), index, where)
-                index += 1
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from error
+    for number, line in enumerate(_lines(path), start=1):
+        if limit is not None and index >= limit:
+            return
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        yield _parse(_decoded(line, where), index, where)
+        index += 1
     if index == 0:
         raise ConfigError(f"the trace {path} has no requests; it needs one JSON object a line")
+
+
+def _lines(path: str | Path) -> Iterator[bytes]:
+    """Yield the lines of a file, plain or compressed, of which only one is in memory at a time."""
+    read = 0
+    try:
+        with Path(path).open("rb") as plain, _unpacked(plain) as lines:
+            while line := lines.readline(_LINE_BYTES_MAX + 1):
+                read += 1
+                if len(line) > _LINE_BYTES_MAX:
+                    raise ConfigError(
+                        f"{path}, line {read}: longer than {_LINE_BYTES_MAX >> 20} MiB, which no"
+                        " request is"
+                    )
+                yield line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(
+            f"the trace {path} is truncated or damaged: after line {read} the gzip data ends or is"
+            f" wrong: {error}; fetch it again"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from error
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO | gzip.GzipFile:
+    packed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    return gzip.open(file) if packed else file
 
 
 def _decoded(line: bytes, where: str) -> str:

@@ -1,5 +1,6 @@
 """Reading a trace, and the token ids and requests that come out of it."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -43,6 +44,52 @@ def test_a_line_becomes_a_request_and_blank_lines_and_other_fields_are_skipped(
         Request(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8)),
         Request(index=1, prompt_length=700, output_length=3, hash_ids=(7, 8)),
     ]
+
+
+def test_a_trace_that_is_compressed_is_read_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(gzip.compress(f"{json.dumps(GOOD)}\n\n{json.dumps(GOOD)}".encode()))
+
+    assert [each.index for each in read_trace(path)] == [0, 1]
+    with pytest.raises(ConfigError, match=r"trace\.jsonl, line 2: not JSON"):
+        list(read_trace(packed(tmp_path, f"{json.dumps(GOOD)}\n{{\n".encode())))
+
+
+def packed(folder: Path, content: bytes) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_bytes(gzip.compress(content))
+    return path
+
+
+@pytest.mark.parametrize("damage", [slice(0, 60), slice(0, 12), slice(0, 2)])
+def test_a_compressed_trace_that_is_cut_off_is_refused_in_one_line(
+    tmp_path: Path, damage: slice
+) -> None:
+    path = packed(tmp_path, b"\n".join(changed(output_length=n).encode() for n in range(100)))
+    path.write_bytes(path.read_bytes()[damage])
+
+    with pytest.raises(ConfigError, match=r"trace\.jsonl is truncated or damaged: after line \d+ "):
+        list(read_trace(path))
+
+
+@pytest.mark.parametrize("at", [3, 30, -6])
+def test_a_compressed_trace_with_wrong_bytes_is_refused_in_one_line(
+    tmp_path: Path, at: int
+) -> None:
+    path = packed(tmp_path, b"\n".join(changed(output_length=n).encode() for n in range(100)))
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"^[^\n]*trace\.jsonl"):
+        list(read_trace(path))
+
+
+def test_a_line_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    path = packed(tmp_path, b" " * (20 << 20))
+
+    with pytest.raises(ConfigError, match="line 1: longer than 16 MiB"):
+        list(read_trace(path))
 
 
 def test_reading_stops_at_the_limit_and_does_not_look_at_what_follows(tmp_path: Path) -> None:

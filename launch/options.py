@@ -49,7 +49,13 @@ Requests = Annotated[
         show_default=f"the whole trace; {REQUESTS_DEFAULT} of the built-in workload",
     ),
 ]
-Concurrency = Annotated[int, typer.Option(help="Requests in the system at a time.")]
+Concurrency = Annotated[
+    int,
+    typer.Option(
+        help="Requests in the system at a time: the next one enters when one has left, whatever the"
+        " trace's timestamps say."
+    ),
+]
 ProfileName = Annotated[
     str, typer.Option("--profile", help=f"Model geometry, scaled down: {', '.join(PROFILES)}.")
 ]

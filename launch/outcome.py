@@ -1,6 +1,7 @@
 """How a replay ends for the person who started it: the report's file, a table, and a status."""
 
 from collections.abc import Mapping
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     """Print the report as a table, write it to `path`, and return the status to exit with."""
     if table:
         console = Console(highlight=False, emoji=False)
+        console.print(_pace(report), soft_wrap=True)
         profile = find_profile(str(report["settings"]["profile"]))
         console.print(profile.scale, soft_wrap=True)
         console.print(table_of({count(report["ranks"], "rank"): report}))
@@ -41,10 +43,18 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     return EXIT_REFUSED if report["refused"] else 0
 
 
+def _pace(report: Report) -> str:
+    """Say when requests entered, which a reader of the table would else take from the trace."""
+    settings = report["settings"]
+    unused = "" if settings["trace"] is None else "; the trace's timestamps are not used"
+    requests = count(cast("int", settings["concurrency"]), "request")
+    return f"{requests} in the system at a time (--concurrency){unused}"
+
+
 def table_of(reports: Mapping[str, Report]) -> Table:
     """Return a table with one column for each report, by its title."""
     table = Table(title=None, header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for title in reports:
         table.add_column(title, justify="right")
     rows = [_rows(report) for report in reports.values()]
@@ -78,8 +88,8 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("rounds", f"{report['rounds']:,}", False),
         ("collectives", f"{report['collectives']:,}", False),
         ("carried by", report["transport"], False),
-        ("agreement time p50", f"{report['round_us']['p50']:,.0f} us", False),
-        ("agreement time p99", f"{report['round_us']['p99']:,.0f} us", True),
+        ("time in Cache.step p50", f"{report['round_us']['p50']:,.0f} us", False),
+        ("time in Cache.step p99", f"{report['round_us']['p99']:,.0f} us", True),
         ("operations ended", f"{sum(sum(each.values()) for each in ended.values()):,}", False),
         ("  of them failed", f"{failed:,}", False),
         ("operations left at the end", f"{report['operations_left']:,}", False),

@@ -82,7 +82,8 @@ class Report(TypedDict):
     collectives: int
     """Collectives that a rank launched for its rounds."""
     round_us: Percentiles
-    """How long a step waited for the agreement, in microseconds."""
+    """How long a step of the cache kept the engine, in microseconds: the vote, the wait for the other
+    ranks, and what follows from the verdict; without the waits for progress that an engine asks for."""
     operations: dict[str, dict[str, int]]
     operations_left: int
     """Operations that had not ended when everything was flushed. Must be 0."""

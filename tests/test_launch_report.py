@@ -1,13 +1,15 @@
 """What a report says of its run, and whether one can be written, as told before a run begins."""
 
+import io
 from pathlib import Path
 
 import pytest
 from rank_results import result
+from rich.console import Console
 
 from lockstep.errors import ConfigError
 from lockstep.launch.counts import Counts, PoolCounts
-from lockstep.launch.outcome import conclude
+from lockstep.launch.outcome import conclude, table_of
 from lockstep.launch.report import check_that_writable, make_report, shown_settings
 from lockstep.launch.settings import ReplaySettings
 
@@ -55,6 +57,38 @@ def test_the_status_tells_requests_that_were_refused_from_wrong_pages(
     report = make_report(ReplaySettings(ranks=1), [result(counts=counts)])
 
     assert conclude(report, path=None, table=False) == status
+
+
+@pytest.mark.parametrize(
+    ("trace", "first_line"),
+    [
+        (
+            "t.jsonl",
+            "5 requests in the system at a time (--concurrency); the trace's timestamps are not used",
+        ),
+        (None, "5 requests in the system at a time (--concurrency)"),
+    ],
+)
+def test_the_first_line_says_when_requests_entered(
+    capsys: pytest.CaptureFixture[str], trace: str | None, first_line: str
+) -> None:
+    report = make_report(ReplaySettings(ranks=1, concurrency=5, trace=trace), [result()])
+
+    conclude(report, path=None, table=True)
+
+    assert capsys.readouterr().out.splitlines()[0] == first_line
+
+
+def test_the_table_says_what_its_times_are_and_keeps_each_label_on_one_line() -> None:
+    report = make_report(ReplaySettings(ranks=1), [result(round_us=[1500.0])])
+    console = Console(width=60, record=True, file=io.StringIO())
+
+    console.print(table_of({"cold": report, "warm": report}))
+
+    rows = [line.split("│")[1:-1] for line in console.export_text().splitlines() if "│" in line]
+    said = {label.strip(): value.strip() for label, value, _ in rows}
+    assert said["time in Cache.step p50"] == "1,500 us"
+    assert said["operations left at the end"] == "0"
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

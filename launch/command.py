@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import ConfigError, LockstepError
 from .bench import bench
 from .environment import prepare_for_mooncake
-from .interruption import Interrupted, ignore_signals, raise_on_signals
+from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .pool_memory import check_pool_memory
 from .report import check_that_writable
@@ -71,7 +71,7 @@ def main() -> None:
     except LockstepError as error:
         _end(str(error), 2 if isinstance(error, ConfigError) else 3)
     except Interrupted:
-        _end("interrupted", 130)
+        _end("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever reads the output has seen enough.
         _drop_output()

@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM: when they end a process at once, and when it must leave in order.
 
 A rank that has opened nothing ends by the signal itself. A rank that has a store open, or a process
-that has started ranks, gets `Interrupted` once; a second signal during its orderly end is ignored,
-because everything in it is bounded.
+that has started ranks, gets `Interrupted` once; a rank that serves requests ends after the step that it
+is in, so that what it has counted holds. A second signal during its orderly end is ignored, because
+everything in it is bounded.
 """
 
 import ctypes
@@ -13,6 +14,9 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+
+EXIT_INTERRUPTED = 130
+"""What a shell says of a command that Ctrl-C has ended."""
 
 
 class Interrupted(BaseException):
@@ -44,21 +48,42 @@ def raise_on_signals() -> None:
         signal.signal(each, _raise_once)
 
 
-def note_signals() -> Callable[[], bool]:
+def note_signals(*, patience_s: float | None = None) -> Callable[[], bool]:
     """From now on SIGINT and SIGTERM only set a flag; return the function that reads it.
 
-    For calls into libraries that an exception out of a signal would break.
+    For calls into libraries that an exception out of a signal would break, and for work that can end
+    between two steps. With `patience_s` a flag that nobody reads for so long raises `Interrupted` in
+    the main thread: the step may be one that waits for a rank that has left.
     """
     noted: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if patience_s is not None and not noted:
+            signal.signal(signal.SIGALRM, _raise_once)
+            signal.setitimer(signal.ITIMER_REAL, patience_s)
+        noted.append(number)
+
+    def read() -> bool:
+        if noted:
+            _end_patience()
+        return bool(noted)
+
     for each in _SIGNALS:
-        signal.signal(each, lambda number, _frame: noted.append(number))
-    return lambda: bool(noted)
+        signal.signal(each, note)
+    return read
 
 
 def ignore_signals() -> None:
     """From now on SIGINT and SIGTERM do nothing: the process is leaving already."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
+    _end_patience()
+
+
+def _end_patience() -> None:
+    # A timer with another handler is somebody else's.
+    if signal.getsignal(signal.SIGALRM) is _raise_once:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _raise_once(_signal: int, _frame: FrameType | None) -> None:

@@ -1,12 +1,13 @@
 """How a replay ends for the person who started it: the report's file, a table, and a status."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rich.console import Console
 from rich.table import Table
 
 from .first_error import EXIT_FAULT, say
+from .interruption import EXIT_INTERRUPTED
 from .profiles import find_profile
 from .report import Report, faults_of, write_report
 from .store_amounts import bytes_in_words, count
@@ -22,7 +23,10 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         console.print(_pace(report), soft_wrap=True)
         profile = find_profile(str(report["settings"]["profile"]))
         console.print(profile.scale, soft_wrap=True)
-        console.print(table_of({count(report["ranks"], "rank"): report}))
+        title = count(report["ranks"], "rank")
+        console.print(
+            table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
+        )
     # The table comes first: a report that cannot be written must not take the run with it.
     if path is not None:
         write_report(path, report)
@@ -38,6 +42,8 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
     faults = faults_of(report)
     for fault in faults:
         say(fault)
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
     if faults:
         return EXIT_FAULT
     return EXIT_REFUSED if report["refused"] else 0
@@ -101,8 +107,14 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
         ("pages corrupt", f"{report['pages_corrupt']:,}", False),
         ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
-        ("replicas equal", "yes" if len(set(report["digests"])) == 1 else "NO", False),
+        ("replicas equal", _equality(report["digests"]), False),
     ]
+
+
+def _equality(digests: Sequence[str]) -> str:
+    if not digests:
+        return "not compared"
+    return "yes" if len(set(digests)) == 1 else "NO"
 
 
 def _pool_rows(report: Report) -> list[tuple[str, str, bool]]:

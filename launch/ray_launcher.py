@@ -35,7 +35,7 @@ START_TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 5.0
 """How long a cluster may take to accept a connection."""
 STOP_TIMEOUT_S = 1.5
-"""How long ranks have for an orderly end; then their processes are killed."""
+"""How long ranks have for an orderly end, and for what they have counted; then they are killed."""
 POLL_S = 0.1
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's own store, which carries only outcomes; this is about the least that it takes."""
@@ -89,8 +89,8 @@ class RankActor:
 def launch_with_ray(settings: ReplaySettings, address: str | None) -> int:
     """Replay on `settings.ranks` actors; return the status to exit with.
 
-    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left, and `ConfigError` if Ray is
-    not installed, cannot be reached or cannot place the actors.
+    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left and what was counted is told,
+    and `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
     """
     raise_on_signals()
     try:
@@ -104,9 +104,11 @@ def launch_with_ray(settings: ReplaySettings, address: str | None) -> int:
         worst = min(errors, key=lambda outcome: outcome["status"] != EXIT_CONFIG)
         say(str(worst["error"]))
         return int(cast("int", worst["status"]))
-    return conclude(
-        cast("Report", outcomes[0]["report"]), path=settings.report, table=settings.table
-    )
+    report = cast("Report", outcomes[0]["report"])
+    status = conclude(report, path=settings.report, table=settings.table)
+    if report["interrupted"]:
+        raise Interrupted
+    return status
 
 
 @contextmanager
@@ -195,9 +197,17 @@ def _run_actors(ray: Any, settings: ReplaySettings, *, embedded: bool) -> list[d
             runs.append(actor.run.remote(settings.to_json(), msgpack.packb(asdict(environment))))
         with progress_bar(shown=True) as on_done:
             _wait_for_all(ray, runs, actors[0], on_done, interrupted)
-        return [_outcome(ray, run, rank) for rank, run in enumerate(runs)]
+        _let_end(ray, actors, runs)
+        outcomes = [_outcome(ray, run, rank) for rank, run in enumerate(runs)]
+        if not interrupted():
+            return outcomes
+        if "report" not in outcomes[0]:
+            raise Interrupted
+        return outcomes[:1]
     finally:
-        _stop(ray, actors, runs)
+        with suppress(ray.exceptions.RayError):
+            for actor in actors:
+                ray.kill(actor)
         del store
 
 
@@ -222,18 +232,14 @@ def _wait_until_placed(ray: Any, actors: list[Any], interrupted: Callable[[], bo
 def _wait_for_all(
     ray: Any, runs: list[Any], first: Any, on_done: OnDone, interrupted: Callable[[], bool]
 ) -> None:
-    """Return when every rank has ended, or shortly after one of them has died or failed."""
+    """Return when every rank has ended, one of them has died or failed, or at an interruption."""
     waiting = runs
     while waiting:
         ended, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
-        if interrupted():
-            raise Interrupted
+        if interrupted() or any("error" in _outcome(ray, run, 0) for run in ended):
+            return
         with suppress(ray.exceptions.RayError):
             on_done(*ray.get(first.done.remote(), timeout=POLL_S * 5))
-        failed = any("error" in _outcome(ray, run, 0) for run in ended)
-        if failed and waiting:
-            ray.wait(waiting, num_returns=len(waiting), timeout=STOP_TIMEOUT_S)
-            return
 
 
 def _outcome(ray: Any, run: Any, rank: int) -> dict[str, object]:
@@ -246,12 +252,9 @@ def _outcome(ray: Any, run: Any, rank: int) -> dict[str, object]:
         return {"error": f"rank {rank} died: {why}", "status": EXIT_GROUP}
 
 
-def _stop(ray: Any, actors: list[Any], runs: list[Any]) -> None:
-    """End all ranks, in order if they can and by force if not."""
+def _let_end(ray: Any, actors: list[Any], runs: list[Any]) -> None:
+    """Tell all ranks to end, and wait a little for those that have not."""
     with suppress(ray.exceptions.RayError):
         for actor in actors:
             actor.stop.remote()
-        if runs:
-            ray.wait(runs, num_returns=len(runs), timeout=STOP_TIMEOUT_S)
-        for actor in actors:
-            ray.kill(actor)
+        ray.wait(runs, num_returns=len(runs), timeout=STOP_TIMEOUT_S)

@@ -9,10 +9,12 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from .interruption import (
+    EXIT_INTERRUPTED,
     Interrupted,
     end_on_signals,
     end_with,
     ignore_signals,
+    note_signals,
     raise_on_signals,
 )
 
@@ -26,10 +28,13 @@ from .options import EXIT_STATUSES, LaunchChoice, replay_command
 from .settings import ReplaySettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.distributed_c10d import Store
 
 SETTINGS_OPTION = "--settings"
-EXIT_INTERRUPTED = 130
+PATIENCE_S = 1.0
+"""How long a rank that is interrupted has for the step that it is in."""
 
 
 def main() -> None:
@@ -64,6 +69,7 @@ class _Rank:
         self._environment = environment
         self._launcher = launcher
         self._store: Store | None = None
+        self._interrupted: Callable[[], bool] = lambda: False
 
     def run_with_options(self) -> None:
         """Take the settings from the command line."""
@@ -88,14 +94,22 @@ class _Rank:
         with progress_bar(shown=self._environment.rank == 0) as on_done:
             watch = Watch(
                 on_done=on_done,
-                # A launcher that was killed cannot stop its ranks any more.
-                stopped=lambda: os.getppid() != self._launcher,
+                stopped=self._stopped,
                 on_joined=raise_on_signals,
+                on_open=self._stop_on_signals,
+                on_interrupted=ignore_signals,
             )
             report = run_rank(settings, self._environment, self._store, watch)
         ignore_signals()
         if report is not None:
             _leave(conclude(report, path=settings.report, table=settings.table))
+
+    def _stop_on_signals(self) -> None:
+        self._interrupted = note_signals(patience_s=PATIENCE_S)
+
+    def _stopped(self) -> bool:
+        # A launcher that was killed cannot stop its ranks any more.
+        return self._interrupted() or os.getppid() != self._launcher
 
     def fail(self, error: LockstepError) -> NoReturn:
         """Say what went wrong unless another rank does, and end."""

@@ -2,7 +2,8 @@
 
 It joins the ranks, opens the cache on a gloo group of its own, replays the workload, gathers the
 results, and leaves together with the others. After an error or an interruption it leaves at once and
-alone: closing its connections is what tells the others.
+alone: closing its connections is what tells the others. What it has counted by then is handed in
+(`handing_in`).
 """
 
 import time
@@ -18,9 +19,10 @@ from torch.distributed.distributed_c10d import Store
 
 from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
-from ..errors import ConfigError, PeerLost
+from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation
 from .environment import RankEnvironment, prepare_for_mooncake
+from .handing_in import collect, hand_in, was_begun
 from .interruption import Interrupted
 from .pool_memory import check_pool_memory
 from .progress import OnDone, nothing
@@ -47,6 +49,10 @@ class Watch:
     """Asked in every step whether the rank shall end."""
     on_joined: Callable[[], None] = lambda: None
     """Told when the rank has met the others, before it opens anything that needs an orderly end."""
+    on_open: Callable[[], None] = lambda: None
+    """Told when the first request is about to be served, from where on `stopped` is asked."""
+    on_interrupted: Callable[[], None] = lambda: None
+    """Told when the rank has begun to leave early."""
 
 
 def run_rank(
@@ -57,10 +63,12 @@ def run_rank(
 ) -> Report | None:
     """Replay on this rank. Returns the report on rank 0 and None on the others.
 
-    `store` is where the ranks meet (`meeting.meet`).
+    `store` is where the ranks meet (`meeting.meet`). Once `watch.stopped` has said so, or a rank was
+    interrupted, the report has what was counted so far, and the other ranks raise `Interrupted`. So
+    does rank 0 where nothing could be counted yet.
 
-    Raises `ConfigError` on every rank alike for settings that differ or cannot work, `GroupError` if
-    the group cannot go on, and `Interrupted` once `watch.stopped` has said so.
+    Raises `ConfigError` on every rank alike for settings that differ or cannot work, and `GroupError`
+    if the group cannot go on.
     """
     watch = watch or Watch()
     prepare_for_mooncake()
@@ -68,9 +76,10 @@ def run_rank(
     with _joined(settings, environment, store) as collective:
         watch.on_joined()
         agreed, requests = _agree(settings, environment, collective)
-        report = _replay(agreed, requests, environment, collective, watch)
-        # The rounds are over; nobody takes the store away while another rank still leaves.
-        dist.barrier()
+        report = _replay(agreed, requests, environment, _Group(store, collective), watch)
+        if report is None or not report["interrupted"]:
+            # The rounds are over; nobody takes the store away while another rank still leaves.
+            dist.barrier()
     return report
 
 
@@ -133,18 +142,26 @@ def _agree(
     return agreed, requests
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What joins the ranks: where they met, and what carries collectives."""
+
+    store: Store
+    collective: TorchCollective
+
+
 def _replay(
     settings: ReplaySettings,
     requests: int,
     environment: RankEnvironment,
-    group: TorchCollective,
+    group: _Group,
     watch: Watch,
 ) -> Report | None:
     from ..ranks.cache import Cache
     from ..ranks.opening import connected
 
     config = settings.cache_config()
-    collective = connected(config, group)
+    collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=_device(settings, environment))
     try:
         scheduler = Scheduler(
@@ -154,21 +171,73 @@ def _replay(
             on_done=lambda done: watch.on_done(done, requests),
             stopped=watch.stopped,
         )
-        began = time.perf_counter()
-        if not scheduler.run():
-            raise Interrupted
-        served = time.perf_counter()
-        cache.flush()
-        ended = time.perf_counter()
-        result = _result(cache, scheduler, wall_s=ended - began, flush_s=ended - served)
-        gathered = collective.gather(result.pack(), JOIN_TIMEOUT_S)
-        cache.close(flush=False)
+        run = _Run(cache, scheduler)
+        watch.on_open()
+        try:
+            own = run.to_its_end()
+            results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
+            cache.close(flush=False)
+            interrupted = False
+        except (Interrupted, PeerLost, CollectiveTimeout) as error:
+            if not isinstance(error, Interrupted) and not was_begun(group.store):
+                raise
+            watch.on_interrupted()
+            own, results = run.so_far(), []
+            hand_in(group.store, environment.rank, own)
+            interrupted = True
     finally:
         # After an error or an interruption nobody waits for a round any more.
         cache.abandon()
-    if environment.rank != 0:
-        return None
-    return make_report(settings, [RankResult.unpack(each) for each in gathered])
+    if environment.rank == 0:
+        if interrupted:
+            results = collect(group.store, own, environment.world_size)
+        return make_report(settings, results, interrupted=interrupted)
+    if interrupted:
+        raise Interrupted
+    return None
+
+
+class _Run:
+    """The serving of all requests, and what was counted of it."""
+
+    def __init__(self, cache: "Cache", scheduler: Scheduler) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._began = time.perf_counter()
+
+    def to_its_end(self) -> RankResult:
+        """Serve all requests and write what is to be written. Raises `Interrupted` if it is stopped."""
+        if not self._scheduler.run():
+            raise Interrupted
+        served = time.perf_counter()
+        self._cache.flush()
+        return self._counted(
+            flush_s=time.perf_counter() - served, violation=_violation(self._cache)
+        )
+
+    def so_far(self) -> RankResult:
+        """Return what was counted. Requests and operations may be in flight."""
+        return self._counted(flush_s=0.0, violation="")
+
+    def _counted(self, *, flush_s: float, violation: str) -> RankResult:
+        stats = self._cache.stats()
+        return RankResult(
+            counts=self._scheduler.counts,
+            refusals=self._scheduler.refusals,
+            steps=stats.steps,
+            rounds=stats.rounds,
+            transport=stats.transport,
+            collectives=stats.collectives,
+            round_us=stats.round_us,
+            operations=stats.operations,
+            bytes_moved=asdict(stats.bytes_moved),
+            operations_left=len(self._cache.replica.state.operations.in_flight),
+            violation=violation,
+            storage_corrupt=stats.pages_corrupt,
+            digest=stats.digest,
+            wall_s=time.perf_counter() - self._began,
+            flush_s=flush_s,
+        )
 
 
 def _device(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
@@ -200,24 +269,3 @@ def _violation(cache: "Cache") -> str:
     except InvariantViolation as broken:
         return str(broken)
     return ""
-
-
-def _result(cache: "Cache", scheduler: Scheduler, *, wall_s: float, flush_s: float) -> RankResult:
-    stats = cache.stats()
-    return RankResult(
-        counts=scheduler.counts,
-        refusals=scheduler.refusals,
-        steps=stats.steps,
-        rounds=stats.rounds,
-        transport=stats.transport,
-        collectives=stats.collectives,
-        round_us=stats.round_us,
-        operations=stats.operations,
-        bytes_moved=asdict(stats.bytes_moved),
-        operations_left=len(cache.replica.state.operations.in_flight),
-        violation=_violation(cache),
-        storage_corrupt=stats.pages_corrupt,
-        digest=stats.digest,
-        wall_s=wall_s,
-        flush_s=flush_s,
-    )

@@ -91,6 +91,22 @@ def test_the_table_says_what_its_times_are_and_keeps_each_label_on_one_line() ->
     assert said["operations left at the end"] == "0"
 
 
+def test_of_an_interrupted_replay_only_wrong_pages_are_faults(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = Counts(pools={"kv": PoolCounts(pages_corrupt=3)})
+    results = [result(counts=wrong, operations_left=4), result(digest=0x5678)]
+
+    report = make_report(ReplaySettings(), results, interrupted=True)
+    status = conclude(report, path=None, table=True)
+
+    said = capsys.readouterr()
+    assert status == 130
+    assert said.err == "lockstep: 3 pages held wrong bytes: 3 in pool kv\n"
+    assert " 2 ranks, interrupted " in said.out
+    assert " not compared " in said.out
+
+
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     for path, complaint in (
         ("/proc/report.json", "cannot write the report /proc/report.json: "),

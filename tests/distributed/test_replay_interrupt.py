@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from replays import COMMAND, Running, start, torchrun, write_trace
 
+from lockstep.launch.report import read_report
 from lockstep.launch.workload import synthetic_requests
 
 pytestmark = pytest.mark.distributed
@@ -65,11 +66,29 @@ def interrupt(command: Running, how: str) -> None:
 def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -> None:
     assert command.survivors() == []
     assert {each.name for each in Path("/dev/shm").iterdir()} <= shared  # noqa: S108
-    left = {each.name for each in tmp_path.iterdir()} - {"store", "trace.jsonl", "errors"}
+    left = {each.name for each in tmp_path.iterdir()} - {
+        "store",
+        "trace.jsonl",
+        "errors",
+        "report.json",
+    }
     # torchrun keeps a directory for the logs of its own runs.
     assert {name for name in left if not name.startswith("torchelastic_")} == set()
     half_written = [each for each in (tmp_path / "store").rglob("*") if ".tmp" in each.name]
     assert half_written == []
+
+
+def assert_counts_so_far_are_kept(tmp_path: Path) -> None:
+    report = read_report(tmp_path / "report.json")
+    assert report["interrupted"]
+    assert report["ranks"] == 2
+    assert report["steps"] > 0
+    assert report["bytes"]["l1_to_l2"] > 0
+    assert report["pages_corrupt"] == 0
+    served = report["computed_tokens"] + sum(
+        report["hit_tokens"][tier] for tier in ("device", "host", "storage")
+    )
+    assert served == report["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +102,7 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
         pytest.param("sigterm", "ray", marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupted_replay_ends_at_once_and_leaves_nothing(
+def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_counted(
     running: list[Running], tmp_path: Path, launcher: str, how: str
 ) -> None:
     if launcher == "ray":
@@ -99,7 +118,22 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing(
     assert status == 130
     assert command.said() == "lockstep: interrupted\n"
     assert_nothing_is_left(command, tmp_path, shared)
+    assert_counts_so_far_are_kept(tmp_path)
     assert took_s < AT_ONCE_S
+
+
+def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_counted(
+    running: list[Running], tmp_path: Path
+) -> None:
+    command = begin(running, tmp_path, "torch")
+    ranks = [each for each in command.seen.values() if "--settings" in each.cmdline()]
+
+    ranks[1].send_signal(signal.SIGTERM)
+    status = command.process.wait(30)
+
+    assert status == 130
+    assert command.said() == ""
+    assert_counts_so_far_are_kept(tmp_path)
 
 
 def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
@@ -112,6 +146,7 @@ def test_an_interrupted_torchrun_leaves_no_rank_and_nothing_half_written(
     command.process.wait(30)
 
     assert_nothing_is_left(command, tmp_path, shared)
+    assert_counts_so_far_are_kept(tmp_path)
     assert [line for line in command.said().splitlines() if line.startswith("lockstep: ")] == []
 
 

@@ -1,0 +1,66 @@
+"""Signals: noted for whoever asks, and raised where nobody does."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.launch.interruption import Interrupted, ignore_signals, note_signals
+
+SOON_S = 0.01
+NEVER_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """The runner has a timer and handlers of its own."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = {each: signal.getsignal(each) for each in numbers}
+    timer = signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def timer_s() -> float:
+    return signal.getitimer(signal.ITIMER_REAL)[0]
+
+
+def test_a_signal_that_is_asked_for_is_noted_and_never_raised() -> None:
+    noted = note_signals(patience_s=NEVER_S)
+    assert not noted()
+
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+
+    assert timer_s() > 0
+    assert noted()
+    assert timer_s() == 0
+
+
+def test_a_signal_that_nobody_asks_for_is_raised_when_patience_ends() -> None:
+    note_signals(patience_s=SOON_S)
+
+    signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        signal.pause()
+
+
+def test_a_process_that_is_leaving_already_is_not_interrupted_any_more() -> None:
+    note_signals(patience_s=NEVER_S)
+    signal.raise_signal(signal.SIGINT)
+
+    ignore_signals()
+
+    assert timer_s() == 0
+
+
+def test_a_timer_of_somebody_else_is_left_alone() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, NEVER_S)
+
+    ignore_signals()
+
+    assert timer_s() > 0

@@ -94,7 +94,7 @@ def storage(
     ] = "256MiB",
     report: ReportFile = None,
 ) -> None:
-    """Measure reads, writes and existence beside bare preadv and pwrite."""
+    """Measure a store beside bare preadv and pwrite."""
     from rich.console import Console
 
     from ..benchmarks.storage import StorageSizes, run
@@ -132,7 +132,7 @@ def agreement(
     blocks: Annotated[int, typer.Option(help="How often everything is measured in turns.")] = 10,
     report: ReportFile = None,
 ) -> None:
-    """Measure a step's round beside a bare all_reduce and one all_reduce for each request."""
+    """Measure what a step's round costs beside bare all_reduces."""
     from rich.console import Console
 
     from ..benchmarks.agreement import AgreementSettings, run

@@ -137,7 +137,7 @@ def demo(
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
     report: ReportFile = None,
 ) -> None:
-    """Replay the built-in workload twice on one store, cold and warm, and compare the two runs."""
+    """Replay the built-in workload twice, cold and warm, and compare."""
     from .demo import run_demo
 
     raise typer.Exit(run_demo(ranks=ranks, store=store, report=report))
@@ -192,7 +192,7 @@ def simulate(
     ] = None,
     report: ReportFile = None,
 ) -> None:
-    """Run the real replicas of all ranks under virtual time, with faults drawn from a seed."""
+    """Explore schedules in virtual time, with faults from seeds."""
     from .simulate import choose_exploration, list_bugs, run_simulation
 
     if revive == "list":

@@ -204,7 +204,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         device: Device = _DEFAULT.device,
         round_timeout_s: RoundTimeout = _DEFAULT.round_timeout_s,
     ) -> None:
-        """Run a workload through one cache replica for each rank, and check every page."""
+        """Serve a workload on real ranks, and check every page."""
         settings = ReplaySettings(
             trace=None if trace is None else str(trace.resolve()),
             ranks=ranks_default() if ranks is None else ranks,

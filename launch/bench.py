@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ..coordinator.collectives.base import Transport
-from .option_values import check_store
+from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report
 from .store_amounts import count, parse_bytes
@@ -99,7 +99,7 @@ def storage(
 
     from ..benchmarks.storage import StorageSizes, run
 
-    check_store(store)
+    check_not_a_path(store)
     sizes = StorageSizes(
         store=store,
         page_bytes=_bytes(page_bytes, "--page-bytes"),

@@ -28,13 +28,18 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
         raise ConfigError(f"{option(name)} is {value!r}, must be one of: {', '.join(known)}")
 
 
-def check_store(uri: str) -> None:
-    """Raise `ConfigError` if --store names no store, and say what to write for a bare path."""
+def check_not_a_path(uri: str) -> None:
+    """Raise `ConfigError` if --store is a bare path, and say what to write for it."""
     if ":" not in uri:
         raise ConfigError(
             f"--store is {without_secrets(uri)!r}, which is not a URI; for a directory write"
             f" {Path(uri).absolute().as_uri()}"
         )
+
+
+def check_store(uri: str) -> None:
+    """Raise `ConfigError` if --store names no store."""
+    check_not_a_path(uri)
     try:
         make_backend(uri)
     except ConfigError as error:

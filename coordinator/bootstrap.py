@@ -5,9 +5,10 @@ ones outside of it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from hashlib import sha256
 from typing import Final, cast
 
 import msgpack
@@ -41,21 +42,43 @@ def flatten(value: object, path: str = "") -> dict[str, Scalar]:
     raise TypeError(f"{path} holds a {type(value).__name__}, which has no fingerprint")
 
 
-def differences(fingerprints: Sequence[Mapping[str, Scalar]]) -> list[str]:
-    """Return one clause for each field that is not equal over the ranks, naming ranks and values."""
+def fingerprint(
+    settings: Mapping[str, Scalar], shown: Callable[[str], str]
+) -> dict[str, tuple[str, bytes]]:
+    """Return of each setting how it may be shown, and a digest of the whole of it.
+
+    So a text with a password in it is compared and not told: `shown` takes the secrets out.
+    """
+    return {
+        name: (
+            repr(shown(value) if isinstance(value, str) else value),
+            sha256(repr(value).encode()).digest(),
+        )
+        for name, value in settings.items()
+    }
+
+
+def differences(fingerprints: Sequence[Mapping[str, tuple[str, bytes]]]) -> list[str]:
+    """Return one clause for each field that is not equal over the ranks, naming ranks and values.
+
+    Digests are compared and never told: that of a short password tells it.
+    """
     clauses: list[str] = []
-    names = sorted({name for fingerprint in fingerprints for name in fingerprint})
+    names = sorted({name for each in fingerprints for name in each})
     for name in names:
-        ranks_by_value: dict[str, list[int]] = {}
-        for rank, fingerprint in enumerate(fingerprints):
-            value = repr(fingerprint[name]) if name in fingerprint else "absent"
-            ranks_by_value.setdefault(value, []).append(rank)
+        ranks_by_value: dict[tuple[str, bytes], list[int]] = {}
+        for rank, each in enumerate(fingerprints):
+            ranks_by_value.setdefault(each.get(name, ("absent", b"")), []).append(rank)
         if len(ranks_by_value) > 1:
-            said = ", ".join(
-                f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-                for value, ranks in ranks_by_value.items()
-            )
-            clauses.append(f"{name} is {said}")
+            told: set[str] = set()
+            said: list[str] = []
+            for (text, _), ranks in ranks_by_value.items():
+                what = "the same but for a secret" if text in told else text
+                said.append(
+                    f"{what} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+                )
+                told.add(text)
+            clauses.append(f"{name} is {', '.join(said)}")
     return clauses
 
 
@@ -64,18 +87,22 @@ def agree_on_settings(
     equal: Mapping[str, Scalar],
     smallest: Mapping[str, int],
     timeout_s: float,
+    *,
+    shown: Callable[[str], str],
 ) -> dict[str, int]:
     """Compare `equal` over the ranks and return the minimum of each of `smallest`.
 
     Collective; part of the bootstrap. Raises the same `ConfigError` on every rank, naming the first
-    fields that differ and the ranks on which they do.
+    fields that differ and the ranks on which they do, with their values as `shown` returns them.
     """
-    payload: bytes = msgpack.packb([dict(equal), dict(smallest)])
-    gathered = [msgpack.unpackb(each) for each in collective.gather(payload, timeout_s)]
+    payload: bytes = msgpack.packb([fingerprint(equal, shown), dict(smallest)])
+    gathered = [
+        msgpack.unpackb(each, use_list=False) for each in collective.gather(payload, timeout_s)
+    ]
     clauses = differences([each[0] for each in gathered])
     if clauses:
-        shown = "; ".join(clauses[:3]) + (f"; and {len(clauses) - 3} more" * (len(clauses) > 3))
-        raise ConfigError(f"the ranks were started with different settings: {shown}")
+        listed = "; ".join(clauses[:3]) + (f"; and {len(clauses) - 3} more" * (len(clauses) > 3))
+        raise ConfigError(f"the ranks were started with different settings: {listed}")
     return {name: min(int(each[1][name]) for each in gathered) for name in smallest}
 
 

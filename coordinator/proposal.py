@@ -7,7 +7,7 @@ verdict makes it a command, in the same step on every rank. A proposal is known 
 that were told the same in one campaign or in two have staged the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import xxhash
@@ -40,8 +40,9 @@ class Proposal:
     """One change that was proposed."""
 
     change: Change
-    store: str = ""
-    """The URI of the store to attach, as it was given: the same text on every rank."""
+    store: str = field(default="", repr=False)
+    """The URI of the store to attach, as it was given: the same text on every rank. It may have a
+    password in it."""
 
     @property
     def digest(self) -> int:

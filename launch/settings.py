@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from typing import cast
 
@@ -82,7 +82,7 @@ class ReplaySettings:
     window_host_pages: int | None = None
     state_device_pages: int | None = None
     state_host_pages: int | None = None
-    store: str | None = None
+    store: str | None = field(default=None, repr=False)
     stop_policy: str = StopRule.TIMEOUT.value
     write_policy: str = WritePolicy.WRITE_THROUGH.value
     eviction: str = Eviction.LRU.value
@@ -198,7 +198,7 @@ class ReplaySettings:
             record: object = json.loads(text)
         except json.JSONDecodeError as error:
             raise ConfigError(f"settings are not JSON: {error}") from error
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         if not isinstance(record, dict) or not known.issuperset(cast("dict[str, object]", record)):
             raise ConfigError(f"settings must be a JSON object with fields of {sorted(known)}")
         return cls(**cast("dict[str, object]", record))  # type: ignore[arg-type]

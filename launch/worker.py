@@ -21,6 +21,7 @@ from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation
+from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake
 from .handing_in import collect, hand_in, was_begun
 from .interruption import Interrupted
@@ -124,6 +125,7 @@ def _agree(
         settings.fingerprint(),
         settings.pool_sizes(),
         JOIN_TIMEOUT_S,
+        shown=without_secrets,
     )
     agreed = settings.with_sizes(pools)
     problem: str | None = None

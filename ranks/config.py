@@ -254,8 +254,9 @@ class CacheConfig:
     populate_host: bool = False
     """Take the host's pages from the system at once, in the background, and not at their first use,
     which can take longer than the copy into them."""
-    store: str | None = None
-    """The store's URI (L3), or None. `{rank}` in it stands for the rank, where each has its own."""
+    store: str | None = field(default=None, repr=False)
+    """The store's URI (L3), which may have a password in it, or None. `{rank}` in it stands
+    for the rank, where each has its own."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: int = 2

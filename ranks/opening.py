@@ -122,7 +122,7 @@ def _agree(config: CacheConfig, collective: Collective, timeout_s: float) -> dic
     # The settings that may differ between ranks; the smallest is used.
     names = [name for pair in size_settings(config).values() for name in pair]
     smallest = {name: int(str(fields.pop(name))) for name in names}
-    sizes = agree_on_settings(collective, fields, smallest, timeout_s)
+    sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=without_secrets)
     return agreed_pools(config, sizes, collective.rank, collective.world_size)
 
 
@@ -183,7 +183,7 @@ def _backend(config: CacheConfig, uri: str) -> StorageBackend:
         model=config.model,
         weights_version=config.weights_version,
         layouts=pool_layouts(config),
-        store=without_secrets(uri),
+        store=uri,
     )
 
 

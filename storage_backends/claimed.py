@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from ..ranks.page_layout import PageLayout
 from .base import StorageBackend
 from .manifest import claim_model
+from .uri import telling_no_secrets, without_secrets
 from .wrapper import Wrapper
 
 CLAIM_TIMEOUT_S = 30.0
@@ -15,7 +16,7 @@ CLAIM_TIMEOUT_S = 30.0
 class ClaimedBackend(Wrapper):
     """Another backend, which `open` also claims for a model; see `StorageBackend`.
 
-    `store` names it in errors, without secrets.
+    `store` is its URI; no error of opening it tells the URI's secrets.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class ClaimedBackend(Wrapper):
         self._model = model
         self._weights_version = weights_version
         self._layouts = layouts
-        self._store = store
+        self._uri = store
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Open the store; refuse it by name if it has this model in other layouts."""
-        await self._behind.open(memory)
+        with telling_no_secrets(self._uri):
+            await self._behind.open(memory)
         try:
             deadline = time.monotonic() + CLAIM_TIMEOUT_S
             await claim_model(
@@ -44,7 +46,7 @@ class ClaimedBackend(Wrapper):
                 self._weights_version,
                 self._layouts,
                 deadline,
-                store=self._store,
+                store=without_secrets(self._uri),
             )
         except BaseException:
             await self._behind.close()

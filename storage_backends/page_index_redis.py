@@ -23,7 +23,7 @@ from .page_index import (
     Used,
     is_sane,
 )
-from .uri import without_secrets
+from .uri import without_secrets, without_secrets_of
 
 _TIMEOUT_S: Final = 5.0
 """How long one answer of the server may take."""
@@ -200,9 +200,11 @@ class RedisPageIndex:
             self.close()
             # An error of ours names the index already.
             why = error.__cause__ if isinstance(error, StorageError) and error.__cause__ else error
+            # A password with a slash in it makes the client repeat a part of it.
+            told = without_secrets_of(self._url, str(why))
             raise ConfigError(
-                f"index {self.text} cannot be used: {why}; start the server, or give its address"
-            ) from error
+                f"index {self.text} cannot be used: {told}; start the server, or give its address"
+            ) from None
         if version != _FORMAT:
             self.close()
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import cast
 
 from ..errors import ConfigError
 from .base import StorageBackend
-from .uri import StoreUri, parse_uri
+from .uri import StoreUri, parse_uri, telling_no_secrets
 
 ENTRY_POINT_GROUP = "lockstep.storage_backends"
 
@@ -44,12 +44,13 @@ def make_backend(uri: str) -> StorageBackend:
 
     Raises `ConfigError` if the URI is malformed, or its scheme, a wrapper or an option is unknown.
     """
-    parsed = parse_uri(uri)
-    wrappers = [_wrapper(parsed, name) for name in parsed.wrappers]
-    backend = _maker(parsed)(parsed)
-    for wrap in reversed(wrappers):
-        backend = wrap(parsed, backend)
-    return backend
+    with telling_no_secrets(uri):
+        parsed = parse_uri(uri)
+        wrappers = [_wrapper(parsed, name) for name in parsed.wrappers]
+        backend = _maker(parsed)(parsed)
+        for wrap in reversed(wrappers):
+            backend = wrap(parsed, backend)
+        return backend
 
 
 async def open_backend(uri: str) -> StorageBackend:

@@ -8,17 +8,19 @@ scheme's own business, except that an option `<wrapper>.<name>` belongs to that 
 its own through `StoreUri` and refuses what it does not know, so that a misspelt one cannot pass.
 
 A URI may have credentials in it, as that of an index's database may. Whatever is printed, logged,
-raised or reported of one goes through `without_secrets`.
+raised or reported of one goes through `without_secrets`; what others say of it, as the client of a
+store does, through `without_secrets_of`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LockstepError
 
 _SCHEMES = re.compile(r"[a-z0-9][a-z0-9.-]*(\+[a-z0-9][a-z0-9.-]*)*")
 _DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
@@ -30,21 +32,23 @@ _SECRET = re.compile(r"secret|token|pass|pwd|cred|auth|key|sig(nature)?$", re.IG
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
 _NESTED_MAX: Final = 4
 """URIs in options of URIs; what is deeper is not shown at all."""
+_SECRET_CHARACTERS_MIN: Final = 3
+"""What is shorter stands in many words, and says little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUri:
     """A store's URI in its parts. `path` is percent-decoded.
 
-    `text` is what the user wrote, for messages: `without_secrets`.
+    `text` is what the user wrote, for messages: `without_secrets`. It alone is printed.
     """
 
     text: str
-    wrappers: tuple[str, ...]
-    scheme: str
-    host: str
-    path: str
-    options: Mapping[str, str]
+    wrappers: tuple[str, ...] = field(repr=False)
+    scheme: str = field(repr=False)
+    host: str = field(repr=False)
+    path: str = field(repr=False)
+    options: Mapping[str, str] = field(repr=False)
 
     def only_options(self, known: Sequence[str]) -> None:
         """Raise `ConfigError` if there is an option that neither `known` nor a wrapper answers for.
@@ -149,6 +153,44 @@ def _shown_option(option: str, depth: int) -> str:
     return option if shown == plain else f"{name}={quote(shown, safe=_SHOWN_PLAIN)}"
 
 
+def without_secrets_of(uri: str, text: str) -> str:
+    """Return what somebody says of a store without the secrets of its URI, also where it has parts."""
+    for secret in sorted(_secrets(uri, _NESTED_MAX), key=len, reverse=True):
+        if len(secret) >= _SECRET_CHARACTERS_MIN:
+            text = text.replace(secret, _HIDDEN)
+    return text
+
+
+@contextmanager
+def telling_no_secrets(uri: str) -> Generator[None]:
+    """Let no error leave the block that repeats a secret of a store's URI, itself or in its cause."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error)
+        told = without_secrets_of(uri, said)
+        if told == said:
+            raise
+        if isinstance(error, LockstepError):
+            raise type(error)(told) from None
+        raise ConfigError(f"{type(error).__name__}: {told}") from None
+
+
+def _secrets(text: str, depth: int) -> set[str]:
+    """Return what `_shown` hides, as it is written and as it is meant, in whole and in parts."""
+    found: list[str] = []
+    for user in (_USER if "://" in text else _USER_OF_NO_URI).findall(text):
+        name = user.removeprefix("://").removesuffix("@")
+        found += [name, *re.split("[:/@]", name)]
+    for option in text.partition("?")[2].split("&"):
+        name, _, value = option.partition("=")
+        if _SECRET.search(unquote_plus(name)):
+            found.append(value)
+        elif depth and set(plain := unquote_plus(value)).intersection("@=%"):
+            found += _secrets(plain, depth - 1)
+    return {*found, *map(unquote_plus, found)}
+
+
 def parse_uri(text: str) -> StoreUri:
     """Return the parts of a store's URI, or raise `ConfigError` saying what is wrong with it."""
     shown = without_secrets(text)
@@ -174,7 +216,7 @@ def parse_uri(text: str) -> StoreUri:
     try:
         parts = urlsplit(f"x{text[len(head) :]}")
     except ValueError as error:
-        raise ConfigError(f"store {shown!r}: {error}") from error
+        raise ConfigError(f"store {shown!r}: {without_secrets_of(text, str(error))}") from None
     if parts.fragment or text.endswith("#"):
         raise ConfigError(f"store {shown!r} has a fragment; percent-encode '#' as %23")
     path = unquote(parts.path)

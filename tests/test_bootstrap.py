@@ -13,6 +13,7 @@ from lockstep.coordinator.bootstrap import (
     agree_on_settings,
     agree_that_all_are_ready,
     differences,
+    fingerprint,
     flatten,
 )
 from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
@@ -71,28 +72,41 @@ def test_every_setting_of_a_cache_has_a_fingerprint_of_its_own() -> None:
 
 
 def test_equal_settings_have_no_differences() -> None:
-    assert differences([flatten(config())] * 3) == []
-    assert differences([{"a": 1}]) == []
+    assert differing([flatten(config())] * 3) == []
+    assert differing([{"a": 1}]) == []
 
 
 def test_a_difference_names_the_field_the_values_and_the_ranks() -> None:
-    fingerprints: list[dict[str, Scalar]] = [
+    settings: list[dict[str, Scalar]] = [
         {"a": 1, "b": "x"},
         {"a": 1, "b": "y"},
         {"a": 1, "b": "x"},
     ]
 
-    assert differences(fingerprints) == ["b is 'x' on ranks 0, 2, 'y' on rank 1"]
+    assert differing(settings) == ["b is 'x' on ranks 0, 2, 'y' on rank 1"]
 
 
 def test_a_field_that_one_rank_lacks_is_a_difference() -> None:
     """Two versions of Lockstep in one group differ in the settings they have."""
-    assert differences([{"a": None}, {}]) == ["a is None on rank 0, absent on rank 1"]
+    assert differing([{"a": None}, {}]) == ["a is None on rank 0, absent on rank 1"]
 
 
 def test_values_of_another_type_are_a_difference() -> None:
-    assert differences([{"a": 1}, {"a": "1"}, {"a": 1.0}, {"a": True}]) == [
+    assert differing([{"a": 1}, {"a": "1"}, {"a": 1.0}, {"a": True}]) == [
         "a is 1 on rank 0, '1' on rank 1, 1.0 on rank 2, True on rank 3"
+    ]
+
+
+def test_a_difference_in_a_secret_is_named_and_the_secret_is_not() -> None:
+    def shown(value: str) -> str:
+        return value.partition("@")[0]
+
+    fingerprints = [
+        fingerprint({"a": value, "b": 1}, shown) for value in ("x@1", "x@2", "y@3", "x@1")
+    ]
+
+    assert differences(fingerprints) == [
+        "a is 'x' on ranks 0, 3, the same but for a secret on rank 1, 'y' on rank 2"
     ]
 
 
@@ -103,7 +117,7 @@ def test_pools_get_the_size_that_every_rank_has() -> None:
     def agree(collective: InProcessCollective) -> dict[str, int]:
         device, host = sizes[collective.rank]
         smallest = {"device_pages": device, "host_pages": host}
-        return agree_on_settings(collective, flatten(config()), smallest, TIMEOUT_S)
+        return agree_on_settings(collective, flatten(config()), smallest, TIMEOUT_S, shown=str)
 
     assert on_every_rank(3, agree) == [{"device_pages": 64, "host_pages": 200}] * 3
 
@@ -112,7 +126,9 @@ def test_settings_that_differ_raise_the_same_error_on_every_rank() -> None:
     def agree(collective: InProcessCollective) -> str:
         bounds = Bounds(prefetches=16 if collective.rank == 2 else 32)
         with pytest.raises(ConfigError) as raised:
-            agree_on_settings(collective, flatten(replace(config(), bounds=bounds)), {}, TIMEOUT_S)
+            agree_on_settings(
+                collective, flatten(replace(config(), bounds=bounds)), {}, TIMEOUT_S, shown=str
+            )
         return str(raised.value)
 
     message = (
@@ -126,7 +142,7 @@ def test_the_first_three_differences_are_shown_and_the_others_counted() -> None:
     def agree(collective: InProcessCollective) -> str:
         fields = dict.fromkeys("abcde", collective.rank)
         with pytest.raises(ConfigError) as raised:
-            agree_on_settings(collective, fields, {}, TIMEOUT_S)
+            agree_on_settings(collective, fields, {}, TIMEOUT_S, shown=str)
         return str(raised.value)
 
     (message, _) = on_every_rank(2, agree)
@@ -176,7 +192,7 @@ def test_a_rank_that_never_starts_is_a_timeout() -> None:
     member = InProcessGroup(2).member(0)
 
     with pytest.raises(CollectiveTimeout, match="rank 1 did not come"):
-        agree_on_settings(member, {}, {}, 0.01)
+        agree_on_settings(member, {}, {}, 0.01, shown=str)
 
 
 def test_a_rank_that_gave_up_while_starting_is_noticed_at_once() -> None:
@@ -192,11 +208,16 @@ def test_starting_is_not_counted_as_rounds() -> None:
     """Rule R1: bootstrap is an exception, and lives in a module of its own."""
 
     def agree(collective: InProcessCollective) -> int:
-        agree_on_settings(collective, {}, {}, TIMEOUT_S)
+        agree_on_settings(collective, {}, {}, TIMEOUT_S, shown=str)
         agree_that_all_are_ready(collective, None, TIMEOUT_S)
         return collective.launches
 
     assert on_every_rank(2, agree) == [0, 0]
+
+
+def differing(settings: list[dict[str, Scalar]]) -> list[str]:
+    """Return the differences of what ranks were started with."""
+    return differences([fingerprint(each, str) for each in settings])
 
 
 def config() -> CacheConfig:

@@ -11,11 +11,14 @@ from executor_parts import hashed_keys, waited
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, Timeouts
 from lockstep.coordinator.ballot import Ended
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.proposal import Change, Proposal
+from lockstep.launch.settings import ReplaySettings
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Persist
+from lockstep.storage_backends.uri import parse_uri
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
 CONFIG = CacheConfig(
@@ -71,6 +74,42 @@ def test_settings_that_differ_are_named_with_their_ranks() -> None:
     (said,) = problems(open_on([CONFIG, replace(CONFIG, model="other"), CONFIG]))
 
     assert "model is 'm' on ranks 0, 2, 'other' on rank 1" in said
+
+
+@pytest.mark.parametrize(
+    ("store", "named"),
+    [
+        ("3fs:///kv/{0}?index=redis://:hunter2@db/0", "'3fs:///kv/1?index=redis://***@db/0'"),
+        ("3fs:///kv/0?index=redis://:hunter2{0}@db/0", "the same but for a secret"),
+    ],
+    ids=["in the path", "in the password"],
+)
+def test_stores_that_differ_are_named_without_their_secrets(store: str, named: str) -> None:
+    (said,) = problems(open_on([replace(CONFIG, store=store.format(rank)) for rank in (0, 1)]))
+
+    assert said == (
+        "the ranks were started with different settings: store is"
+        f" '3fs:///kv/0?index=redis://***@db/0' on rank 0, {named} on rank 1"
+    )
+
+
+def test_a_store_that_does_not_open_is_told_without_its_secrets(tmp_path: Path) -> None:
+    """A client that takes what follows a slash for the path takes the password for a port."""
+    store = f"3fs://{tmp_path}?index=redis://:hunter/2@127.0.0.1:1/0"
+
+    (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
+
+    assert "hunter" not in said
+    assert "cannot be used" in said
+
+
+def test_settings_are_printed_without_the_store_s_secrets() -> None:
+    store = "3fs:///kv?index=redis://:hunter2@db/0"
+
+    assert "hunter2" not in repr(replace(CONFIG, store=store))
+    assert "hunter2" not in repr(ReplaySettings(store=store))
+    assert "hunter2" not in repr(Proposal(Change.ATTACH, store))
+    assert "hunter2" not in repr(parse_uri(store))
 
 
 def test_of_the_pool_sizes_the_smallest_is_used() -> None:

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 from storage_contract import get, object_name, page, put, run
 
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, LockstepError, StorageError
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.page_index import make_index
 from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
-from lockstep.storage_backends.uri import StoreUri, parse_uri, without_secrets
+from lockstep.storage_backends.uri import (
+    StoreUri,
+    parse_uri,
+    telling_no_secrets,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +214,35 @@ def test_uris_in_uris_without_end_are_shown_without_end_of_patience() -> None:
         f"redis:u:{SECRET}@host",
         f"file:///x y?password={SECRET}",
         f"redis://u:{SECRET}@[::1",
+        f"redis://u:{SECRET}\u2100@host",
+        f"file:///x?quota_bytes=u:{SECRET}@host",
     ],
 )
 def test_no_refusal_of_a_uri_repeats_a_secret(uri: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make_backend(uri)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StorageError("no r/ead from u"), "StorageError: no *** from u"),
+        (OSError("cannot use 'r/ead'"), "ConfigError: OSError: cannot use '***'"),
+        (ValueError("no port 'ead'"), "ConfigError: ValueError: no port '***'"),
+        (ValueError("no port"), "ValueError: no port"),
+    ],
+)
+def test_what_a_client_says_of_a_store_is_told_without_the_secrets_of_its_uri(
+    error: Exception, told: str
+) -> None:
+    with (
+        pytest.raises((LockstepError, ValueError)) as raised,
+        telling_no_secrets("3fs:///x?index=redis://u:r%2Fead@h"),
+    ):
+        raise error
+    assert f"{raised.typename}: {raised.value}" == told
+    assert raised.value.__cause__ is None
 
 
 def test_an_index_is_told_without_its_password() -> None:

@@ -126,6 +126,7 @@ class HostGroup:
         fd, problem = -1, None
         host_group: Self | None = None
         try:
+            _require_calls()
             futex = Futex()
             if group.rank == ranks[0]:
                 fd = _new_memory(Cells.size(writers, lanes))
@@ -310,6 +311,16 @@ def _look_often(number: int, span: Span) -> npt.NDArray[np.int64] | None:
             return rows
         os.sched_yield()
     return None
+
+
+def _require_calls() -> None:
+    """Raise `ConfigError` if this Python was built without a call that sharing memory needs."""
+    for module, name in ((os, "memfd_create"), (os, "pidfd_open"), (fcntl, "F_ADD_SEALS")):
+        if not hasattr(module, name):
+            raise ConfigError(
+                f"this Python has no {module.__name__}.{name}, since it was built for older systems;"
+                " use one that was built for this system, or the transport torch"
+            )
 
 
 def _new_memory(size: int) -> int:

@@ -1,5 +1,6 @@
 """Which transport a group gets: what `auto` picks and says, and what happens where it cannot be had."""
 
+import fcntl
 import os
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,30 @@ def test_where_a_rank_cannot_share_memory_auto_takes_torch_on_all_and_says_why(
     assert [folded for _, folded in outcomes] == [[0, 1, 2]] * 3
 
 
+@pytest.mark.parametrize("clumsy", [0, 1])
+@pytest.mark.parametrize("call", ["os.memfd_create", "os.pidfd_open", "fcntl.F_ADD_SEALS"])
+def test_where_the_python_of_one_rank_lacks_a_call_auto_takes_torch_on_all_and_says_why(
+    ranks: RanksAsProcesses, call: str, clumsy: int
+) -> None:
+    """Pythons that are built to run on old systems have not all that this one offers."""
+    outcomes = ranks.run(partial(lack_a_call, call, clumsy), 2)
+
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0].startswith(f"torch: rank {clumsy}: ")
+    assert f"this Python has no {call}" in outcomes[0][0]
+    assert outcomes[0][1] == [0, 1, 2]
+
+
+def test_memory_that_is_wanted_by_name_on_a_python_that_lacks_a_call_stops_every_rank(
+    ranks: RanksAsProcesses,
+) -> None:
+    said = ranks.run(want_memory_without_a_call, 2)
+
+    assert said[0] == said[1]
+    assert "rank 1: shared memory cannot be made: this Python has no os.memfd_create" in said[0]
+    assert "the transport torch" in said[0]
+
+
 def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
     ranks: RanksAsProcesses,
 ) -> None:
@@ -152,6 +177,24 @@ def share_no_memory(clumsy: int, group: TorchCollective, hold: Hold) -> tuple[st
         os.pidfd_open = refuse  # type: ignore[assignment]
     collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S)
     return collective.transport, rounds_of(collective)
+
+
+def lack_a_call(
+    call: str, clumsy: int, group: TorchCollective, hold: Hold
+) -> tuple[str, list[int]]:
+    if group.rank == clumsy:
+        module, name = call.split(".")
+        delattr({"os": os, "fcntl": fcntl}[module], name)
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S)
+    return collective.transport, rounds_of(collective)
+
+
+def want_memory_without_a_call(group: TorchCollective, hold: Hold) -> str:
+    if group.rank:
+        del os.memfd_create
+    with pytest.raises(ConfigError) as raised:
+        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S)
+    return str(raised.value)
 
 
 def want_memory_across_hosts(group: TorchCollective, hold: Hold) -> str:

@@ -64,8 +64,15 @@ def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | No
 def explain(
     collective: Collective, recorder: Recorder, different: Sequence[str], timeout_s: float
 ) -> DivergenceError:
-    """Gather the recorders of all ranks and return the error that says what differs."""
+    """Gather the recorders of all ranks and return the error that says what differs.
+
+    Recorders of different starts of the group have nothing in common, and are not gathered.
+    """
     what = " and ".join(different)
+    if "epoch" in different:
+        return DivergenceError(
+            f"the ranks differ in {what}: they are not all of one start of the group; start all anew"
+        )
     first, entries = recorder.last(ENTRIES_GATHERED)
     payload: bytes = msgpack.packb(_Payload(first=first, entries=entries))
     try:

@@ -56,15 +56,16 @@ class Rounds:
         *,
         timeout_s: float,
         recorder: Recorder,
-        epoch: int = 1,
+        epoch: int,
     ) -> None:
+        """`epoch` is that of this start of the group, which all its ranks have and no other start."""
         self.shape = shape
+        self.epoch = epoch
         self.count = 0
         """Rounds launched so far; the number of the last one."""
         self._collective = collective
         self._timeout_s = timeout_s
         self._recorder = recorder
-        self._epoch = epoch
         self._verdicts = Verdicts(shape)
         self._pending: _Pending | None = None
         self._ended_by: GroupError | InternalError | None = None
@@ -94,7 +95,7 @@ class Rounds:
         if self._pending is not None:
             raise UsageError("a round is pending already; close it first")
         layout = Layout(
-            epoch=self._epoch, round=self.count + 1, state_digest=state_digest, seats=seats
+            epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
         voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged)
         try:

@@ -92,6 +92,7 @@ class RankCache:
             shape,
             timeout_s=config.timeouts.round_s,
             recorder=self.replica.state.journal,
+            epoch=replica_config.epoch,
         )
         self._collective = collective
         self._clock_ms = clock_ms or _steady_clock_ms()

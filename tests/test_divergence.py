@@ -87,8 +87,18 @@ def test_a_difference_further_back_than_the_recorders_is_not_made_up() -> None:
 def test_ranks_that_differ_in_their_count_of_rounds_are_not_said_to_differ_in_state() -> None:
     recorders = [recorder_of("insert 1"), recorder_of("insert 1")]
 
-    for message in explained(recorders, ["epoch", "round"]):
-        assert message.startswith("the ranks differ in epoch and round: their flight recorders are")
+    for message in explained(recorders, ["round"]):
+        assert message.startswith("the ranks differ in round: their flight recorders are")
+
+
+def test_ranks_of_different_starts_do_not_compare_what_they_have_done() -> None:
+    recorders = [recorder_of("insert 1"), recorder_of("insert 2")]
+
+    for message in explained(recorders, ["epoch", "state digest"]):
+        assert message == (
+            "the ranks differ in epoch and state digest: they are not all of one start of the group;"
+            " start all anew"
+        )
 
 
 def test_a_rank_that_is_lost_meanwhile_still_leaves_an_explanation() -> None:

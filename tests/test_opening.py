@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,17 @@ def test_heads_that_the_ranks_cannot_divide_are_refused() -> None:
     (said,) = problems(open_on([CONFIG] * 3))
 
     assert "4 KV heads, which 3 ranks cannot divide evenly" in said
+
+
+def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_has() -> None:
+    """Rule R2: so a rank of an earlier start is not taken for one of this."""
+    starts = [[each.result() for each in open_on([CONFIG] * 2)] for _ in range(3)]
+
+    epochs = [{cache.rounds.epoch for cache in caches} for caches in starts]
+    for cache in chain.from_iterable(starts):
+        cache.close(flush=False)
+    assert [len(each) for each in epochs] == [1, 1, 1]
+    assert len(set.union(*epochs)) == 3
 
 
 def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:

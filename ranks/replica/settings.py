@@ -49,7 +49,8 @@ class ReplicaConfig:
     model_digest: bytes
     """Stands for everything that must agree before pages may be shared; starts every key."""
     life: bytes = b""
-    """Drawn when the cache was opened; keys after a `reset` are this life's alone."""
+    """Drawn when the cache was opened; keys after a `reset` are this life's alone, and so is the epoch
+    that its rounds have in their headers."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     selective_hits: int = 2
@@ -91,6 +92,11 @@ class ReplicaConfig:
             bounds=config.bounds,
             timeouts=config.timeouts,
         )
+
+    @property
+    def epoch(self) -> int:
+        """The life as a number of 63 bits."""
+        return int.from_bytes(self.life[:8]) >> 1
 
     @property
     def prefetch_pages_max(self) -> int:

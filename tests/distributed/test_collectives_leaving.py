@@ -98,7 +98,7 @@ def interrupt_a_launch(
     collective = SharedMemoryCollective.create(
         group, places, lanes=shape.length, timeout_s=PATIENCE_S
     )
-    rounds = Rounds(collective, shape, timeout_s=PATIENCE_S, recorder=Recorder())
+    rounds = Rounds(collective, shape, timeout_s=PATIENCE_S, recorder=Recorder(), epoch=1)
     ballot, table = Ballot(shape, collective.rank), Seats(1).freeze()
     open_one = partial(rounds.open, table, 0, ballot, healthy=True, time_ms=1)
     open_one()

@@ -14,6 +14,7 @@ from operator import index
 
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
+from ..coordinator.collectives.home_process import HomeProcess
 from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
@@ -69,7 +70,8 @@ class RankCache:
 
     Every rank makes the same calls in the same order with the same arguments, all from one thread. The
     exceptions are `attach_store`, `detach_store` and `store_state`, which any thread may call at any
-    time.
+    time. A process that is forked from a rank's has no part in the group: commands and rounds raise
+    `UsageError` there, and `close` does nothing.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class RankCache:
             epoch=replica_config.epoch,
         )
         self._collective = collective
+        self._home = HomeProcess()
         self._clock_ms = clock_ms or _steady_clock_ms()
         self._steps = 0
         self._step_s = 0.0
@@ -147,7 +150,7 @@ class RankCache:
         """
         if not self.replica.state.config.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")
-        return self._staging.stage(Proposal(Change.ATTACH, uri))
+        return self._stage(Proposal(Change.ATTACH, uri))
 
     def detach_store(self) -> "Future[None]":
         """Propose to use the store no more; to be told to every rank, as for `attach_store`.
@@ -156,7 +159,7 @@ class RankCache:
         What is in flight is aborted, which `store_state` calls DRAINING; after it the store is closed
         in the background. Another one may be proposed at any time.
         """
-        return self._staging.stage(Proposal(Change.DETACH))
+        return self._stage(Proposal(Change.DETACH))
 
     def store_state(self) -> StoreState:
         """Say how far the group is with its store, as of this rank's last step."""
@@ -238,6 +241,7 @@ class RankCache:
 
     def open_round(self) -> None:
         """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
+        self._home.require_here()
         for progress in self.executor.progress():
             self.ballot.note(progress)
         trouble = self.executor.trouble()
@@ -281,9 +285,10 @@ class RankCache:
     def close(self, *, flush: bool = True) -> None:
         """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
 
-        `flush=False` drops what is in flight; every rank must then do the same.
+        `flush=False` drops what is in flight; every rank must then do the same. In a process that was
+        forked from this rank's, which has none of its threads, this does nothing.
         """
-        if self._closed:
+        if self._closed or not self._home.is_here:
             return
         self._closed = True
         try:
@@ -303,7 +308,7 @@ class RankCache:
 
         For a rank that ends by an error of its own: the others notice, and end with a named one.
         """
-        if not self._closed:
+        if not self._closed and self._home.is_here:
             self._closed = True
             self._staging.close(UsageError("the cache is closed"))
             self._collective.close()
@@ -342,7 +347,12 @@ class RankCache:
                 return False
         return True
 
+    def _stage(self, proposal: Proposal) -> "Future[None]":
+        self._home.require_here()
+        return self._staging.stage(proposal)
+
     def _require_group(self) -> None:
+        self._home.require_here()
         if self.rounds.ended_by is not None:
             # The one error is raised each time, and would keep all that it has passed through.
             raise self.rounds.ended_by.with_traceback(None)

@@ -78,6 +78,7 @@ class Collective(Protocol):
     def close(self) -> None:
         """Release what the transport holds; does not wait for others. May be called twice.
 
-        After an error this lets the other ranks notice at once.
+        After an error this lets the other ranks notice at once. In a process that was forked from this
+        rank's it does nothing, and every other call that needs the group raises `UsageError`.
         """
         ...

@@ -4,6 +4,7 @@ from ...errors import GroupError, PeerLost
 from ..fold import fold
 from .base import Collective, Transport, Vector
 from .cells import Span
+from .home_process import HomeProcess
 from .host_group import HostGroup
 
 
@@ -35,7 +36,8 @@ class _SharedRound:
 class SharingCollective:
     """Rounds that a rank writes to the memory of its host, and reads there; see `Collective`.
 
-    A handler of a signal may close it whatever it interrupts.
+    A handler of a signal may close it whatever it interrupts. In a process that was forked from the
+    rank's, rounds and gatherings raise `UsageError`, and `close` does nothing.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class SharingCollective:
         self.transport: str = transport.value
         self.launches = 0
         self._group = group
+        self._home = HomeProcess()
         self._host: HostGroup | None = host
         self._span = span
         self._patience_s = patience_s
@@ -94,6 +97,8 @@ class SharingCollective:
 
     def close(self) -> None:
         """See `Collective`."""
+        if not self._home.is_here:
+            return
         host = self._host
         try:
             if host is not None:
@@ -105,8 +110,8 @@ class SharingCollective:
 
     @property
     def has_left(self) -> bool:
-        """Whether this was closed."""
-        return self._host is None
+        """Whether this rank was closed, or is another process's."""
+        return self._host is None or not self._home.is_here
 
     def leave(self, host: HostGroup) -> None:
         """Let every round that this rank has not launched end, for the others."""
@@ -121,6 +126,7 @@ class SharingCollective:
                 raise
 
     def _joined(self) -> HostGroup:
+        self._home.require_here()
         if self._broken_by is not None:
             # The one error is raised each time, and would keep all that it has passed through.
             raise self._broken_by.with_traceback(None)

@@ -35,6 +35,7 @@ from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
 from ..fold import fold
 from .attendance import Attendance
 from .base import Transport, Vector
+from .home_process import HomeProcess
 
 _SIZE = struct.Struct("<q")
 
@@ -177,7 +178,11 @@ class _TorchRound:
 
 
 class TorchCollective:
-    """The rounds of one group over gloo; see `Collective`."""
+    """The rounds of one group over gloo; see `Collective`.
+
+    In a process that was forked from the rank's, rounds and gatherings raise `UsageError`, and `close`
+    does nothing.
+    """
 
     def __init__(self, group: _Gloo, name: str, ranks: Sequence[int]) -> None:
         """Use `create`. The group is known by `name`, and its ranks by these numbers."""
@@ -185,6 +190,7 @@ class TorchCollective:
         self.world_size = group.size()
         self.transport: str = Transport.TORCH.value
         self.launches = 0
+        self._home = HomeProcess()
         self._group: _Gloo | None = group
         self._ownership = _Ownership(group)
         self._broken_by: GroupError | None = None
@@ -274,6 +280,7 @@ class TorchCollective:
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
         """See `Collective`. Sends the length first, then the payloads padded to the longest."""
+        self._home.require_here()
         self._attendance.come()
         size = torch.frombuffer(bytearray(_SIZE.pack(len(payload))), dtype=torch.int64)
         sizes = [int(each) for each in self._all_gather(size, timeout_s)]
@@ -292,6 +299,7 @@ class TorchCollective:
 
     @contextmanager
     def _starting(self) -> Generator[None]:
+        self._home.require_here()
         if self._broken_by is not None:
             raise self._broken_by.with_traceback(None)
         try:
@@ -306,6 +314,7 @@ class TorchCollective:
 
         `absent` is asked then for the ranks that were not there for it.
         """
+        self._home.require_here()
         if self._group is None:
             raise PeerLost("this rank has left the group")
         try:
@@ -332,6 +341,8 @@ class TorchCollective:
 
     def close(self) -> None:
         """See `Collective`. If an operation is pending, others notice at their own deadlines."""
+        if not self._home.is_here:
+            return
         group, self._group = self._group, None
         if group is None:
             return

@@ -160,7 +160,7 @@ def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_ha
     for cache in chain.from_iterable(starts):
         cache.close(flush=False)
     assert [len(each) for each in epochs] == [1, 1, 1]
-    assert len(set.union(*epochs)) == 3
+    assert len(set(chain.from_iterable(epochs))) == 3
 
 
 def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:

@@ -26,7 +26,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..errors import GroupError, InternalError, PeerLost, RankUnhealthy, UsageError
+from ..errors import (
+    CollectiveTimeout,
+    GroupError,
+    InternalError,
+    PeerLost,
+    RankUnhealthy,
+    UsageError,
+)
 from .ballot import Ballot
 from .collectives.base import Collective, PendingRound
 from .divergence import Recorder, explain
@@ -119,6 +126,9 @@ class Rounds:
         pending = self._pending
         try:
             folded = pending.round.wait(self._timeout_s)
+        except CollectiveTimeout as error:
+            limit = f"a round may take {self._timeout_s:g} s (timeouts.round_s)"
+            self._end(CollectiveTimeout(f"{error}; {limit}"))
         except (GroupError, InternalError) as error:
             self._end(error)
         self._pending = None

@@ -1,8 +1,8 @@
 """What the launcher tells a rank through its environment. The only reader of `os.environ`.
 
-torchrun and torch's elastic agent set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-MASTER_PORT and two variables of their own: whether the agent hosts the rendezvous store, and how
-often it has restarted the group. A launcher that has no environment to set makes a
+torchrun and our own launcher set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT and two variables of torchrun's: whether the launcher hosts the store in which the ranks
+meet, and how often it has restarted the group. A launcher that has no environment to set makes a
 `RankEnvironment` directly.
 """
 
@@ -50,6 +50,20 @@ def read_rank_environment() -> RankEnvironment:
         store_is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_whole_number("TORCHELASTIC_RESTART_COUNT", 0),
     )
+
+
+def variables_of(place: RankEnvironment) -> dict[str, str]:
+    """Return the environment of a process that `read_rank_environment` shall find its place in."""
+    return os.environ | {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(place.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.store_is_hosted),
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+    }
 
 
 def is_rank() -> bool:

@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from ..errors import ConfigError, GroupError, LockstepError, PeerLost, UsageError
 from .environment import RankEnvironment
 from .meeting import meet
+from .settings import option
 
 EXIT_FAULT = 1
 """The replay ran and showed a fault, or the program has one."""
@@ -21,6 +22,8 @@ EXIT_CONFIG = 2
 EXIT_GROUP = 3
 """The ranks could not go on."""
 
+_OPTIONS = {"timeouts.round_s": option("round_timeout_s")}
+"""What errors call the settings of a cache that the command has options for."""
 _CLAIM = "first-error"
 _CONNECT_TIMEOUT_S = 5.0
 _CONSEQUENCE_DELAY_S = 0.5
@@ -34,7 +37,9 @@ def exit_code(error: LockstepError) -> int:
 
 
 def say(line: str) -> None:
-    """Print one line for the user to the standard error output."""
+    """Print one line for the user to the standard error output, with options by their names."""
+    for setting, name in _OPTIONS.items():
+        line = line.replace(setting, name)
     print(f"lockstep: {' '.join(line.split())}", file=sys.stderr, flush=True)
 
 

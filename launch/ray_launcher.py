@@ -100,8 +100,11 @@ def launch_with_ray(settings: ReplaySettings, address: str | None) -> int:
         ignore_signals()
     errors = [outcome for outcome in outcomes if "error" in outcome]
     if errors:
-        # A rank that knows what is wrong with the input says more than one that lost its peers.
-        worst = min(errors, key=lambda outcome: outcome["status"] != EXIT_CONFIG)
+        # A rank that knows what is wrong with the input says more than one that lost its peers, and
+        # each says more than what is said here of one that said nothing.
+        worst = min(
+            errors, key=lambda outcome: (outcome["status"] != EXIT_CONFIG, "silent" in outcome)
+        )
         say(str(worst["error"]))
         return int(cast("int", worst["status"]))
     report = cast("Report", outcomes[0]["report"])
@@ -246,7 +249,8 @@ def _outcome(ray: Any, run: Any, rank: int) -> dict[str, object]:
     try:
         return cast("dict[str, object]", msgpack.unpackb(ray.get(run, timeout=POLL_S)))
     except ray.exceptions.GetTimeoutError:
-        return {"error": f"rank {rank} did not end with the others", "status": EXIT_GROUP}
+        said = f"rank {rank} did not end with the others"
+        return {"error": said, "status": EXIT_GROUP, "silent": True}
     except ray.exceptions.RayError as error:
         why = (str(error).splitlines() or ["no reason given"])[0]
         return {"error": f"rank {rank} died: {why}", "status": EXIT_GROUP}

@@ -1,28 +1,30 @@
-"""Ranks as processes of this machine, started and watched by torch's elastic agent.
+"""Ranks as processes of this machine, which meet in a store that the launcher serves.
 
-The agent hosts the store in which the ranks meet, on a port that the system chose. It does not
-restart anything: a replay can be run again. A rank says itself, in one line, why it ends; only the
+Nothing is restarted: a replay can be run again. A rank says itself, in one line, why it ends; only the
 death of a rank that could not speak is explained here.
 """
 
-import logging
 import os
 import signal
 import sys
-import tempfile
-from pathlib import Path
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from subprocess import Popen, TimeoutExpired
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
+from .environment import RankEnvironment, variables_of
 from .first_error import say
-from .interruption import Interrupted, ignore_signals, raise_on_signals
+from .interruption import ignore_signals, raise_on_signals
+from .meeting import host_store
 from .replay import SETTINGS_OPTION
 from .settings import ReplaySettings
+from .worker import JOIN_TIMEOUT_S
 
-SHUTDOWN_TIMEOUT_S = 5
-"""How long ranks have for an orderly end after a signal; then they are killed."""
+SHUTDOWN_TIMEOUT_S = 5.0
+"""How long ranks have for an orderly end, once one has failed or after a signal; then they are
+killed."""
+_POLL_S = 0.05
+_HOST = "127.0.0.1"
 
 
 def launch_with_torch(settings: ReplaySettings) -> int:
@@ -31,44 +33,73 @@ def launch_with_torch(settings: ReplaySettings) -> int:
     Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left.
     """
     raise_on_signals()
-    # What the agent logs is for its own developers, and each of its loggers has a level of its own,
-    # so that only this silences it; the ranks, in processes of their own, speak for themselves.
-    logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=settings.ranks,
-            run_id=Path(logs).name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.05,
-            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
-        launcher = str(os.getpid())
-        command = ("-m", "lockstep.launch.replay", SETTINGS_OPTION, settings.to_json(), launcher)
-        try:
-            elastic_launch(config, sys.executable)(*command)
-        except ChildFailedError as error:
-            return _status(error)
-        except SignalException:
-            ignore_signals()
-            raise Interrupted from None
-        finally:
-            logging.disable(logging.NOTSET)
-            # The agent has put handlers of its own in their place.
-            raise_on_signals()
-    return 0
+    store, port = host_store(_HOST, timeout_s=JOIN_TIMEOUT_S)
+    ranks: list[Popen[bytes]] = []
+    try:
+        for rank in range(settings.ranks):
+            # One by one: whatever comes in between, those that were started are ended.
+            ranks += [_start(settings, rank, port)]
+        return _status(ranks)
+    finally:
+        ignore_signals()
+        _end(ranks)
+        del store
+        raise_on_signals()
 
 
-def _status(error: ChildFailedError) -> int:
-    """Return the status of the rank that failed first; speak for one that was killed."""
-    rank, failure = error.get_first_failure()
-    if failure.exitcode >= 0:
-        return int(failure.exitcode)
-    number = -int(failure.exitcode)
-    say(f"rank {rank} was killed by {signal.Signals(number).name}; the others were ended")
-    return 128 + number
+def _start(settings: ReplaySettings, rank: int, port: int) -> Popen[bytes]:
+    place = RankEnvironment(
+        rank=rank,
+        world_size=settings.ranks,
+        local_rank=rank,
+        local_world_size=settings.ranks,
+        master_addr=_HOST,
+        master_port=port,
+        store_is_hosted=True,
+    )
+    launcher = str(os.getpid())
+    command = ("-m", "lockstep.launch.replay", SETTINGS_OPTION, settings.to_json(), launcher)
+    # A session of its own, so that Ctrl-C reaches the launcher alone.
+    return Popen((sys.executable, *command), env=variables_of(place), start_new_session=True)
+
+
+def _status(ranks: Sequence[Popen[bytes]]) -> int:
+    """Wait until all ranks have ended, or one has failed; return the status to exit with."""
+    while True:
+        codes = [each.poll() for each in ranks]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            break
+        if None not in codes:
+            return 0
+        time.sleep(_POLL_S)
+    # Of those that have failed at once, the one that was killed has made the others fail.
+    rank = min(failed, key=lambda each: codes[each] or 0)
+    code = ranks[rank].returncode
+    if code > 0:
+        return code
+    say(f"rank {rank} was killed by {signal.Signals(-code).name}; the others were ended")
+    return 128 - code
+
+
+def _end(ranks: Sequence[Popen[bytes]]) -> None:
+    """End the ranks that are left, in order if they can and by force if not."""
+    left = [each for each in ranks if each.poll() is None]
+    for each in left:
+        _signal(each, signal.SIGTERM)
+        # One that is stopped takes notice of no other signal before this one.
+        _signal(each, signal.SIGCONT)
+    until = time.monotonic() + SHUTDOWN_TIMEOUT_S
+    for each in left:
+        with suppress(TimeoutExpired):
+            each.wait(max(0.0, until - time.monotonic()))
+    for each in left:
+        if each.poll() is None:
+            _signal(each, signal.SIGKILL)
+            each.wait()
+
+
+def _signal(rank: Popen[bytes], number: int) -> None:
+    """Send a signal to the process of a rank, and to those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(rank.pid, number)

@@ -251,6 +251,17 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     assert all(cache.rounds.ended_by is not None for cache in ranks.caches)
 
 
+def test_a_round_that_times_out_names_the_rank_the_seconds_and_their_setting() -> None:
+    ranks = RanksInTurn(2, timeouts=Timeouts(round_s=0.05))
+    ranks.caches[0].open_round()
+
+    with pytest.raises(CollectiveTimeout) as raised:
+        ranks.caches[0].close_round()
+
+    assert "rank 1 did not come to round 1" in str(raised.value)
+    assert str(raised.value).endswith("; a round may take 0.05 s (timeouts.round_s)")
+
+
 @pytest.mark.parametrize("field", ["epoch", "round", "state digest", "layout digest"])
 def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str) -> None:
     """P5, R2: each of the four, found by every rank at once, with nothing read from the body."""

@@ -1,18 +1,24 @@
 """Ctrl-C and SIGTERM: every rank ends at once, in one line, and nothing is left behind."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from replays import COMMAND, Running, start, torchrun, write_trace
+from replays import COMMAND, RANK, Running, start, torchrun, write_trace
 
+from lockstep.launch.first_error import EXIT_GROUP
 from lockstep.launch.report import read_report
 from lockstep.launch.workload import synthetic_requests
 
 pytestmark = pytest.mark.distributed
+
+MODULE = RANK[-1]
+"""What the process of a rank runs."""
 
 AT_ONCE_S = 4.0
 """Seconds until no process is left. Ranks end within milliseconds; Ray needs time for itself, and
@@ -29,7 +35,11 @@ def running(tmp_path: Path) -> Iterator[list[Running]]:
 
 
 def begin(
-    running: list[Running], tmp_path: Path, launcher: str, *, ranks_only: bool = False
+    running: list[Running],
+    tmp_path: Path,
+    launcher: str,
+    *options: object,
+    ranks_only: bool = False,
 ) -> Running:
     """Start a replay that would run for minutes, and return when it writes to its store.
 
@@ -37,7 +47,7 @@ def begin(
     """
     trace = write_trace(tmp_path / "trace.jsonl", synthetic_requests(3, 20_000))
     start_command = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
-    arguments = (trace, "--ranks", 2, "--store", (tmp_path / "store").as_uri())
+    arguments = (trace, "--ranks", 2, "--store", (tmp_path / "store").as_uri(), *options)
     command = start(
         (tmp_path / "errors").open("w+", encoding="utf-8"),
         *(*start_command, *arguments, "--report", tmp_path / "report.json"),
@@ -50,6 +60,14 @@ def begin(
         command.wait_until(lambda: pages(tmp_path) > 50)
     command.look()
     return command
+
+
+def ranks_of(command: Running, launcher: str) -> list[psutil.Process]:
+    """Return the processes of the ranks, but under Ray in their order."""
+    if launcher == "ray":
+        return [each for each in command.seen.values() if "RankActor" in " ".join(each.cmdline())]
+    ranks = [each for each in command.seen.values() if MODULE in each.cmdline()]
+    return sorted(ranks, key=lambda each: each.environ()["RANK"])
 
 
 def pages(tmp_path: Path) -> int:
@@ -179,3 +197,45 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
     assert command.said().splitlines()[-1:] == [
         "lockstep: rank 1 was killed by SIGKILL; the others were ended"
     ]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "stopped", "named"),
+    [
+        ("torch", 0, "0"),
+        ("torch", 1, "1"),
+        # Ray starts its processes before it gives them ranks.
+        pytest.param("ray", 0, "[01]", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_round(
+    running: list[Running], tmp_path: Path, launcher: str, stopped: int, named: str
+) -> None:
+    """A stopped process does not answer SIGTERM, and nobody waits for it to."""
+    command = begin(running, tmp_path, launcher, "--round-timeout-s", 2)
+
+    ranks_of(command, launcher)[stopped].send_signal(signal.SIGSTOP)
+    status = command.process.wait(15)
+
+    assert status == EXIT_GROUP
+    assert command.survivors() == []
+    assert re.fullmatch(
+        rf"lockstep: rank {named} did not come to round \d+ within the deadline;"
+        r" a round may take 2 s \(--round-timeout-s\)\n",
+        command.said(),
+    )
+
+
+def test_a_rank_that_is_stopped_under_torchrun_is_named_with_the_deadline(
+    running: list[Running], tmp_path: Path
+) -> None:
+    command = begin(running, tmp_path, "torchrun", "--round-timeout-s", 2)
+
+    ranks_of(command, "torchrun")[1].send_signal(signal.SIGSTOP)
+    command.wait_until(lambda: "lockstep: " in command.said(), 15)
+
+    assert re.search(
+        r"lockstep: rank 1 did not come to round \d+ within the deadline;"
+        r" a round may take 2 s \(--round-timeout-s\)\n",
+        command.said(),
+    )

@@ -81,17 +81,23 @@ def to_attach(uri: str) -> Proposal:
     return Proposal(Change.ATTACH, uri)
 
 
+PAGE_BYTES = grouped_layout().page_bytes
+
+
 class Rank:
     """An executor without a store, and those that it may come to know."""
 
-    def __init__(self) -> None:
+    def __init__(self, inflight_bytes: int = 64 << 20) -> None:
         self.known: dict[str, HeldStore] = {}
         layout = grouped_layout()
         pair = TierPools(
             DevicePool(layout, 2, torch.device("cpu")), HostPool(layout, 8, pinned=False)
         )
         self.executor = RankExecutor(
-            {KV_POOL: pair}, connect=self._connect, close_timeout_s=PATIENCE_S
+            {KV_POOL: pair},
+            connect=self._connect,
+            inflight_bytes=inflight_bytes,
+            close_timeout_s=PATIENCE_S,
         )
 
     def _connect(self, uri: str) -> StoreAccess:
@@ -117,6 +123,14 @@ class Rank:
 @pytest.fixture
 def rank() -> Iterator[Rank]:
     made = Rank()
+    yield made
+    made.executor.close()
+
+
+@pytest.fixture
+def tight_rank() -> Iterator[Rank]:
+    """A rank that may have four pages in flight."""
+    made = Rank(inflight_bytes=4 * PAGE_BYTES)
     yield made
     made.executor.close()
 
@@ -181,6 +195,53 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
 
     waited(rank.executor, includes(Quiesced(2)))
     assert store.closed.wait(PATIENCE_S)
+
+
+def hung_in(rank: Rank, pages: int) -> HeldStore:
+    """Attach a store, let a fetch of so many pages hang in it, and detach it."""
+    store = HeldStore(stubborn=True)
+    rank.attach("hung", store)
+    store.hold(*keys(pages))
+    rank.executor.carry_out([Fetch(1, objects(pages), LONG_S)])
+    store.next_entered()
+    rank.executor.carry_out([Cancel(1, LONG_S), DetachStore()])
+    return store
+
+
+def test_a_store_that_was_let_go_of_and_the_next_one_share_the_bound_on_bytes(
+    tight_rank: Rank,
+) -> None:
+    hung, second = hung_in(tight_rank, 2), HeldStore(stubborn=True)
+    tight_rank.attach("second", second)
+    second.hold(*keys(4, 4))
+    fetches: list[Order] = [
+        Fetch(2 + at, (ObjectTransfer(KV_POOL, keys(1, 4 + at), (4 + at,)),), LONG_S)
+        for at in range(4)
+    ]
+    look_up = LookUp(6, 0, (Need(KV_POOL, 0, keys(1)),), LONG_S)
+
+    happened(tight_rank.executor, [*fetches, look_up], includes(Answered(6, 0)))
+    assert second.bytes_running == 2 * PAGE_BYTES
+    hung.let_go()
+
+    began = [second.next_entered() for _ in range(4)]
+    assert began == [(key.hex(),) for key in keys(4, 4)]
+    second.let_go()
+
+
+def test_where_stores_that_were_let_go_of_hold_most_of_the_bytes_no_other_is_staged(
+    tight_rank: Rank,
+) -> None:
+    hung = hung_in(tight_rank, 3)
+    tight_rank.known["second"] = HeldStore()
+    tight_rank.executor.stage(to_attach("second"))
+
+    assert f"hold {3 * PAGE_BYTES} of the {4 * PAGE_BYTES} bytes" in str(
+        tight_rank.readiness("second")
+    )
+    hung.let_go()
+    assert hung.closed.wait(PATIENCE_S)
+    eventually(lambda: _is_staged(tight_rank, "second"))
 
 
 def test_a_store_that_does_not_open_is_a_refusal_with_its_own_words(rank: Rank) -> None:

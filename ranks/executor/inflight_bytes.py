@@ -1,20 +1,40 @@
-"""The bound on bytes that the storage loop reads and writes at a time (rule R10)."""
+"""The bound on bytes that a rank reads from stores and writes to them at a time (rule R10)."""
 
 import asyncio
+import threading
 from collections import deque
 
 
-class InflightBytes:
-    """Hands out room for bytes, first come first served. Used from one event loop.
+class _Turn:
+    """Somebody who waits for room, in the loop in which it is made."""
 
-    Each operation asks for one batch at a time, so that operations take turns when there is no room
-    for all, and a large one neither starves the others nor is starved by them.
+    def __init__(self, share: int) -> None:
+        self.share = share
+        self.granted = False
+        self.given_up = False
+        self.loop = asyncio.get_running_loop()
+        self.come = self.loop.create_future()
+
+    def wake(self) -> None:
+        """Let the one who waits go on; in its own loop."""
+        if not self.come.done():
+            self.come.set_result(None)
+
+
+class InflightBytes:
+    """Hands out room for bytes, first come first served. Thread-safe.
+
+    All stores of a rank take from one, each from its own event loop: also those that were let go of
+    and whose last calls have not returned. Each operation asks for one batch at a time, so that
+    operations take turns when there is no room for all, and a large one neither starves the others
+    nor is starved by them.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
         self._taken = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[_Turn] = deque()
 
     @property
     def taken(self) -> int:
@@ -27,18 +47,20 @@ class InflightBytes:
         That is `nbytes`, or all the room there is if it is less: one page that is larger than the
         bound goes alone.
         """
-        share = min(nbytes, self._bytes_max)
-        if not self._waiting and self._taken + share <= self._bytes_max:
-            self._taken += share
-            return share
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((share, turn))
+        share = min(nbytes, self.bytes_max)
+        with self._lock:
+            if not self._waiting and self._taken + share <= self.bytes_max:
+                self._taken += share
+                return share
+            turn = _Turn(share)
+            self._waiting.append(turn)
         try:
-            await turn
+            await turn.come
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give(share)
-            else:
+            with self._lock:
+                turn.given_up = True
+                if turn.granted:
+                    self._taken -= share
                 # Those behind may fit into the room that this one was too large for.
                 self._grant()
             raise
@@ -46,15 +68,18 @@ class InflightBytes:
 
     def give(self, share: int) -> None:
         """Give back what `take` returned."""
-        self._taken -= share
-        self._grant()
+        with self._lock:
+            self._taken -= share
+            self._grant()
 
     def _grant(self) -> None:
         while self._waiting:
-            share, turn = self._waiting[0]
-            if not turn.done():
-                if self._taken + share > self._bytes_max:
+            turn = self._waiting[0]
+            if not turn.given_up:
+                if self._taken + turn.share > self.bytes_max:
                     return
-                self._taken += share
-                turn.set_result(None)
+                self._taken += turn.share
+                turn.granted = True
+                # A loop ends only after whoever waits in it was cancelled, and so has given up.
+                turn.loop.call_soon_threadsafe(turn.wake)
             self._waiting.popleft()

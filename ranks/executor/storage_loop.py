@@ -81,16 +81,17 @@ class StorageLoop:
         make_backend: Callable[[], StorageBackend],
         places: ObjectPlaces,
         report: Callable[[StorageReport], None],
-        *,
-        inflight_bytes: int,
+        room: InflightBytes,
     ) -> None:
-        """`make_backend` is called on the loop's thread: what it imports can take a while."""
+        """`make_backend` is called on the loop's thread: what it imports can take a while.
+
+        `room` is what all stores of the rank have together.
+        """
         self._make_backend = make_backend
         self._made: StorageBackend | None = None
         self._places = places
         self._report = report
-        self._inflight_bytes = inflight_bytes
-        self._room = InflightBytes(inflight_bytes)
+        self._room = room
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -250,7 +251,7 @@ class StorageLoop:
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
     async def _drive(self, transfer: Transfer) -> None:
-        for batch in transfer.batches(self._inflight_bytes):
+        for batch in transfer.batches(self._room.bytes_max):
             share = await self._room.take(batch.nbytes)
             if not transfer.wants(batch) or self._loop.time() >= transfer.deadline:
                 self._room.give(share)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
+from .inflight_bytes import InflightBytes
 from .pools import HostPool
 from .shardings import Shardings
 from .storage_loop import StorageLoop, StorageReport, TimedOrder
@@ -57,7 +58,7 @@ class Stores:
         self._pools = pools
         self._report = report
         self._connect = connect
-        self._inflight_bytes = inflight_bytes
+        self._room = InflightBytes(inflight_bytes)
         self._close_timeout_s = close_timeout_s
         self._used: StorageLoop | None = None
         self._staged: dict[int, StorageLoop | str] = {}
@@ -83,11 +84,9 @@ class Stores:
         if self._connect is None:
             raise UsageError("no store can be attached to this executor")
         access = self._connect(proposal.store)
-        if sum(not loop.join(0.0) for loop in self._closing) >= CLOSING_MAX:
-            self._staged[proposal.digest] = (
-                f"{CLOSING_MAX} stores that were let go of do not end their last calls; start the"
-                " process again"
-            )
+        refusal = self._refusal()
+        if refusal is not None:
+            self._staged[proposal.digest] = refusal
             return
         loop = self._loop(access)
         loop.begin(OPEN_TIMEOUT_S)
@@ -162,9 +161,24 @@ class Stores:
             writer=access.writer,
             shardings=access.shardings,
         )
-        return StorageLoop(
-            access.make_backend, places, self._report, inflight_bytes=self._inflight_bytes
-        )
+        return StorageLoop(access.make_backend, places, self._report, self._room)
+
+    def _refusal(self) -> str | None:
+        """Say why stores that were let go of leave no room for another one, or None."""
+        self._forget_closed()
+        if len(self._closing) >= CLOSING_MAX:
+            return (
+                f"{CLOSING_MAX} stores that were let go of do not end their last calls; start the"
+                " process again"
+            )
+        taken, most = self._room.taken, self._room.bytes_max
+        if self._used is None and 2 * taken > most:
+            return (
+                f"calls of stores that were let go of hold {taken} of the {most} bytes that may be"
+                " in flight (bounds.inflight_bytes); try again when they have returned, or start the"
+                " process again"
+            )
+        return None
 
     def _let_go(self, loop: StorageLoop) -> None:
         self._forget_closed()

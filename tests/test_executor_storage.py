@@ -295,6 +295,24 @@ def test_an_operation_that_has_ended_or_never_was_is_quiet_at_once(start: Start)
     assert executor.progress() == [Quiesced(1), Quiesced(77)]
 
 
+class LoopWithAClockOfItsOwn(asyncio.SelectorEventLoop):
+    """As a loop of another make may be."""
+
+    def time(self) -> float:
+        return super().time() + 100 * LONG_S
+
+
+def test_deadlines_are_kept_by_one_clock_whatever_the_loops_own_one_says(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "new_event_loop", LoopWithAClockOfItsOwn)
+    executor = start(mixed_layout(), MemoryBackend())
+
+    happened(executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+
+    happened(executor, [look_up(2, keys(2), LONG_S)], includes(Answered(2, 2)))
+
+
 def test_a_persist_whose_time_is_up_has_failed_and_is_quiet_later(start: Start) -> None:
     store = HeldStore(stubborn=True)
     store.hold(*keys(1))

@@ -11,6 +11,7 @@ where it is there, that counts as its use, and where it is not, new pages can so
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -103,7 +104,7 @@ class Shardings:
             look = self._look = _Look(call)
         look.waiting += 1
         try:
-            timeout_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            timeout_s = max(0.0, deadline - time.monotonic())
             await asyncio.wait([look.call], timeout=timeout_s)
         finally:
             look.waiting -= 1

@@ -232,8 +232,9 @@ class StorageLoop:
     async def _look_up(self, order: LookUp, deadline: float) -> None:
         lookup = StoreLookUp(order, self._backend, self._places)
         try:
-            async with asyncio.timeout_at(deadline):
-                await lookup.ask(self._loop.time(), deadline)
+            now = time.monotonic()
+            async with asyncio.timeout(deadline - now):
+                await lookup.ask(now, deadline)
         except TimeoutError:
             return
         except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
@@ -253,7 +254,7 @@ class StorageLoop:
     async def _drive(self, transfer: Transfer) -> None:
         for batch in transfer.batches(self._room.bytes_max):
             share = await self._room.take(batch.nbytes)
-            if not transfer.wants(batch) or self._loop.time() >= transfer.deadline:
+            if not transfer.wants(batch) or time.monotonic() >= transfer.deadline:
                 self._room.give(share)
                 return
             call = self._loop.create_task(transfer.call(self._backend, batch))

@@ -19,8 +19,8 @@ With `read_only=1` nothing in the directory is made, moved or removed, and it ne
 looking at a store. Every write fails then, and what is bad stays where it is.
 
 Whoever can write to the directory can poison the cache: checksums find damage, but they are no
-signatures. So files are for their owner alone, a directory that anybody can write to is refused unless
-the URI says `trust=any`, and no link out of it is followed.
+signatures. So files are for their owner alone, a directory that others can write to is refused unless
+the URI says `trust=group` or `trust=any`, and no link out of it is followed.
 """
 
 import asyncio
@@ -51,6 +51,7 @@ from .file_looking import LookedAtFiles
 from .file_objects import Durability, ObjectFiles, object_path
 from .file_sweep import SweepLimits, limits_of
 from .file_sweeper import Sweeper
+from .file_trust import Trust, trust_of
 from .page_object import name_digest
 from .seen_names import SeenNames
 from .tally import Tally
@@ -98,7 +99,7 @@ class FileBackend:
         direct: bool = False,
         threads: int = THREADS,
         limits: SweepLimits | None = None,
-        trust_any: bool = False,
+        trust: Trust = Trust.OWNER,
         read_only: bool = False,
         text: str = "",
     ) -> None:
@@ -113,9 +114,9 @@ class FileBackend:
         self._threads = threads
         self._read_only = read_only
         self._files = (
-            LookedAtFiles(root, trust_any=trust_any, text=text)
+            LookedAtFiles(root, trust=trust, text=text)
             if read_only
-            else ObjectFiles(root, durability, direct=direct, trust_any=trust_any, text=text)
+            else ObjectFiles(root, durability, direct=direct, trust=trust, text=text)
         )
         self._limits = None if read_only else limits
         self._sweeper: Sweeper | None = None
@@ -375,7 +376,7 @@ def from_uri(uri: StoreUri) -> FileBackend:
         direct=uri.choice("direct", ("0", "1"), "0") == "1",
         threads=uri.number("threads", THREADS, low=1, high=THREADS_MAX),
         limits=limits_of(uri),
-        trust_any=uri.choice("trust", ("owner", "any"), "owner") == "any",
+        trust=trust_of(uri),
         read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
         text=uri.text,
     )

@@ -11,10 +11,9 @@ from pathlib import Path
 from ..errors import ConfigError
 from .base import ObjectName, WriteOutcome
 from .file_objects import Durability, ObjectFiles
-from .file_publish import TEMPORARY
-from .file_quarantine import QUARANTINE, Quarantine
+from .file_quarantine import Quarantine
 from .file_sweep import OBJECTS
-from .file_trust import check_trust
+from .file_trust import Trust, check_trust
 from .file_turns import Identity
 from .object_shape import ObjectShape
 from .page_object import Finding
@@ -41,25 +40,23 @@ class _NoQuarantine(Quarantine):
 class LookedAtFiles(ObjectFiles):
     """As `ObjectFiles`, but that every write fails, and what is bad stays and is CORRUPT again."""
 
-    def __init__(self, root: Path, *, trust_any: bool = False, text: str = "") -> None:
-        super().__init__(root, Durability.NONE, direct=False, trust_any=trust_any, text=text)
+    def __init__(self, root: Path, *, trust: Trust = Trust.OWNER, text: str = "") -> None:
+        super().__init__(root, Durability.NONE, direct=False, trust=trust, text=text)
 
     def open(self) -> None:
         """Open the directory, which must be there.
 
-        Raises OSError, and `ConfigError` for a directory that is no store, or that anybody could have
-        written to, unless `trust_any`.
+        Raises OSError, and `ConfigError` for a directory that is no store, or that others than are
+        trusted could have written to.
         """
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            there = [each for each in (OBJECTS, QUARANTINE, TEMPORARY) if self._has(each)]
-            if OBJECTS not in there:
+            if not self._has(OBJECTS):
                 raise ConfigError(
                     f"there is no store at {self._root}: it has no folder 'objects', and with "
                     "read_only=1 none is made; give the directory that engines have"
                 )
-            if not self._trust_any:
-                check_trust(self._root, self._root_fd, there)
+            check_trust(self._root, self._root_fd, self._trust)
         except BaseException:
             self.close()
             raise

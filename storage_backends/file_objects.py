@@ -28,7 +28,7 @@ from .file_publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sw
 from .file_quarantine import QUARANTINE, Quarantine
 from .file_sweep import OBJECTS, SweepLimits
 from .file_sweeper import Sweeper
-from .file_trust import check_trust
+from .file_trust import BELOW, Trust, check_trust
 from .file_turns import Identity, Turns
 from .fitting import fitting
 from .object_shape import ObjectShape
@@ -75,12 +75,12 @@ class ObjectFiles:
         durability: Durability,
         *,
         direct: bool,
-        trust_any: bool = False,
+        trust: Trust = Trust.OWNER,
         text: str = "",
     ) -> None:
         self._root = root
         self._complaints = WriteComplaints(text or f"file://{root}")
-        self._trust_any = trust_any
+        self._trust = trust
         self._real: set[str] = set()
         self._durability = durability
         self._direct_flag = os.O_DIRECT if direct else 0
@@ -90,16 +90,16 @@ class ObjectFiles:
     def open(self) -> None:
         """Make the directories, sweep what dead writers left, and try a write.
 
-        Raises OSError, and `ConfigError` for directories that anybody could have written to, unless
-        `trust_any`.
+        Raises OSError, and `ConfigError` where others than are trusted can write; nothing is made then.
         """
         self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for name in (OBJECTS, QUARANTINE, TEMPORARY):
+            check_trust(self._root, self._root_fd, self._trust)
+            for name in BELOW:
                 self._make_directory(name)
-            if not self._trust_any:
-                check_trust(self._root, self._root_fd, (OBJECTS, QUARANTINE, TEMPORARY))
+            # In a sticky root somebody else may have been quicker.
+            check_trust(self._root, self._root_fd, self._trust)
             sweep(self._root_fd)
             self._publisher = choose_publisher(self._root_fd, self._direct_flag)
         except BaseException:

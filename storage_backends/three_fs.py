@@ -11,8 +11,9 @@ many slots a file has; both are decided by whoever opens a store first, and anot
 later. `files` is how many files there may be; the store only grows. When all slots are used, the
 objects that were used least recently give way. An object that is larger than a slot is not stored.
 `rings` is the number of threads. `index_name` keeps the stores in one Redis database apart. Manifests
-and marks of writers never give way. `read_only=1` is for looking: no read counts as use, what is bad is
-CORRUPT each time, and every write fails.
+and marks of writers never give way. A directory that others can put files into is refused unless the
+URI says `trust=group` or `trust=any`, as by `file://`. `read_only=1` is for looking: no read counts as
+use, what is bad is CORRUPT each time, and every write fails.
 
 A write that is OK has survived its process. After a power failure an object may be missing or found
 bad.
@@ -40,6 +41,7 @@ from .base import (
     WriteOutcome,
 )
 from .damage import Damage
+from .file_trust import Trust, trust_of
 from .fitting import fitting
 from .page_index import PageIndex, make_index
 from .page_object import HEADER_BYTES
@@ -95,6 +97,7 @@ class ThreeFsBackend:
         rings: int = RINGS,
         lease_s: float = LEASE_S,
         ring_client: RingClient | None = None,
+        trust: Trust = Trust.OWNER,
         read_only: bool = False,
         text: str = "",
     ) -> None:
@@ -112,6 +115,7 @@ class ThreeFsBackend:
         self._threads = rings
         self._lease_s = lease_s
         self._ring_client = ring_client
+        self._trust = trust
         self._read_only = read_only
         self._complaints = Complaints(text or f"3fs://{root}")
         self._begun = False
@@ -321,7 +325,7 @@ class ThreeFsBackend:
 
     def _open_blocking(self) -> None:
         index = self._index
-        with made_directory(self._root):
+        with made_directory(self._root, self._trust):
             index.open()
         client = self._ring_client if self._ring_client is not None else choose_rings(self._root)
         files = self._open_files = SlotFiles(self._root, client)
@@ -363,8 +367,9 @@ class ThreeFsBackend:
 
 def from_uri(uri: StoreUri) -> ThreeFsBackend:
     """Return the backend of a `3fs://` URI."""
-    known = ("index", "index_name", "slot_bytes", "file_slots", "files", "rings", "read_only")
-    uri.only_options(known)
+    uri.only_options(
+        ("index", "index_name", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only")
+    )
     if uri.host:
         raise ConfigError(
             f"store {uri.text!r} names a host; an absolute path needs three slashes: "
@@ -387,6 +392,7 @@ def from_uri(uri: StoreUri) -> ThreeFsBackend:
         file_slots=file_slots,
         files=uri.number("files", FILES, low=1, high=FILES_MAX),
         rings=uri.number("rings", RINGS, low=1, high=RINGS_MAX),
+        trust=trust_of(uri),
         read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
         text=uri.text,
     )

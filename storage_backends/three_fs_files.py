@@ -22,6 +22,7 @@ from typing import Final
 
 from ..errors import ConfigError
 from .file_publish import DIRECTORY_MODE, FILE_MODE
+from .file_trust import Trust, check_own
 from .page_index import PageIndex, Settings
 from .rings import RingClient
 
@@ -154,14 +155,16 @@ class SlotFiles:
 
 
 @contextmanager
-def made_directory(path: Path) -> Generator[None]:
+def made_directory(path: Path, trust: Trust) -> Generator[None]:
     """Make a directory with its parents for what follows; if that fails, none of them is left.
 
-    Those that were there before stay, and so do those that somebody has put something into.
+    Those that were there before stay, and so do those that somebody has put something into. Raises
+    `ConfigError` for a directory that others than are trusted can put files into.
     """
     new = list(takewhile(lambda each: not each.exists(), (path, *path.parents)))
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        check_own(path, trust)
         yield
     except BaseException:
         with suppress(OSError):

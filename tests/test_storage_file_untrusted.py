@@ -21,8 +21,10 @@ from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_sweep import SweepLimits
+from lockstep.storage_backends.file_trust import Trust
 from lockstep.storage_backends.object_shape import ALWAYS, ObjectShape, Part
 from lockstep.storage_backends.page_object import encode_header, name_digest
+from lockstep.storage_backends.registry import open_backend
 
 SIZE = 16 << 10
 NAME = object_name(1)
@@ -201,21 +203,37 @@ def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) 
 
 
 @pytest.mark.parametrize("below", ["", "objects", "temporary", "quarantine"])
-def test_a_directory_that_everybody_can_write_to_is_refused_unless_it_is_trusted(
-    store: FileStore, below: str
+@pytest.mark.parametrize(
+    ("mode", "said", "trusts"),
+    [
+        (0o777, "by everybody.*chmod o-w.*trust=any", ["any"]),
+        (0o770, "by group [0-9]+,.*chmod g-w.*trust=group", ["group", "any"]),
+    ],
+)
+def test_a_directory_that_others_can_write_to_is_refused_unless_they_are_trusted(
+    store: FileStore, below: str, mode: int, said: str, trusts: list[str]
 ) -> None:
     (store.root / below).mkdir(parents=True)
-    (store.root / below).chmod(0o777)
-    with pytest.raises(ConfigError, match=r"can be written to by everybody.*chmod o-w"):
+    (store.root / below).chmod(mode)
+    before = list(store.root.rglob("*"))
+    with pytest.raises(ConfigError, match=said):
         run(FileBackend(store.root).open())
+    assert list(store.root.rglob("*")) == before
 
-    async def trusting() -> None:
-        backend = FileBackend(store.root, trust_any=True)
-        await backend.open()
-        assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+    async def trusting(trust: str) -> WriteOutcome:
+        backend = await open_backend(f"{store.root.as_uri()}?trust={trust}")
+        outcome = await put(backend, object_name(trusts.index(trust)), page(1))
         await backend.close()
+        return outcome
 
-    run(trusting())
+    assert [run(trusting(each)) for each in trusts] == [WriteOutcome.OK] * len(trusts)
+
+
+def test_the_group_of_a_directory_is_trusted_without_everybody_else(store: FileStore) -> None:
+    store.root.mkdir()
+    store.root.chmod(0o777)
+    with pytest.raises(ConfigError, match="by everybody"):
+        run(FileBackend(store.root, trust=Trust.GROUP).open())
 
 
 @pytest.mark.parametrize("below", ["objects", "temporary", "quarantine"])
@@ -227,6 +245,7 @@ def test_a_directory_that_is_a_link_is_refused(
     (store.root / below).symlink_to(tmp_path / "outside")
     with pytest.raises(ConfigError, match=f"{below} is a link"):
         run(FileBackend(store.root).open())
+    assert [path.name for path in store.root.iterdir()] == [below]
 
 
 def test_in_a_sticky_directory_what_others_made_first_is_refused(

@@ -235,6 +235,35 @@ def test_an_open_that_fails_leaves_nothing_behind(
     assert list(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("mode", "said", "trust"),
+    [
+        (0o777, "by everybody.*chmod o-w", "any"),
+        (0o1777, "by everybody.*chmod o-w", "any"),
+        (0o770, "by group [0-9]+,.*chmod g-w", "group"),
+    ],
+)
+def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
+    tmp_path: Path, mode: int, said: str, trust: str
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(mode)
+    uri = f"3fs://{root}?index=sqlite://{root}/index.db&slot_bytes=32768&file_slots=4"
+
+    with pytest.raises(ConfigError, match=said):
+        run(make_backend(uri).open())
+    assert not list(root.iterdir())
+
+    async def trusting() -> None:
+        backend = make_backend(f"{uri}&trust={trust}")
+        await backend.open()
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+        await backend.close()
+
+    run(trusting())
+
+
 def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path) -> None:
     root = tmp_path / "store"
     uri = f"3fs://{root}?index=sqlite://{root}/index/pages.db&slot_bytes=32768&file_slots=4&files=1"

@@ -11,7 +11,18 @@ store = typer.Typer(
     no_args_is_help=True,
 )
 
-Uri = Annotated[str, typer.Argument(help="Store, for example file:///var/kv.", metavar="URI")]
+Uri = Annotated[
+    str,
+    typer.Argument(
+        help="Store, for example file:///var/kv; with {rank} in it, give --rank too.", metavar="URI"
+    ),
+]
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="The rank whose store is meant by {rank} in a URI.", show_default="none"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Jobs = Annotated[
     int, typer.Option(help="Batches at a time; each takes 16 MiB of memory, or one larger object.")
@@ -32,23 +43,26 @@ def ls(
     objects: Annotated[
         bool, typer.Option("--objects", help="One line for each object; with --json, one record.")
     ] = False,
+    rank: Rank = None,
     as_json: Json = False,
 ) -> None:
     """Show what is in a store, by model and shard.
 
     Models come with their weights version; below them namespaces, pools and shards.
     """
+    from .store_opening import of_rank
     from .store_runs import run_ls
 
-    raise typer.Exit(run_ls(uri, objects=objects, as_json=as_json))
+    raise typer.Exit(run_ls(of_rank(uri, rank), objects=objects, as_json=as_json))
 
 
 @store.command("stat")
-def stat(uri: Uri, *, as_json: Json = False) -> None:
+def stat(uri: Uri, *, rank: Rank = None, as_json: Json = False) -> None:
     """Show how much is in a store, and what it can do."""
+    from .store_opening import of_rank
     from .store_runs import run_stat
 
-    raise typer.Exit(run_stat(uri, as_json=as_json))
+    raise typer.Exit(run_stat(of_rank(uri, rank), as_json=as_json))
 
 
 @store.command("verify")
@@ -74,6 +88,7 @@ def verify(
             "--fix", help="Put what is corrupt in a directory, or no object, in quarantine."
         ),
     ] = False,
+    rank: Rank = None,
     as_json: Json = False,
 ) -> None:
     """Read every object whole and check it.
@@ -83,9 +98,17 @@ def verify(
     reads it.
     """
     from .store_check import run_verify
+    from .store_opening import of_rank
 
     raise typer.Exit(
-        run_verify(uri, namespace=namespace, sample=sample, jobs=jobs, fix=fix, as_json=as_json)
+        run_verify(
+            of_rank(uri, rank),
+            namespace=namespace,
+            sample=sample,
+            jobs=jobs,
+            fix=fix,
+            as_json=as_json,
+        )
     )
 
 
@@ -113,6 +136,7 @@ def gc(
         str | None,
         typer.Option(help="Only pages of this model, with any weights.", show_default="all"),
     ] = None,
+    rank: Rank = None,
     dry_run: DryRun = False,
 ) -> None:
     """Remove the pages that nobody has used for long.
@@ -120,9 +144,16 @@ def gc(
     An engine that wants one of them has a miss. Manifests and marks stay.
     """
     from .store_changes import run_gc
+    from .store_opening import of_rank
 
     raise typer.Exit(
-        run_gc(uri, older_than=older_than, to_bytes=to_bytes, model=model, dry_run=dry_run)
+        run_gc(
+            of_rank(uri, rank),
+            older_than=older_than,
+            to_bytes=to_bytes,
+            model=model,
+            dry_run=dry_run,
+        )
     )
 
 
@@ -148,6 +179,7 @@ def rm(
     everything: Annotated[
         bool, typer.Option("--all", help="Remove every object of Lockstep in the store.")
     ] = False,
+    rank: Rank = None,
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -156,10 +188,11 @@ def rm(
     It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
     """
     from .store_changes import run_rm
+    from .store_opening import of_rank
 
     raise typer.Exit(
         run_rm(
-            uri,
+            of_rank(uri, rank),
             model=model,
             weights_version=weights_version,
             namespace=namespace,
@@ -175,6 +208,7 @@ def copy(
     source: Annotated[str, typer.Argument(help="Store to copy from.", metavar="FROM")],
     target: Annotated[str, typer.Argument(help="Store to copy to.", metavar="TO")],
     *,
+    rank: Rank = None,
     jobs: Jobs = JOBS_DEFAULT,
 ) -> None:
     """Copy what TO lacks, verified on the way.
@@ -184,5 +218,6 @@ def copy(
     something was not read or written.
     """
     from .store_changes import run_copy
+    from .store_opening import of_rank
 
-    raise typer.Exit(run_copy(source, target, jobs=jobs))
+    raise typer.Exit(run_copy(of_rank(source, rank), of_rank(target, rank), jobs=jobs))

@@ -14,7 +14,7 @@ from ..errors import ConfigError, LockstepError, StorageError
 from ..storage_backends.base import StorageBackend, StoredObject
 from ..storage_backends.file_unsound import unsound_files
 from ..storage_backends.registry import make_backend
-from ..storage_backends.uri import StoreUri, parse_uri
+from ..storage_backends.uri import RANK, StoreUri, parse_uri
 from .interruption import Interrupted, raise_on_signals
 from .store_amounts import shown_store
 
@@ -36,6 +36,21 @@ _WHY_UNLISTED: Final = {
 def call_deadline(nbytes: int = 0) -> float:
     """Return the deadline of a call that begins now and moves so many bytes."""
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
+
+
+def of_rank(uri: str, rank: int | None) -> str:
+    """Return the URI of one rank's store, where each rank has one of its own.
+
+    Raises `ConfigError` where it is not said whose.
+    """
+    if RANK not in uri:
+        return uri
+    if rank is None:
+        raise ConfigError(
+            f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
+            f"add --rank N, which stands in the place of {RANK}"
+        )
+    return uri.replace(RANK, str(rank))
 
 
 def store_directory(uri: StoreUri) -> Path | None:

@@ -19,7 +19,7 @@ from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
 from ..storage_backends.namespace import Namespace
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
-from ..storage_backends.uri import parse_uri, without_secrets
+from ..storage_backends.uri import RANK, parse_uri, without_secrets
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
 from .cache import Cache
 from .config import CacheConfig
@@ -32,9 +32,6 @@ from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache
 from .page_layout import ShardPlace
 from .replica.settings import ReplicaConfig
-
-_RANK = "{rank}"
-"""Stands for the rank in the URI of a store, where each rank has one of its own."""
 
 
 def new_group(config: CacheConfig) -> Collective:
@@ -154,7 +151,7 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
     `store` is the URI that all ranks are given. Raises `ConfigError` for one that makes no sense, by
     its scheme, a wrapper or an option. Asks no store, and imports no client.
     """
-    uri = store.replace(_RANK, str(rank))
+    uri = store.replace(RANK, str(rank))
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
     namespace = _namespace(config).digest()
     return StoreAccess(
@@ -189,7 +186,7 @@ def _backend(config: CacheConfig, uri: str) -> StorageBackend:
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
     """Return what this rank writes of pages that are the same on every rank."""
-    if _RANK in store:
+    if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)
     if uri.scheme == "memory" and not uri.host:

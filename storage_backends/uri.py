@@ -30,6 +30,8 @@ _USER = re.compile(r"://(?:[^/@:?&=#]*:[^&]*|[^/?&#]*)@")
 _USER_OF_NO_URI = re.compile(r"^[^?]*:.*@")
 _SECRET = re.compile(r"secret|token|pass|pwd|cred|auth|key|sig(nature)?$", re.IGNORECASE)
 _SHOWN_PLAIN: Final = ":/?*@,=[]"
+RANK: Final = "{rank}"
+"""Stands for the rank in a URI, where each rank has a store of its own."""
 _NESTED_MAX: Final = 4
 """URIs in options of URIs; what is deeper is not shown at all."""
 _SECRET_CHARACTERS_MIN: Final = 3

@@ -39,6 +39,13 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path / "kv")
 
 
+def of_ranks(tmp_path: Path) -> str:
+    """The URI of a store that each of two ranks has for itself."""
+    for rank in (0, 1):
+        Kept(tmp_path / f"disk{rank}").fill(model=f"of-rank-{rank}")
+    return f"file://{tmp_path}/disk{{rank}}"
+
+
 def words(text: str) -> str:
     """The text without the differences that only columns make."""
     return re.sub(r"[ \t]+", " ", text)
@@ -52,6 +59,37 @@ COMMANDS = (
     ["gc", "--older-than", "7d"],
     ["rm", "--all", "--yes"],
 )
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, ["copy", "file:///nowhere"]])
+def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
+    lockstep: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    status, out, err = lockstep(*arguments, of_ranks(tmp_path))
+
+    assert (status, out) == (2, "")
+    assert "is another one for each rank, and this command works on one; add --rank N" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk0", "disk1"]
+
+
+def test_the_store_of_one_rank_is_found_by_its_rank(lockstep: Run, tmp_path: Path) -> None:
+    status, out, _ = lockstep("ls", of_ranks(tmp_path), "--rank", "1")
+
+    assert status == 0
+    assert "of-rank-1" in out
+    assert "of-rank-0" not in out
+
+
+def test_a_copy_of_one_rank_s_store_may_go_to_that_rank_s_store(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    target = f"file://{tmp_path}/other{{rank}}"
+
+    status, _, _ = lockstep("copy", of_ranks(tmp_path), target, "--rank", "1")
+
+    assert status == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["disk0", "disk1", "other1"]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

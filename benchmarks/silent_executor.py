@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..coordinator.ballot import Progress
 from ..coordinator.proposal import Proposal, Readiness
-from ..ranks.executor.base import BytesMoved
+from ..ranks.executor.base import BytesMoved, LateCalls
 from ..ranks.orders import Order
 
 
@@ -42,6 +42,10 @@ class SilentExecutor:
     def pages_corrupt(self) -> int:
         """Return zero."""
         return 0
+
+    def late_calls(self) -> LateCalls:
+        """Return none."""
+        return LateCalls()
 
     def close(self) -> None:
         """Do nothing."""

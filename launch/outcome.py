@@ -107,6 +107,8 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
         ("pages verified at the end", f"{report['pages_rechecked']:,}", False),
         ("pages corrupt", f"{report['pages_corrupt']:,}", False),
         ("objects bad in storage", f"{report['storage_corrupt']:,}", False),
+        ("storage calls that timed out", f"{report['storage_late_calls']:,}", False),
+        ("  waited for them", f"{report['storage_waited_s']:,.1f} s", False),
         ("replicas equal", _equality(report["digests"]), False),
     ]
 

@@ -104,6 +104,10 @@ class Report(TypedDict):
     """By name: `kv` of full attention, `window` and `state` where the profile has them."""
     storage_corrupt: int
     """Objects that the store found corrupt and did not serve, summed over the ranks."""
+    storage_late_calls: int
+    """Calls to the store that timed out, summed over the ranks."""
+    storage_waited_s: float
+    """How long they took, summed over calls that ran side by side."""
     loads_failed: int
     digests: list[str]
     """Of the replicated state at the end, by rank. Must be equal."""
@@ -131,6 +135,8 @@ class RankResult:
     """The first invariant that the replica broke at rest, or nothing."""
     bytes_moved: dict[str, int]
     storage_corrupt: int
+    storage_late_calls: int
+    storage_waited_s: float
     digest: int
     wall_s: float
     flush_s: float
@@ -201,6 +207,8 @@ def make_report(
         pages_corrupt=sum(each.counts.pages_corrupt for each in results),
         pools=_pools(settings, [each.counts for each in results]),
         storage_corrupt=sum(each.storage_corrupt for each in results),
+        storage_late_calls=sum(each.storage_late_calls for each in results),
+        storage_waited_s=round(sum(each.storage_waited_s for each in results), 3),
         loads_failed=counts.loads_failed,
         digests=[] if interrupted else [f"{each.digest:016x}" for each in results],
         wall_s=round(max(each.wall_s for each in results), 3),

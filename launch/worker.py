@@ -236,6 +236,8 @@ class _Run:
             operations_left=len(self._cache.replica.state.operations.in_flight),
             violation=violation,
             storage_corrupt=stats.pages_corrupt,
+            storage_late_calls=stats.storage_late.calls,
+            storage_waited_s=stats.storage_late.waited_s,
             digest=stats.digest,
             wall_s=time.perf_counter() - self._began,
             flush_s=flush_s,

@@ -20,7 +20,7 @@ from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
 from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, UsageError
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
-from .executor.base import BytesMoved, Executor
+from .executor.base import BytesMoved, Executor, LateCalls
 from .orders import Order
 from .replica.attaching import StoreState
 from .replica.matching import Match
@@ -59,6 +59,8 @@ class CacheStats:
     bytes_moved: BytesMoved
     pages_corrupt: int
     """Pages whose bytes in storage were wrong; each was a miss."""
+    storage_late: LateCalls
+    """Calls to the store that timed out."""
     store: StoreState
     """Equal on all ranks, as is the next."""
     digest: int
@@ -328,6 +330,7 @@ class RankCache:
             operations=operations,
             bytes_moved=self.executor.bytes_moved(),
             pages_corrupt=self.executor.pages_corrupt(),
+            storage_late=self.executor.late_calls(),
             store=self.store_state(),
             digest=self.replica.digest,
         )

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
 from ..coordinator.proposal import Proposal, Readiness
-from ..ranks.executor.base import BytesMoved
+from ..ranks.executor.base import BytesMoved, LateCalls
 from ..ranks.orders import (
     AttachStore,
     Cancel,
@@ -118,6 +118,10 @@ class SimulatedExecutor:
     def pages_corrupt(self) -> int:
         """Return how many pages a read found damaged."""
         return self._corrupt
+
+    def late_calls(self) -> LateCalls:
+        """Return nothing: what is late is told by progress alone."""
+        return LateCalls()
 
     def close(self) -> None:
         """End as a process ends: nothing that was begun touches memory or the store any more."""

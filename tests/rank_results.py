@@ -25,6 +25,8 @@ def result(**changes: object) -> RankResult:
         "violation": "",
         "bytes_moved": {"l1_to_l2": 1, "l2_to_l1": 2, "l2_to_l3": 3, "l3_to_l2": 4},
         "storage_corrupt": 0,
+        "storage_late_calls": 0,
+        "storage_waited_s": 0.0,
         "digest": 0x1234,
         "wall_s": 1.0,
         "flush_s": 0.5,

@@ -19,7 +19,7 @@ from lockstep.coordinator.proposal import Proposal, Readiness
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
-from lockstep.ranks.executor.base import BytesMoved
+from lockstep.ranks.executor.base import BytesMoved, LateCalls
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import (
     AttachStore,
@@ -84,6 +84,9 @@ class ToldExecutor:
 
     def pages_corrupt(self) -> int:
         return 0
+
+    def late_calls(self) -> LateCalls:
+        return LateCalls()
 
     def close(self) -> None:
         self.closed = True

@@ -1,6 +1,7 @@
 """What a report says of its run, and whether one can be written, as told before a run begins."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,22 @@ def test_of_an_interrupted_replay_only_wrong_pages_are_faults(
     assert said.err == "lockstep: 3 pages held wrong bytes: 3 in pool kv\n"
     assert " 2 ranks, interrupted " in said.out
     assert " not compared " in said.out
+
+
+def test_a_report_says_how_often_the_store_timed_out_and_how_long_was_waited(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late = result(storage_late_calls=2, storage_waited_s=1.5)
+    report = make_report(ReplaySettings(trace="t", ranks=2), [late, late])
+
+    conclude(report, path=None, table=True)
+
+    assert (report["storage_late_calls"], report["storage_waited_s"]) == (4, 3.0)
+    rows = [
+        re.findall(r"[^│ ]+(?: [^│ ]+)*", line) for line in capsys.readouterr().out.splitlines()
+    ]
+    assert ["storage calls that timed out", "4"] in rows
+    assert ["waited for them", "3.0 s"] in rows
 
 
 def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

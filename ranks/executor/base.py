@@ -19,6 +19,15 @@ class BytesMoved:
     l3_to_l2: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LateCalls:
+    """Calls to this rank's stores that had no answer, or not all of it, when their time was up."""
+
+    calls: int = 0
+    waited_s: float = 0.0
+    """How long they took, added up; calls run side by side."""
+
+
 class Executor(Protocol):
     """Carries out orders asynchronously.
 
@@ -64,6 +73,10 @@ class Executor(Protocol):
 
     def pages_corrupt(self) -> int:
         """Return how many pages this rank read from storage whose bytes were wrong."""
+        ...
+
+    def late_calls(self) -> LateCalls:
+        """Return what this rank has waited for in vain from storage."""
         ...
 
     def close(self) -> None:

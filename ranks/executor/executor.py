@@ -33,7 +33,7 @@ from ..orders import (
     Order,
     Persist,
 )
-from .base import BytesMoved
+from .base import BytesMoved, LateCalls
 from .copies import CopyEngine, CpuCopies, Direction
 from .cuda_copies import CudaCopies
 from .flights import Flights, Report
@@ -232,6 +232,10 @@ class RankExecutor:
     def pages_corrupt(self) -> int:
         """See `Executor`."""
         return self.storage_counters().reads_corrupt
+
+    def late_calls(self) -> LateCalls:
+        """See `Executor`."""
+        return self._stores.late_calls()
 
     def close(self) -> None:
         """Stop everything and wait, bounded, until nothing touches the pools. Idempotent.

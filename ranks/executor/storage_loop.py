@@ -20,6 +20,7 @@ from ...errors import ConfigError
 from ...storage_backends.base import Counters, StorageBackend
 from ..orders import Cancel, Fetch, LookUp, Persist
 from .inflight_bytes import InflightBytes
+from .late_calls import LateCallsLog, answer_by
 from .lookup import StoreLookUp
 from .storage_transfers import (
     Batch,
@@ -82,16 +83,18 @@ class StorageLoop:
         places: ObjectPlaces,
         report: Callable[[StorageReport], None],
         room: InflightBytes,
+        late: LateCallsLog,
     ) -> None:
         """`make_backend` is called on the loop's thread: what it imports can take a while.
 
-        `room` is what all stores of the rank have together.
+        `room` and `late` are those of all stores of the rank.
         """
         self._make_backend = make_backend
         self._made: StorageBackend | None = None
         self._places = places
         self._report = report
         self._room = room
+        self._late = late
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -220,9 +223,9 @@ class StorageLoop:
                     self._lookups[order.operation] = lookup
                     lookup.add_done_callback(partial(self._looked_up, order.operation))
                 case Fetch():
-                    self._begin(FetchTransfer(order, timed.deadline, self._places))
+                    self._begin(FetchTransfer(order, answer_by(timed.deadline), self._places))
                 case Persist():
-                    self._begin(PersistTransfer(order, timed.deadline, self._places))
+                    self._begin(PersistTransfer(order, answer_by(timed.deadline), self._places))
                 case Cancel():
                     self._cancel(order.operation)
 
@@ -231,14 +234,16 @@ class StorageLoop:
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
         lookup = StoreLookUp(order, self._backend, self._places)
+        began, sooner = time.monotonic(), answer_by(deadline)
         try:
-            now = time.monotonic()
-            async with asyncio.timeout(deadline - now):
-                await lookup.ask(now, deadline)
+            async with asyncio.timeout(deadline - began):
+                await lookup.ask(began, sooner)
         except TimeoutError:
             return
         except Exception:  # noqa: BLE001 - what cannot be told is missing (rule R9).
             _log.exception("the store failed in a lookup")
+        finally:
+            self._late.note(began, sooner)
         self._report(lookup.answer())
 
     def _looked_up(self, operation: int, task: asyncio.Task[None]) -> None:
@@ -260,7 +265,8 @@ class StorageLoop:
             call = self._loop.create_task(transfer.call(self._backend, batch))
             transfer.calls.add(call)
             # A callback and not a `finally`, because a task that is cancelled early never runs.
-            call.add_done_callback(partial(self._returned, transfer, batch, share))
+            began = time.monotonic()
+            call.add_done_callback(partial(self._returned, transfer, batch, share, began))
 
     def _driven(self, transfer: Transfer, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
@@ -268,10 +274,16 @@ class StorageLoop:
         self._settle(transfer)
 
     def _returned(
-        self, transfer: Transfer, batch: Batch, share: int, call: asyncio.Task[Sequence[int]]
+        self,
+        transfer: Transfer,
+        batch: Batch,
+        share: int,
+        began: float,
+        call: asyncio.Task[Sequence[int]],
     ) -> None:
         transfer.calls.discard(call)
         self._room.give(share)
+        self._late.note(began, transfer.deadline)
         if self._trouble is not None:
             _is_told_of(call)
             return

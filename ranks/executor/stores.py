@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
+from .base import LateCalls
 from .inflight_bytes import InflightBytes
+from .late_calls import LateCallsLog
 from .pools import HostPool
 from .shardings import Shardings
 from .storage_loop import StorageLoop, StorageReport, TimedOrder
@@ -59,6 +61,7 @@ class Stores:
         self._report = report
         self._connect = connect
         self._room = InflightBytes(inflight_bytes)
+        self._late = LateCallsLog()
         self._close_timeout_s = close_timeout_s
         self._used: StorageLoop | None = None
         self._staged: dict[int, StorageLoop | str] = {}
@@ -140,6 +143,10 @@ class Stores:
         seen = [loop.counters() for loop in (*self._closing, self._used) if loop is not None]
         return sum_of(self._past, *seen)
 
+    def late_calls(self) -> LateCalls:
+        """Return what was waited for in vain, of all stores."""
+        return self._late.seen
+
     def stop(self) -> None:
         """Cancel everything, in every store; does not wait."""
         self.detach()
@@ -161,7 +168,7 @@ class Stores:
             writer=access.writer,
             shardings=access.shardings,
         )
-        return StorageLoop(access.make_backend, places, self._report, self._room)
+        return StorageLoop(access.make_backend, places, self._report, self._room, self._late)
 
     def _refusal(self) -> str | None:
         """Say why stores that were let go of leave no room for another one, or None."""

@@ -1,0 +1,62 @@
+"""How long a rank has waited for stores that let calls run out of their time, and when that is said."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+from .base import LateCalls
+
+MARGIN_SHARE: Final = 0.1
+MARGIN_S: Final = 0.25
+"""What of an operation's time is kept, at most, for what its last calls answer to be of use."""
+SAID_AGAIN_S: Final = 60.0
+_TICK_S: Final = 0.001
+"""A timer may ring so much before its time."""
+
+_log = logging.getLogger(__name__)
+
+
+def answer_by(deadline: float) -> float:
+    """Return when the calls of an operation have to answer so that it has its outcome in time.
+
+    A call with one key that hangs says at its deadline what became of the others. At the operation's
+    own deadline that would be too late, and the one key would have cost all of them.
+    """
+    left_s = max(0.0, deadline - time.monotonic())
+    return deadline - min(MARGIN_S, MARGIN_SHARE * left_s)
+
+
+class LateCallsLog:
+    """Counts calls that came back only when their time was up, and says so once in a while.
+
+    Thread-safe: all stores of a rank are counted together, each from its own thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = LateCalls()
+        self._say_at = 0.0
+
+    @property
+    def seen(self) -> LateCalls:
+        """What has been counted so far."""
+        return self._seen
+
+    def note(self, began: float, deadline: float) -> None:
+        """Take notice of a call that has come back."""
+        now = time.monotonic()
+        if now + _TICK_S < deadline:
+            return
+        with self._lock:
+            seen = LateCalls(self._seen.calls + 1, self._seen.waited_s + now - began)
+            self._seen = seen
+            if now < self._say_at:
+                return
+            self._say_at = now + SAID_AGAIN_S
+        _log.warning(
+            "the store times out; calls without an answer in time: %d, and waited for them: %.1f s; "
+            "look at the store, or put breaker+ before its URI",
+            seen.calls,
+            seen.waited_s,
+        )

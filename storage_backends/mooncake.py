@@ -13,12 +13,14 @@ they are in a store none of whose members gives memory, and a warning says so.
 A store that keeps segments on disks may bring back what another process wrote: names and checksums
 are inside the object, and what does not fit its name is removed.
 
-A call that a stopped master holds returns when the master goes on, or after the 30 seconds that the
-client waits; the backend goes on by itself after both, and after a restart of the master. A stopped
-owner of a segment holds a call until the library gives it up (`mooncake_pieces`).
+A stopped master holds a call until it goes on, or for the 30 seconds that the client waits; the backend
+goes on by itself after both, and after a restart of the master. A stopped owner of a segment holds a
+call until the library gives it up (`mooncake_pieces`). A read returns at its deadline all the same and
+leaves its thread behind (`mooncake_staged`); while all threads are left so, reads are FAILED at once.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, TypeVar
 
@@ -38,8 +40,9 @@ from .fitting import fitting
 from .mooncake_client import MooncakeClient, MooncakeSettings, connect
 from .mooncake_damage import damage_object
 from .mooncake_memory import KEYS_AT_A_TIME, RegisteredMemory
+from .mooncake_names import GENERATIONS, Wanted, key_of
 from .mooncake_pieces import Code
-from .mooncake_reads import GENERATIONS, ObjectReader, Wanted, key_of
+from .mooncake_reads import ObjectReader
 from .mooncake_writes import New, ObjectWriter, RoomComplaint
 from .page_object import name_digest
 from .tally import Tally
@@ -69,8 +72,8 @@ _OPTIONS: Final = (
 class MooncakeBackend:
     """Keeps the contract of `StorageBackend` in a Mooncake Store.
 
-    Used from one event loop. Bytes go straight between the store and buffers in the memory that
-    `open` was told of; those of other buffers are copied through memory of our own.
+    Used from one event loop. Bytes are written straight from buffers in the memory that `open` was
+    told of; those of other buffers, and all that is read, are copied through memory of our own.
     """
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
@@ -85,7 +88,7 @@ class MooncakeBackend:
     @property
     def capabilities(self) -> Capabilities:
         """See `StorageBackend`."""
-        return Capabilities(zero_copy=True)
+        return Capabilities()
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:
         """Take part in the store, and register `memory`; raises `ConfigError` if that is impossible."""
@@ -123,19 +126,24 @@ class MooncakeBackend:
         )
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """Read the objects into their buffers, and verify them."""
+        """Read the objects into their buffers, and verify them; FAILED while every thread is held.
+
+        Returns at the deadline, and when it is cancelled, whoever holds the library.
+        """
         calls = self._ready()
-        if calls is None:
+        if calls is None or calls.left >= THREADS:
             return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
-        outcomes = await calls.run(
+        asked = [_Asked(read) for read in reads]
+        await calls.run(
             self._read,
-            reads,
+            asked,
             weights=[read.shape.nbytes for read in reads],
             job_weight_min=_JOB_BYTES_MIN,
-            late=ReadOutcome.TIMED_OUT,
+            late=None,
             deadline=deadline,
+            leaves=True,
         )
-        return self._tally.reads(reads, outcomes)
+        return self._tally.reads(reads, [each.outcome for each in asked])
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects; what there is no room for is FAILED."""
@@ -232,20 +240,18 @@ class MooncakeBackend:
             found[at] = generation is not None
         return found
 
-    def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
-        wanted = [_wanted(each, writable=True) for each in reads]
-        outcomes = [
-            ReadOutcome.FAILED if each is None else ReadOutcome.TIMED_OUT for each in wanted
-        ]
-        sound = [(at, each) for at, each in enumerate(wanted) if each is not None]
+    def _read(self, asked: Sequence["_Asked"], stop: Stop) -> list[None]:
+        wanted = [_wanted(each.read, writable=True) for each in asked]
+        unsound = [each for each, want in zip(asked, wanted, strict=True) if want is None]
+        _answer(unsound, [ReadOutcome.FAILED] * len(unsound), stop)
+        sound = [(each, want) for each, want in zip(asked, wanted, strict=True) if want is not None]
         for start in range(0, len(sound), KEYS_AT_A_TIME):
             if stop.due():
                 break
             some = sound[start : start + KEYS_AT_A_TIME]
-            answers = self._reader.read([each for _, each in some], stop)
-            for (at, _), outcome in zip(some, answers, strict=True):
-                outcomes[at] = outcome
-        return outcomes
+            answers = self._reader.read([want for _, want in some], stop)
+            _answer([each for each, _ in some], answers, stop)
+        return [None] * len(asked)
 
     def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
         wanted = [_wanted(each, writable=False) for each in writes]
@@ -285,6 +291,20 @@ class MooncakeBackend:
             client is not None and damage_object(client, self._reader, each, stop)
             for each in damages
         ]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A read, and what is known of its end when the call returns."""
+
+    read: Read
+    outcome: ReadOutcome = ReadOutcome.TIMED_OUT
+
+
+def _answer(asked: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
+    with stop.touching() as wanted:
+        for each, outcome in zip(asked, outcomes, strict=True) if wanted else ():
+            each.outcome = outcome
 
 
 def _wanted(asked: Read | Write, *, writable: bool) -> Wanted | None:

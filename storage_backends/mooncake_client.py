@@ -70,6 +70,8 @@ class MooncakeClient:
         self._config = ReplicateConfig()
         self._config.replica_num = settings.replicas
         self._master = settings.master
+        self.may_be_late = settings.protocol != "tcp"
+        """Whether bytes may arrive of what the library has given up. Over TCP it hangs up before."""
         self._lock = threading.Lock()
         self._writing: set[str] = set()
         self._reading: Counter[str] = Counter()

@@ -8,8 +8,9 @@ only, which is removed before). Damaged is what a reader would be given, the obj
 from .base import ObjectName
 from .damage import Damage
 from .mooncake_client import MooncakeClient
+from .mooncake_names import key_of
 from .mooncake_pieces import Code
-from .mooncake_reads import ObjectReader, key_of
+from .mooncake_reads import ObjectReader
 from .page_object import name_digest
 from .thread_calls import Stop
 

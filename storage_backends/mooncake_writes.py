@@ -23,9 +23,10 @@ from typing import Final
 
 from .base import ObjectName, ReadOutcome, WriteOutcome
 from .mooncake_client import MooncakeClient
-from .mooncake_memory import RegisteredMemory, address_of
+from .mooncake_memory import RegisteredMemory, address_of, in_rooms
+from .mooncake_names import GENERATIONS, Wanted, key_of
 from .mooncake_pieces import Code, Piece
-from .mooncake_reads import GENERATIONS, ObjectReader, Wanted, in_rooms, key_of
+from .mooncake_reads import ObjectReader
 from .object_shape import ALWAYS, ObjectShape
 from .page_object import HEADER_BYTES, Finding, encode_object
 from .thread_calls import Stop

@@ -3,12 +3,16 @@
 A call is cut into a few jobs of neighbouring items, so that its price is paid per batch and not per
 key. At the deadline, or when the call is cancelled, jobs that have not begun never begin, and those
 that run are asked to stop; the call still returns only when the last of them has ended, because
-until then a thread may touch the caller's buffers.
+until then a thread may touch the caller's buffers. Only a call whose jobs say when they do returns
+without them.
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -22,11 +26,32 @@ Result = TypeVar("Result")
 class Stop:
     """What a running job looks at between two pieces of work."""
 
-    __slots__ = ("asked", "deadline")
+    __slots__ = ("_touched", "_touching", "asked", "deadline")
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.asked = False
+        self._touching = 0
+        self._touched = threading.Condition()
+
+    @contextmanager
+    def touching(self) -> Generator[bool]:
+        """Keep the call from returning while in here; gives False if it has, or is about to."""
+        with self._touched:
+            wanted = not self.due()
+            self._touching += wanted
+        try:
+            yield wanted
+        finally:
+            with self._touched:
+                self._touching -= wanted
+                self._touched.notify_all()
+
+    def leave(self) -> None:
+        """Let the call be over: wait until nobody is `touching`, which nobody begins any more."""
+        with self._touched:
+            self.asked = True
+            self._touched.wait_for(lambda: not self._touching)
 
     def due(self) -> bool:
         """Say whether the job should begin nothing more."""
@@ -44,6 +69,8 @@ class ThreadCalls:
         self._threads = threads
         self._pool = DaemonThreads(threads, name, at_end=at_end)
         self._stops: set[Stop] = set()
+        self._lock = threading.Lock()
+        self._left = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -74,6 +101,7 @@ class ThreadCalls:
         job_weight_min: int,
         late: Result,
         deadline: float,
+        leaves: bool = False,
     ) -> list[Result]:
         """Return one result for each item, in order; `late` for those whose job never began.
 
@@ -83,6 +111,9 @@ class ThreadCalls:
         `weights` says how much work each item is; no job gets less than `job_weight_min`, unless
         the whole call is less. Returns when no thread touches the items any more, however long
         that takes after the deadline.
+
+        With `leaves` it returns at its deadline all the same, and what a job brings that still runs
+        is `late`. Such jobs touch what is the caller's only while they are `Stop.touching`.
         """
         if not items:
             return []
@@ -90,18 +121,38 @@ class ThreadCalls:
         slices = _cut(weights, sum(weights), self._threads, job_weight_min)
         self._stops.add(stop)
         self._quiet.clear()
+        jobs: list[Future[list[Result]]] = []
         try:
             jobs = [self._pool.submit(partial(job, items[part], stop)) for part in slices]
             futures = [asyncio.wrap_future(each) for each in jobs]
-            await _settle(futures, stop, lambda: [each.cancel() for each in jobs])
+            await _settle(futures, stop, lambda: [each.cancel() for each in jobs], leaves=leaves)
         finally:
+            if leaves:
+                stop.leave()
+                self._leave([each for each in jobs if each.running()])
             self._stops.discard(stop)
             if not self._stops:
                 self._quiet.set()
         results: list[Result] = []
         for part, future in zip(slices, futures, strict=True):
-            results += [late] * (part.stop - part.start) if future.cancelled() else future.result()
+            brought = future.done() and not future.cancelled()
+            results += future.result() if brought else [late] * (part.stop - part.start)
         return results
+
+    @property
+    def left(self) -> int:
+        """How many threads are held by jobs of calls that have returned without them."""
+        return self._left
+
+    def _leave(self, jobs: Sequence[Future[list[Result]]]) -> None:
+        with self._lock:
+            self._left += len(jobs)
+        for job in jobs:
+            job.add_done_callback(self._came_back)
+
+    def _came_back(self, _: object) -> None:
+        with self._lock:
+            self._left -= 1
 
     async def close(self, timeout_s: float) -> bool:
         """Ask all calls to stop and wait for them; say whether all ended in time. Idempotent.
@@ -144,12 +195,18 @@ async def _settle(
     futures: Sequence[asyncio.Future[list[Result]]],
     stop: Stop,
     cancel_queued: Callable[[], object],
+    *,
+    leaves: bool,
 ) -> None:
-    """Wait until every future is done, whatever happens; then let a cancellation through."""
+    """Wait until every future is done, whatever happens; then let a cancellation through.
+
+    With `leaves` those that run are not waited for at the deadline, nor after a cancellation.
+    """
     waiting = set(futures)
     cancelled: asyncio.CancelledError | None = None
     while waiting:
-        timeout_s = None if stop.asked else max(0.0, stop.deadline - time.monotonic())
+        unhurried = stop.asked and not leaves
+        timeout_s = None if unhurried else max(0.0, stop.deadline - time.monotonic())
         try:
             _, waiting = await asyncio.wait(waiting, timeout=timeout_s)
         except asyncio.CancelledError as error:
@@ -157,5 +214,7 @@ async def _settle(
         if waiting:
             stop.asked = True
             cancel_queued()
+        if waiting and leaves:
+            break
     if cancelled is not None:
         raise cancelled

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from storage_calls import get, object_name, page, put, soon
@@ -22,7 +22,7 @@ from storage_calls import get, object_name, page, put, soon
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.mooncake import MooncakeBackend
 from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings, set_up
-from lockstep.storage_backends.mooncake_reads import GENERATIONS, key_of
+from lockstep.storage_backends.mooncake_names import GENERATIONS, key_of
 from lockstep.storage_backends.page_object import HEADER_BYTES, name_digest
 
 if TYPE_CHECKING:
@@ -149,6 +149,9 @@ class LentClient(MooncakeClient):
         self._back.append(self._store)
 
 
+Lent = TypeVar("Lent", bound=LentClient)
+
+
 class MooncakeStore:
     """A store: a master, a client that owns the memory, and clients that are lent to backends.
 
@@ -241,8 +244,12 @@ class MooncakeStore:
 
     def lend(self, settings: MooncakeSettings) -> MooncakeClient:
         """Return a client that comes back when it is closed."""
+        return self.lend_as(LentClient, settings)
+
+    def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:
+        """Return a client of some kind that comes back when it is closed."""
         store = self._idle.pop() if self._idle else self._make(0)
-        return LentClient(store, settings, self._idle)
+        return kind(store, settings, self._idle)
 
     def _make(self, segment_bytes: int) -> "MooncakeDistributedStore":
         store = set_up(self.settings(segment_bytes))

@@ -44,7 +44,7 @@ from storage_drill import Drill, check_counts
 from storage_three_fs import SlotStore, small_store
 from usrbio_stand_in import UsrbioStandIn
 
-from lockstep.storage_backends import mooncake_reads, s3_ranges, three_fs_reads
+from lockstep.storage_backends import mooncake_staged, s3_ranges, three_fs_reads
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
 from lockstep.storage_backends.mooncake_memory import RegisteredMemory
@@ -366,7 +366,7 @@ class TestDrills:
     def test_damage_that_a_store_would_not_look_for_is_served_and_found_here(
         self, store: StoreUnderTest, kind_of_store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in (mooncake_reads, s3_ranges, three_fs_reads):
+        for module in (mooncake_staged, s3_ranges, three_fs_reads):
             monkeypatch.setattr(module, "stated_checksums", whatever_is_there)
         with pytest.raises(AssertionError, match="bytes that were not its own"):
             drill(store, 1, whole=True, faults=2 * FAULTS[kind_of_store])

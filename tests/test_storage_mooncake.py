@@ -60,7 +60,7 @@ class TestMooncakeContract(StorageContract):
 
 
 class TestMemory:
-    def test_pages_in_the_pool_are_never_copied_through_our_own_memory(
+    def test_pages_in_the_pool_are_written_without_a_copy(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = pool(8 << 20)
@@ -77,7 +77,6 @@ class TestMemory:
                 assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
                 assert back == pages
 
-        monkeypatch.setattr("lockstep.storage_backends.mooncake_reads.in_rooms", None)
         monkeypatch.setattr("lockstep.storage_backends.mooncake_writes.in_rooms", None)
         run(scenario())
 
@@ -148,17 +147,19 @@ class TestLeases:
     """The master holds an object for a reader for a while, and the library drops what took longer."""
 
     @pytest.mark.parametrize(
-        ("registered", "part"), [(True, 0), (False, 1)], ids=["straight", "copied"]
+        ("nbytes", "part", "parts"),
+        [(16 * KIB, 0, 1), (5 << 20, 1, 3)],
+        ids=["in one piece", "after its header"],
     )
     def test_an_object_whose_lease_runs_out_on_the_way_is_read_under_another(
         self,
         shared: MooncakeStore,
         monkeypatch: pytest.MonkeyPatch,
-        *,
-        registered: bool,
+        nbytes: int,
         part: int,
+        parts: int,
     ) -> None:
-        memory = pool(16 * KIB)
+        buffer = bytearray(nbytes)
         fetch = MooncakeClient.fetch
         fetched: list[object] = []
 
@@ -169,13 +170,13 @@ class TestLeases:
             return fetch(*arguments)
 
         async def scenario() -> None:
-            async with opened(shared, [memory] if registered else ()) as backend:
-                await put(backend, object_name(1), page(1))
+            async with opened(shared) as backend:
+                await put(backend, object_name(1), page(1, nbytes))
                 monkeypatch.setattr(MooncakeClient, "fetch", late)
-                reads = [reading(object_name(1), memory)]
+                reads = [reading(object_name(1), buffer)]
                 assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-                assert memory == page(1)
-                assert len(fetched) == part + 1
+                assert buffer == page(1, nbytes)
+                assert len(fetched) == parts
 
         run(scenario())
 

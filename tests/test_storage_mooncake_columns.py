@@ -10,8 +10,9 @@ from storage_calls import EVERY, columns, digest_of, full_page, object_name, soo
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake_client import MooncakeClient
 from lockstep.storage_backends.mooncake_memory import RegisteredMemory
+from lockstep.storage_backends.mooncake_names import Wanted, key_of
 from lockstep.storage_backends.mooncake_pieces import Code
-from lockstep.storage_backends.mooncake_reads import ObjectReader, Wanted, key_of
+from lockstep.storage_backends.mooncake_reads import ObjectReader
 from lockstep.storage_backends.mooncake_writes import New, ObjectWriter, RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop
 

@@ -117,7 +117,7 @@ class TestManyProcesses:
         found = run(winners(list(won)))
         assert {writer: found.count(writer) for writer in won} == won
 
-    def test_a_stopped_owner_holds_one_object_of_a_call_and_the_others_are_late(
+    def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
         self, lonely: Lonely
     ) -> None:
         memory = pool(16 * 16 * KIB)
@@ -148,7 +148,7 @@ class TestManyProcesses:
                     outcomes = await asyncio.gather(*calls)
                 finally:
                     os.kill(lonely.owner.pid, signal.SIGCONT)
-                read = [ReadOutcome.FAILED] + [ReadOutcome.TIMED_OUT] * 3
+                read = [ReadOutcome.TIMED_OUT] * 4
                 written = [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3
                 assert outcomes == [read, written] * 2
 

@@ -1,7 +1,7 @@
 """Where files go that are not what their name says: kept for inspection, never served, bounded.
 
-The quarantine has a fixed number of places and is filled round and round; a new arrival takes the
-place of an old one. What cannot be replaced at once is a directory with something in it: where all
+The quarantine has a fixed number of places and is filled round and round: a new arrival takes a place
+that is free, or else that of an old one. What cannot be replaced at once is a directory with something in it: where all
 places have one, the next arrivals take it apart, each a part of it, so that none of them takes long.
 """
 
@@ -53,7 +53,7 @@ class Quarantine:
         return taken
 
     def _move(self, path: str) -> bool:
-        if self._move_to_a_place(path):
+        if self._move_to_a_place(path, only_free=True) or self._move_to_a_place(path):
             return True
         self._free_a_place()
         if self._move_to_a_place(path):
@@ -62,10 +62,12 @@ class Quarantine:
         _drop(self._root_fd, path)
         return True
 
-    def _move_to_a_place(self, path: str) -> bool:
+    def _move_to_a_place(self, path: str, *, only_free: bool = False) -> bool:
         for _ in range(PLACES):
             self._next = (self._next + 1) % PLACES
             place = f"{QUARANTINE}/{self._next:02x}"
+            if only_free and _is_there(self._root_fd, place):
+                continue
             try:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
@@ -90,6 +92,14 @@ class Quarantine:
                 ):
                     continue
             return
+
+
+def _is_there(root_fd: int, path: str) -> bool:
+    try:
+        os.lstat(path, dir_fd=root_fd)
+    except OSError:
+        return False
+    return True
 
 
 def _drop(root_fd: int, path: str) -> None:

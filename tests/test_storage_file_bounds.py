@@ -117,6 +117,23 @@ def test_a_quarantine_full_of_files_takes_a_directory(store: FileStore) -> None:
     assert len(store.quarantined()) == PLACES
 
 
+def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
+    store: FileStore,
+) -> None:
+    """Each opening begins at a place of its own, and there are many between two looks at them."""
+
+    async def quarantine_one() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            store.spoil(NAME)
+            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+
+    for _ in range(PLACES):
+        run(quarantine_one())
+
+    assert len(store.quarantined()) == PLACES
+
+
 class Impatient(Stop):
     """Is due when it has been asked so many times."""
 

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 from ..errors import ConfigError, GroupError, LockstepError, PeerLost, UsageError
 from .environment import RankEnvironment
 from .meeting import meet
-from .settings import option
+from .option_values import option
 
 EXIT_FAULT = 1
 """The replay ran and showed a fault, or the program has one."""

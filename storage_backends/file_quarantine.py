@@ -1,8 +1,9 @@
 """Where files go that are not what their name says: kept for inspection, never served, bounded.
 
 The quarantine has a fixed number of places and is filled round and round: a new arrival takes a place
-that is free, or else that of an old one. What cannot be replaced at once is a directory with something in it: where all
-places have one, the next arrivals take it apart, each a part of it, so that none of them takes long.
+that is free, or else that of an old one. What cannot be replaced at once is a directory with something
+in it: where all places have one, the next arrivals take it apart, each a part of it, so that none of
+them takes long.
 """
 
 import errno

@@ -43,6 +43,19 @@ def say(line: str) -> None:
     print(f"lockstep: {' '.join(line.split())}", file=sys.stderr, flush=True)
 
 
+def claim(store: Store) -> bool:
+    """Take it upon this process to say why the ranks end; say whether nobody had done so before."""
+    return store.add(_CLAIM, 1) == 1
+
+
+def was_claimed(store: Store) -> bool:
+    """Say whether the ranks end because of an error that somebody tells of."""
+    try:
+        return store.add(_CLAIM, 0) > 0
+    except RuntimeError:
+        return False
+
+
 def say_once(error: LockstepError, environment: RankEnvironment, store: Store | None) -> None:
     """Print the error's line unless another rank of this attempt has printed one.
 
@@ -54,7 +67,7 @@ def say_once(error: LockstepError, environment: RankEnvironment, store: Store | 
     try:
         if store is None:
             store = meet(environment, timeout_s=_CONNECT_TIMEOUT_S)
-        if store.add(_CLAIM, 1) == 1:
+        if claim(store):
             say(str(error))
         if environment.rank == 0 and not environment.store_is_hosted:
             _linger(store, environment.world_size)

@@ -7,7 +7,6 @@ leaves: whoever loses a peer can see there that the peer was interrupted.
 
 import time
 from contextlib import suppress
-from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
@@ -15,7 +14,7 @@ from .report import RankResult
 
 COLLECT_TIMEOUT_S = 1.0
 """How long rank 0 waits for the others, which were interrupted with it or see that it has left."""
-_WAIT_LEAST_S = 0.01
+_POLL_S = 0.01
 _BEGUN = "interrupted"
 
 
@@ -39,10 +38,12 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
     results = [own]
     deadline = time.monotonic() + COLLECT_TIMEOUT_S
     for rank in range(1, ranks):
-        left_s = max(_WAIT_LEAST_S, deadline - time.monotonic())
         with suppress(RuntimeError):
-            store.wait([_of_rank(rank)], timedelta(seconds=left_s))
-            results.append(RankResult.unpack(bytes.fromhex(store.get(_of_rank(rank)).decode())))
+            # A wait of the store's own would print a warning when it is in vain.
+            while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            if come:
+                results.append(RankResult.unpack(bytes.fromhex(store.get(_of_rank(rank)).decode())))
     return results
 
 

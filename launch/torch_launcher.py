@@ -13,9 +13,9 @@ from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
 
 from .environment import RankEnvironment, variables_of
-from .first_error import say
+from .first_error import claim, say
 from .interruption import ignore_signals, raise_on_signals
-from .meeting import host_store
+from .meeting import host_store, of_attempt
 from .replay import SETTINGS_OPTION
 from .settings import ReplaySettings
 from .worker import JOIN_TIMEOUT_S
@@ -39,7 +39,13 @@ def launch_with_torch(settings: ReplaySettings) -> int:
         for rank in range(settings.ranks):
             # One by one: whatever comes in between, those that were started are ended.
             ranks += [_start(settings, rank, port)]
-        return _status(ranks)
+        status, died = _status(ranks)
+        if died is not None:
+            # Before the others are ended, so that they leave it to this process to say why.
+            claim(of_attempt(store, _place(settings, died, port)))
+            number = signal.Signals(-ranks[died].returncode).name
+            say(f"rank {died} was killed by {number}; the others were ended")
+        return status
     finally:
         ignore_signals()
         _end(ranks)
@@ -47,8 +53,8 @@ def launch_with_torch(settings: ReplaySettings) -> int:
         raise_on_signals()
 
 
-def _start(settings: ReplaySettings, rank: int, port: int) -> Popen[bytes]:
-    place = RankEnvironment(
+def _place(settings: ReplaySettings, rank: int, port: int) -> RankEnvironment:
+    return RankEnvironment(
         rank=rank,
         world_size=settings.ranks,
         local_rank=rank,
@@ -57,29 +63,33 @@ def _start(settings: ReplaySettings, rank: int, port: int) -> Popen[bytes]:
         master_port=port,
         store_is_hosted=True,
     )
+
+
+def _start(settings: ReplaySettings, rank: int, port: int) -> Popen[bytes]:
+    place = _place(settings, rank, port)
     launcher = str(os.getpid())
     command = ("-m", "lockstep.launch.replay", SETTINGS_OPTION, settings.to_json(), launcher)
     # A session of its own, so that Ctrl-C reaches the launcher alone.
     return Popen((sys.executable, *command), env=variables_of(place), start_new_session=True)
 
 
-def _status(ranks: Sequence[Popen[bytes]]) -> int:
-    """Wait until all ranks have ended, or one has failed; return the status to exit with."""
+def _status(ranks: Sequence[Popen[bytes]]) -> tuple[int, int | None]:
+    """Wait until all ranks have ended, or one has failed.
+
+    Returns the status to exit with, and the rank that was killed, which could not speak.
+    """
     while True:
         codes = [each.poll() for each in ranks]
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed:
             break
         if None not in codes:
-            return 0
+            return 0, None
         time.sleep(_POLL_S)
     # Of those that have failed at once, the one that was killed has made the others fail.
     rank = min(failed, key=lambda each: codes[each] or 0)
     code = ranks[rank].returncode
-    if code > 0:
-        return code
-    say(f"rank {rank} was killed by {signal.Signals(-code).name}; the others were ended")
-    return 128 - code
+    return (code, None) if code > 0 else (128 - code, rank)
 
 
 def _end(ranks: Sequence[Popen[bytes]]) -> None:

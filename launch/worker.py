@@ -23,6 +23,7 @@ from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation
 from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake
+from .first_error import was_claimed
 from .handing_in import collect, hand_in, was_begun
 from .interruption import Interrupted
 from .pool_memory import check_pool_memory
@@ -181,7 +182,9 @@ def _replay(
             cache.close(flush=False)
             interrupted = False
         except (Interrupted, PeerLost, CollectiveTimeout) as error:
-            if not isinstance(error, Interrupted) and not was_begun(group.store):
+            # Ranks are ended by a signal also where one of them has failed.
+            failed = was_claimed(group.store)
+            if failed or not (isinstance(error, Interrupted) or was_begun(group.store)):
                 raise
             watch.on_interrupted()
             own, results = run.so_far(), []

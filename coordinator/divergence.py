@@ -7,7 +7,7 @@ is one of the exceptions to the one collective per step, and compare them entry 
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import msgpack
 
@@ -28,7 +28,7 @@ class Recorder:
     def __init__(self, capacity: int = 4096) -> None:
         self.count = 0
         """How many entries were recorded since the start."""
-        self._entries: deque[tuple[object, ...]] = deque(maxlen=capacity)
+        self._entries: deque[object] = deque(maxlen=capacity)
 
     def record(self, *entry: object) -> None:
         """Append an entry; its text is made only when somebody asks for it."""
@@ -39,7 +39,13 @@ class Recorder:
         """Return the index of the first of the last `number` entries, and their texts."""
         kept = list(self._entries)
         kept = kept[max(0, len(kept) - number) :]
-        return self.count - len(kept), [" ".join(str(part) for part in entry) for entry in kept]
+        return self.count - len(kept), [
+            " ".join(str(part) for part in self.parts(entry)) for entry in kept
+        ]
+
+    def parts(self, entry: object) -> Sequence[object]:
+        """Return the parts of an entry, as it is kept."""
+        return cast("tuple[object, ...]", entry)
 
 
 def first_difference(recorders: Sequence[tuple[int, Sequence[str]]]) -> str | None:

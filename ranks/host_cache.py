@@ -123,12 +123,15 @@ class HostCache(RankCache):
         """Return when the request's device pages may be overwritten: it is preempted.
 
         Backups that read them are waited for, up to `timeouts.fence_s`, and fail after that. The
-        request is known on; it may prefetch and load again. Does nothing for one that is not known.
+        request is known on; it may prefetch and load again. Of one that was released and still lends
+        pages only this rank's copies are waited for; one that is not known lends none.
         """
         self._require_group()
         if request in self.replica.state.requests:
             self.replica.fence(request)
             self._dispatch()
+        else:
+            self.keep_off(request)
 
     def keep_off(self, request: str | None = None) -> None:
         """Return when no copy of this rank's touches the request's device pages, or any device page.
@@ -148,14 +151,14 @@ class HostCache(RankCache):
         again before. Those of a request that is not known are free.
         """
         if request not in self.replica.state.requests:
-            return True
+            return not self.lends(request)
         free = self.replica.leave(request)
         self._dispatch()
         return free
 
     def lends(self, request: str) -> bool:
         """Say whether copies on some rank may still touch the request's device pages."""
-        return self.replica.lends(request)
+        return bool(self.replica.touching(request))
 
     @property
     def pending_frees(self) -> bool:

@@ -33,6 +33,8 @@ from .host_cache import HostCache
 from .page_layout import ShardPlace
 from .replica.settings import ReplicaConfig
 
+_ENGINE_PAGES = "engine pages"
+
 
 def new_group(config: CacheConfig) -> Collective:
     """Connect all ranks of `torch.distributed` by the transport that is configured. Collective."""
@@ -86,7 +88,8 @@ def _agree_and_open(
     config: CacheConfig, collective: Collective, device: torch.device | EnginePages
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
-    pools = _agree(config, collective, timeout_s)
+    mine = device.pages if isinstance(device, EnginePages) else 0
+    pools, engine_pages = _agree(config, collective, mine, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
@@ -106,12 +109,18 @@ def _agree_and_open(
         pools={name: (each.device_pages, each.host_pages) for name, each in pools.items()},
         model_digest=bytes.fromhex(_namespace(config).digest()),
         life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
+        engine_pages=engine_pages,
     )
     return executor, replica_config
 
 
-def _agree(config: CacheConfig, collective: Collective, timeout_s: float) -> dict[str, AgreedPool]:
-    """Compare the settings of all ranks; return this rank's pools in the sizes that all can have."""
+def _agree(
+    config: CacheConfig, collective: Collective, engine_pages: int, timeout_s: float
+) -> tuple[dict[str, AgreedPool], int]:
+    """Compare the settings of all ranks; return this rank's pools in the sizes that all can have.
+
+    And the smallest number of device pages that an engine has, where engines own them.
+    """
     fields: dict[str, Scalar] = flatten(config)
     fields["world_size"] = collective.world_size
     fields["version"] = __version__
@@ -119,8 +128,10 @@ def _agree(config: CacheConfig, collective: Collective, timeout_s: float) -> dic
     # The settings that may differ between ranks; the smallest is used.
     names = [name for pair in size_settings(config).values() for name in pair]
     smallest = {name: int(str(fields.pop(name))) for name in names}
+    smallest[_ENGINE_PAGES] = engine_pages
     sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=without_secrets)
-    return agreed_pools(config, sizes, collective.rank, collective.world_size)
+    pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
+    return pools, sizes[_ENGINE_PAGES]
 
 
 def _host_bytes(pools: Mapping[str, AgreedPool], device: torch.device | EnginePages) -> int:

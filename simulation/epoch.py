@@ -69,7 +69,12 @@ def begin_epoch(
     """Start a group. The epoch's number keeps its draws apart from those of the others."""
     config = world.config
     pools = config.pool_sizes()
-    replica_config = ReplicaConfig.of(config, pools=pools, model_digest=b"simulated")
+    replica_config = ReplicaConfig.of(
+        config,
+        pools=pools,
+        model_digest=b"simulated",
+        engine_pages=world.device_pages if world.l1 == ENGINE else 0,
+    )
     executors: list[SimulatedExecutor] = []
     memories: list[Memory] = []
 

@@ -105,7 +105,7 @@ class Retracts:
         if state is not LoadState.SAVED or self._random.random() < 0.4:
             return "waits"
         reserve = request.computed + self._random.randint(0, 2 * self._page)
-        if not self._world.may_fit(request.computed, reserve):
+        if not self._world.may_fit(request.shared, reserve):
             reserve = request.computed
         answer = ask("resume", caches, lambda c: c.resume(request.name, reserve_tokens=reserve))
         if answer is Wait.LOST:

@@ -280,14 +280,6 @@ def _done_untold(found: re.Match[str]) -> str:
     return f"Storage was {found[1].lower()}ed although not every rank had been told to do so."
 
 
-def _kept_pages(found: re.Match[str]) -> str:
-    del found
-    return (
-        "The cache has lost count of the memory that transfers of a detached storage may still write"
-        " to, so it is given to somebody else too early, or to nobody ever again."
-    )
-
-
 _PROPOSAL = r"Proposal\(change=<Change\.(\w+): .*\)"
 _PAGE = r"(host|device) (?:(\S+) )?page (\d+)"
 _CONTENT = r"(nothing|garbage|a half-written page|content \d+)"
@@ -329,7 +321,6 @@ _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] =
         (r"rank (\d+) has left its group, and a proposal waits", _left_waiting),
         (rf"{_PROPOSAL} was done on (\d+) of the ranks", _done_on_some),
         (rf"{_PROPOSAL} was done, and not every rank", _done_untold),
-        (r"invariant 9: the pages that a store keeps", _kept_pages),
         (r"invariant (\d):", _invariant),
         (r"(\w+) at (\S+):\d+ in (\w+)(?:: )?(.*)", _crashed),
     )

@@ -194,10 +194,8 @@ class Proposing:
     def _had_store(self) -> bool:
         """Say whether there was something to detach from when the ranks decided to.
 
-        The group lets go by itself of a store that keeps too much, and what it keeps may have become
-        less in the same step.
+        The group lets go by itself of a store that keeps too much.
         """
         state = self._caches[0].replica.state
         _, entries = state.journal.last(state.journal.count - self._recorded)
-        kept = [int(entry.split()[1]) for entry in entries if entry.startswith("detach ")]
-        return self._attached and max(kept, default=0) <= state.config.quarantine_pages_max
+        return self._attached and "detach 1" not in entries

@@ -177,7 +177,7 @@ class Workload(Engine[Cache]):
         def command(cache: Cache) -> Admission | Wait:
             return cache.load_back(request.name, tokens, request.namespace, reserve_tokens=reserve)
 
-        if not self._world.may_fit(len(tokens) // TOKEN_BYTES, reserve):
+        if not self._world.may_fit(before.host_tokens, reserve):
             refuse(self._caches, f"load_back of request {request.name}, too long", command)
             self._coverage["too long for the device"] += 1
             self._abort(request)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ..coordinator.stop_policy import StopPolicy, StopRule
-from ..ranks.config import Bounds, CacheConfig, Recurrent, Timeouts
+from ..ranks.config import Bounds, CacheConfig, Recurrent, SlidingWindow, Timeouts
 from ..ranks.orders import KV_POOL
 from ..ranks.page_layout import Column, PageLayout
 from .faults import FAULT_PROFILES, FaultPlan, draw_plan
@@ -86,14 +86,19 @@ class World:
         """Return a stream of the seed of its own, so that draws of one part never shift another's."""
         return Random(f"{self.seed}/{self.fault_profile}/{self.ranks}/{name}")
 
-    def may_fit(self, tokens: int, reserve_tokens: int) -> bool:
-        """Say whether an empty device has room for a request, which may have all `tokens` cached."""
-        cached = tokens // self.page_tokens
-        reserved = max(cached, -(-reserve_tokens // self.page_tokens))
-        return all(
-            (reserved if pool == KV_POOL else reserved - cached) <= device
-            for pool, (device, _) in self.pools.items()
-            if pool not in self.state_pools
+    def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
+        """Say whether an empty device has room for what is cached of a request and its reserve."""
+        unit = self.page_tokens
+        cached = cached_tokens // unit
+        wanted = max(cached, -(-reserve_tokens // unit))
+        windows = {
+            each.pool: -(-each.window_tokens // unit)
+            for each in self.config.components
+            if isinstance(each, SlidingWindow)
+        }
+        return wanted <= self.device_pages and all(
+            wanted - max(0, cached - window) <= self.pools[pool][0]
+            for pool, window in windows.items()
         )
 
     @property

@@ -101,6 +101,13 @@ class ToldExecutor:
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
         return taken
 
+    def obey_only(self, kind: type[Order]) -> None:
+        """Report the orders of one kind as done well; the others stay to be obeyed."""
+        others = [order for order in self.orders if not isinstance(order, kind)]
+        self.orders = [order for order in self.orders if isinstance(order, kind)]
+        self.obey()
+        self.orders = others
+
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Report every order as done well; `stored` says which keys the store has."""
         orders, self.orders = self.orders, []
@@ -139,9 +146,10 @@ class InTurn(Generic[CacheT]):
         stop_policy: StopPolicy | None = None,
         bounds: Bounds | None = None,
         timeouts: Timeouts | None = None,
+        engine_pages: int = 0,
         **settings: Any,
     ) -> None:
-        """`settings` are others of `CacheConfig`."""
+        """`settings` are others of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`."""
         config = CacheConfig(
             model="test",
             layout=PageLayout(
@@ -157,6 +165,7 @@ class InTurn(Generic[CacheT]):
             **settings,
         )
         self.depth = depth
+        self._engine_pages = engine_pages
         self.now_ms = [1000] * ranks
         self.group = InProcessGroup(ranks)
         self.executors = [ToldExecutor() for _ in range(ranks)]
@@ -167,6 +176,7 @@ class InTurn(Generic[CacheT]):
             config,
             pools=config.pool_sizes(),
             model_digest=b"model",
+            engine_pages=self._engine_pages,
         )
         return self.kind(
             config,

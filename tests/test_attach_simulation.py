@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
+from planted_bugs import SEEDS_MAX, assert_found, making, violations
 
 from lockstep.coordinator.proposal import Readiness
 from lockstep.coordinator.verdict import Proposed
@@ -13,7 +13,7 @@ from lockstep.ranks.orders import DetachStore, Order
 from lockstep.ranks.replica.attaching import Attaching
 from lockstep.ranks.replica.backing_up import BackingUp
 from lockstep.ranks.replica.prefetching import Prefetching
-from lockstep.ranks.replica.state import Decision, ReplicaState
+from lockstep.ranks.replica.state import Decision
 from lockstep.simulation.epoch import Epoch
 from lockstep.simulation.executor import SimulatedExecutor
 from lockstep.simulation.explore import Report, explore
@@ -115,19 +115,3 @@ def test_a_rank_that_keeps_its_store_is_found() -> None:
 
     words = ("no longer use the same storage", "while it still uses another one")
     assert_found(plain(found(make=making(_Attached))), *words)
-
-
-@seeds_from(11)
-def test_pages_of_an_old_store_that_count_for_the_next_are_found(
-    monkeypatch: pytest.MonkeyPatch, seeds: range
-) -> None:
-    begin = ReplicaState.begin_store
-
-    def begin_with_the_old_count(self: ReplicaState) -> None:
-        kept = self.quarantined_pages
-        begin(self)
-        self.quarantined_pages = kept
-
-    monkeypatch.setattr(ReplicaState, "begin_store", begin_with_the_old_count)
-
-    assert_found(found(seeds=seeds), "the pages that a store keeps are miscounted")

@@ -120,3 +120,16 @@ def _backed_up(cache: HostCache, name: str, tokens: list[int]) -> int:
     covered = cache.back_up(name, tokens, range(4))
     cache.begin_backups()
     return covered
+
+
+def test_requests_that_are_extended_apart_are_told_apart_whatever_room_there_was() -> None:
+    ranks = RanksInTurn()
+    ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=4 * PAGE_TOKENS))
+
+    answers = [
+        cache.extend("r", tokens)
+        for cache, tokens in zip(ranks.caches, (3 * PAGE_TOKENS, 4 * PAGE_TOKENS), strict=True)
+    ]
+
+    assert answers == [True, True]
+    assert len({cache.replica.digest for cache in ranks.caches}) == 2

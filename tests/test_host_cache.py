@@ -155,6 +155,20 @@ def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins(
     assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
 
 
+def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> None:
+    ranks = HostRanksInTurn(store=False)
+    begin_backup(ranks)
+    assert not ranks.every(lambda cache: cache.release("r"))
+
+    assert ranks.every(lambda cache: cache.lends("r"))
+    assert not ranks.every(lambda cache: cache.release("r"))
+    ranks.caches[0].keep_off("r")
+    ranks.caches[1].fence("r")
+
+    fences = [executor.take(Fence) for executor in ranks.executors]
+    assert [len(each) for each in fences] == [1, 1]
+
+
 def looked_up(ranks: HostRanksInTurn, name: str) -> set[bytes]:
     """Return the keys that a prefetch of the prompt asks the store for."""
     ranks.every(lambda cache: cache.prefetch(name, [*PROMPT, *PROMPT]))

@@ -104,12 +104,16 @@ def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
     ranks.step()
 
 
-@pytest.mark.parametrize("name", ["\ud800", 1 << 64], ids=["text", "number"])
-def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("\ud800", "^request: str "), (0, "^the name of a request must be text, not 0$")],
+    ids=["half a pair", "number"],
+)
+def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str, said: str) -> None:
     ranks = HostRanksInTurn()
 
     for cache in ranks.caches:
-        with pytest.raises(UsageError, match=r"^request: "):
+        with pytest.raises(UsageError, match=said):
             cache.prefetch(name, [1, 2, 3, 4])
 
     assert ranks.every(lambda cache: len(cache.replica.state.requests)) == 0
@@ -120,3 +124,24 @@ def test_facts_that_differ_are_told_apart() -> None:
 
     assert told.digest == again.digest
     assert told.digest != other.digest
+
+
+def test_a_fact_that_changes_after_it_was_told_is_shown_as_it_was() -> None:
+    fact = [1, 2]
+    journal = journal_of([("engine", fact)])
+    fact[0] = 9
+
+    assert journal.last(1) == (0, ["engine [1, 2]"])
+
+
+def test_no_error_tells_a_tenant_s_namespace() -> None:
+    """A salt keeps tenants apart, and is not for others to read."""
+    ranks = HostRanksInTurn()
+    ranks.every(lambda cache: cache.prefetch("r", [1, 2, 3, 4], "s3kr1t"))
+
+    with pytest.raises(UsageError, match="another namespace") as raised:
+        ranks.caches[0].prefetch("r", [1, 2, 3, 4], "0th3r")
+
+    assert "s3kr1t" not in str(raised.value)
+    assert "0th3r" not in str(raised.value)
+    assert "s3kr1t" not in str(ranks.caches[0].replica.state.journal.last(100))

@@ -9,8 +9,9 @@ from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import Bounds
+from lockstep.ranks.config import Bounds, SlidingWindow
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.matching import Match
 from lockstep.ranks.replica.serving import Admission, LoadState, Wait
 from lockstep.ranks.replica.tree import DEVICE, HOST
@@ -58,8 +59,8 @@ def test_an_admission_that_finds_no_room_changes_nothing_but_splits() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "reserve_tokens", "pages"),
-    [(prompt(4), 33, 9), (prompt(9), 0, 9), ([], 400, 100)],
-    ids=["what it reserves", "what it asks for", "both"],
+    [(prompt(4), 33, 9), ([], 400, 100)],
+    ids=["one page", "many"],
 )
 def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
     tokens: list[int], reserve_tokens: int, pages: int
@@ -75,6 +76,24 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
 
     after = ranks.every(lambda cache: (cache.replica.digest, cache.replica.state_digest()))
     assert after == before
+
+
+def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
+    """Of the window's pool it needs what it reserves, as little of it is cached."""
+    pages = PageLayout(
+        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
+    )
+    window = SlidingWindow(
+        window_tokens=4 * PAGE_TOKENS, layout=pages, device_pages=10, host_pages=50
+    )
+    ranks = RanksInTurn(2, device_pages=100, store=False, components=(window,))
+
+    for cache in ranks.caches:
+        with pytest.raises(UsageError, match=r"needs 20 device window pages .* 10 in all"):
+            cache.load_back("a", prompt(20)[:-1], reserve_tokens=80)
+    in_parts = ranks.every(lambda cache: cache.load_back("b", prompt(20)[:-1], reserve_tokens=40))
+
+    admitted(in_parts)
 
 
 def test_a_request_that_fills_the_device_is_admitted_once_others_let_go() -> None:

@@ -17,6 +17,7 @@ from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
 from .backing_up import BackingUp
 from .prefetching import Prefetching
+from .quarantine import stores_keep_most
 from .state import Decision, ReplicaState
 
 
@@ -85,13 +86,13 @@ class Attaching:
         elif state.time_ms - state.proposed_ms > state.config.timeouts.open_s * 1000:
             self._decide(Decision(proposed.proposal, self._tardiness(proposed)))
 
-    def detach(self) -> None:
+    def detach(self, *, keeps_too_much: bool = False) -> None:
         """Begin nothing more for the store, and abort what is in flight for it."""
         state = self._state
         if not state.store_attached:
             return
         state.store_attached, state.store_draining = False, True
-        state.journal.record("detach", state.quarantined_pages)
+        state.journal.record("detach", int(keeps_too_much))
         self._prefetching.abandon()
         self._backing_up.abandon()
 
@@ -134,14 +135,13 @@ class Attaching:
         state = self._state
         if state.store_attached:
             return "a store is attached; detach it first"
-        kept = state.former_pages + state.quarantined_pages
-        if 2 * kept > state.config.host_pages:
-            return (
-                f"stores that were let go of and do not end their calls keep {kept} of "
-                f"{state.config.host_pages} host pages; restore or restart those stores, or start the "
-                "engine again"
-            )
-        return None
+        kept = stores_keep_most(state)
+        if kept is None:
+            return None
+        return (
+            f"stores that were let go of and do not end their calls keep {kept}; restore or restart"
+            " those stores, or start the engine again"
+        )
 
     def _is_done_already(self, proposed: Proposed) -> bool:
         """Say whether all that is staged is to detach, and there is nothing to detach from.

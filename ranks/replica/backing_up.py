@@ -209,8 +209,13 @@ class BackingUp:
         operation = Copy(id=state.operations.new_id(), kind=Kind.BACKUP, phase=Phase.ISSUED)
         # The sources must not be evicted, and ancestors on the host must stay there: taking the
         # pages below may evict, so the holds come first.
-        for tier in (DEVICE, HOST) if lent is None else (HOST,):
-            operation.receipts += state.residence.hold(tier, last)
+        operation.receipts += state.residence.hold(HOST, last)
+        if lent is None:
+            # What lies deeper is on the host already, and need not be on the device.
+            deepest = max((each.node for each in segments), key=lambda node: node.end)
+            operation.receipts += state.residence.hold(DEVICE, deepest)
+        else:
+            operation.lent = last.end
         counts = [0] * len(state.components)
         for segment in segments:
             counts[segment.component] += self._width(segment)

@@ -265,12 +265,6 @@ def _check_bounds(state: ReplicaState, prefetching: Prefetching, backing_up: Bac
     _require(state.operations.working == working, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(backing_up.issued == issued, 9, "the persists in flight are miscounted")
-    kept = [0, 0]
-    for each in in_flight:
-        if each.phase is Phase.QUARANTINED:
-            kept[state.is_of_store(each)] += state.kept_pages(each)
-    counted = [state.former_pages, state.quarantined_pages]
-    _require(counted == kept, 9, "the pages that a store keeps are miscounted")
     quarantined = len(state.operations.queues[Queue.QUARANTINE])
     there = sum(each.phase is Phase.QUARANTINED for each in in_flight)
     _require(quarantined == there, 9, "the quarantined operations are miscounted")

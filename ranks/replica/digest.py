@@ -19,7 +19,7 @@ def state_digest(state: ReplicaState) -> int:
     def add(*parts: object) -> None:
         digest.update(repr(parts).encode())
 
-    add(state.clock, state.time_ms, state.generation, state.quarantined_pages, state.former_pages)
+    add(state.clock, state.time_ms, state.generation, state.weights_version, state.lost)
     add(state.store_attached, state.store_draining, state.store_number)
     add(state.proposal, state.proposed_ms)
     for tier in TIERS:

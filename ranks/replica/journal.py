@@ -5,6 +5,9 @@ given back is an entry, so that drifting free lists show in the round in which t
 The last entries are kept for the error path, which names the first one that differs.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import msgpack
 import xxhash
 
@@ -35,14 +38,19 @@ class Journal(Recorder):
         """
         try:
             # At once, since what an entry names may change later. The bytes say where each part ends.
-            self._update(self._pack(entry))
+            packed: bytes = self._pack(entry)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(
                 f"{entry[0]}: {_culprit(entry)} has no bytes that are the same on every rank; give"
                 " text, bytes, integers of 64 bits, numbers, booleans, None, lists or tuples of these"
             ) from error
-        self._entries.append(entry)
+        self._update(packed)
+        self._entries.append(packed)
         self.count += 1
+
+    def parts(self, entry: object) -> Sequence[object]:
+        """See `Recorder`; of what an entry was when it was recorded."""
+        return cast("list[object]", msgpack.unpackb(cast("bytes", entry), strict_map_key=False))
 
 
 def _culprit(entry: tuple[object, ...]) -> str:

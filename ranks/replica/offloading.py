@@ -157,16 +157,17 @@ class Offloading:
             state.orders.append(Fence(tuple(sorted(copies)), timeout_s))
         state.move(request)
 
-    def lends(self, request: Request) -> bool:
-        """Say whether copies may still touch the request's device pages. Reads only."""
-        return bool(self._in_flight(request.copies))
+    def touching(self, name: str | None) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only.
 
-    def touching(self, request: Request | None) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by anyone. Reads only."""
-        if request is not None:
-            return tuple(sorted(self._in_flight(request.copies)))
+        Also by one that was released, and whose pages are not free yet.
+        """
         table = self._state.operations.in_flight
-        return tuple(number for number, each in table.items() if isinstance(each, Copy))
+        if name is None:
+            return tuple(number for number, each in table.items() if isinstance(each, Copy))
+        request = self._state.requests.get(name)
+        copies = self.leaving.get(name, set()) if request is None else request.copies
+        return tuple(sorted(self._in_flight(copies)))
 
     def release(self, request: Request) -> bool:
         """Forget a request; say whether its device pages are free on every rank."""

@@ -39,8 +39,6 @@ class Operation:
     """The nodes that it reads or fills; a prefetch has none."""
     ending: Outcome | None = None
     """How it ended, once it has stopped and waits for quiet."""
-    stopped_pages: int = 0
-    """Pages that its I/O may touch although it has stopped; they count in quarantine."""
 
     @property
     def owns_pages(self) -> bool:
@@ -61,6 +59,8 @@ class Copy(Operation):
     """The request that a load back is for, or that a backup takes off the device."""
     resumes: bool = False
     """A load back that brings a retracted request's own pages, too."""
+    lent: int = 0
+    """How many device pages the engine leaves as they are for it: those of the whole prefix."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages of the operation's own, beside those of its segments."""
 
@@ -68,11 +68,6 @@ class Copy(Operation):
         """Let pages belong to this operation."""
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
-
-    @property
-    def hangs(self) -> bool:
-        """Whether it was told to stop, and quiet did not come in time."""
-        return self.phase is Phase.QUARANTINED
 
     @property
     def fills(self) -> int:

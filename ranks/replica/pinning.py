@@ -13,7 +13,7 @@ from ...errors import UsageError
 from .backing_up import BackingUp
 from .holds import Receipt
 from .matching import lacking, reach
-from .state import ReplicaState
+from .state import ReplicaState, require_name
 from .tree import DEVICE, HOST, Node, Place
 
 
@@ -67,6 +67,7 @@ class Pinning:
         host memory does not have is copied there, whatever the write policy.
         """
         state = self._state
+        require_name("pin", name)
         if name in self.pins:
             raise UsageError(f"there is a pin {name!r} already; unpin it first")
         state.witness_tokens("pin", name, tokens)

@@ -17,7 +17,6 @@ from .attaching import Attaching
 from .backing_up import BackingUp
 from .check import check
 from .digest import state_digest
-from .hung_copies import hung_copies_keep_too_much
 from .loading_back import LoadingBack
 from .matching import Match, match
 from .offloading import Offloading
@@ -25,12 +24,13 @@ from .operations import Copy, Operation, Persist, Prefetch
 from .pages import PageRun
 from .pinning import Pinning
 from .prefetching import Prefetching
+from .quarantine import copies_keep_too_much, stores_keep_too_much
 from .request import Request, Shortfall
 from .retracting import Retracting
 from .serving import Admission, LoadState, Serving, Wait
 from .settings import ReplicaConfig
 from .state import Decision, Expectations, ReplicaState
-from .too_long import require_possible
+from .too_long import require_possible, require_resumable
 
 _OperationT = TypeVar("_OperationT", bound=Operation)
 
@@ -53,7 +53,7 @@ class Replica:
             Queue.LOAD_BACK: self._loaded,
             Queue.PERSIST: self._persisted,
             Queue.QUIESCE: self._quiet,
-            Queue.QUARANTINE: self._quiet_at_last,
+            Queue.QUARANTINE: self._quiet,
         }
         """What follows where an operation of a queue has ended on every rank."""
 
@@ -113,8 +113,7 @@ class Replica:
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
-        cached = self.state.tree.whole_pages(tokens)
-        require_possible(self.state, name, cached, reserve_tokens)
+        require_possible(self.state, name, namespace, tokens, reserve_tokens)
         request = self._enter(name, namespace)
         self.serving.require_not_admitted(request)
         self.state.witness_tokens("load back", name, tokens)
@@ -144,7 +143,7 @@ class Replica:
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
         request = self.state.request(name)
-        require_possible(self.state, name, request.prefix, reserve_tokens)
+        require_resumable(self.state, name, request.prefix, reserve_tokens)
         return self.retracting.resume(request, reserve_tokens)
 
     def release(self, name: str) -> None:
@@ -197,20 +196,9 @@ class Replica:
         self.prefetching.stop(request)
         return self.offloading.release(request)
 
-    def lends(self, name: str) -> bool:
-        """Say whether copies touch device pages of a request that is known. Reads only."""
-        request = self.state.requests.get(name)
-        return request is not None and self.offloading.lends(request)
-
     def touching(self, name: str | None) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only.
-
-        There are none of a request that is not known.
-        """
-        if name is None:
-            return self.offloading.touching(None)
-        request = self.state.requests.get(name)
-        return () if request is None else self.offloading.touching(request)
+        """Return the copies that touch pages lent by a request, or by any. Reads only."""
+        return self.offloading.touching(name)
 
     def take_freed(self) -> list[str]:
         """Return the requests that have left and whose device pages have become free."""
@@ -260,9 +248,9 @@ class Replica:
             if name in self.offloading.leaving:
                 raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
             return self.state.enter(name, namespace)
-        known = request.place.namespace
-        if known != namespace:
-            raise UsageError(f"request {name!r} is in namespace {known!r}, not {namespace!r}")
+        if request.place.namespace != namespace:
+            # A tenant's salt is nobody else's business, so neither is told.
+            raise UsageError(f"request {name!r} is in another namespace than the one that is given")
         return request
 
     def _forget_old_misses(self) -> None:
@@ -311,10 +299,6 @@ class Replica:
     def _persisted(self, operation: Operation) -> None:
         self.backing_up.persisted(_of_class(Persist, operation))
 
-    def _quiet_at_last(self, operation: Operation) -> None:
-        self.state.count_quarantined(operation, -1)
-        self._quiet(operation)
-
     def _failed(self, queue: Queue, operation: Operation, rank: int | None) -> None:
         if queue is Queue.QUIESCE:
             self._quarantine(operation, rank)
@@ -340,15 +324,14 @@ class Replica:
         state = self.state
         state.advance(operation, Phase.QUARANTINED)
         self._enter_quarantine(operation)
-        state.count_quarantined(operation, 1)
         if isinstance(operation, Prefetch):
             self.prefetching.quarantined(operation)
-        elif isinstance(operation, Copy) and (excess := hung_copies_keep_too_much(state)):
+        elif isinstance(operation, Copy) and (excess := copies_keep_too_much(state)):
             what = operation.kind.name.lower().replace("_", " ")
             state.lost = f"{excess}; the last is {what} {operation.id}, which hangs on rank {rank}"
-        if state.quarantined_pages > state.config.quarantine_pages_max:
+        if not isinstance(operation, Copy) and stores_keep_too_much(state):
             # A store that does not fall quiet would take the host pool page by page.
-            self.attaching.detach()
+            self.attaching.detach(keeps_too_much=True)
         self.prefetching.begin_waiting()
 
 

@@ -176,6 +176,7 @@ class Serving:
         self._require_ready(request)
         state = self._state
         total = -(-total_tokens // state.config.page_tokens)
+        state.journal.record("extend", request.id, total_tokens)
         missing = total - request.prefix - len(request.own[0])
         if missing <= 0:
             return True
@@ -185,7 +186,6 @@ class Serving:
             return False
         for own, pages in zip(request.own, taken, strict=True):
             own.extend(pages)
-        state.journal.record("extend", request.id, missing)
         return True
 
     def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
@@ -359,6 +359,9 @@ class Serving:
             self._state.residence.pools[HOST][index].give_back(pages)
         request.saved = request.retract = None
         request.locks, request.node, request.prefix, request.admitted = [], None, 0, False
+        if request.place.generation != self._state.generation:
+            # What was cached before a reset is offered to no request that begins anew.
+            self._state.move(request)
 
     def require_not_admitted(self, request: Request) -> None:
         """Raise `UsageError` for a request that has its pages already."""

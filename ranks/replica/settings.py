@@ -42,6 +42,8 @@ class ReplicaConfig:
     page_tokens: int
     device_pages: int
     """Of full attention. 0: the engine owns the device's pages."""
+    engine_pages: int = 0
+    """How many device pages the engine has, where it owns them; 0 where nobody has said so."""
     host_pages: int
     """Of full attention."""
     components: tuple[ComponentSettings, ...] = ()
@@ -67,6 +69,7 @@ class ReplicaConfig:
         pools: Mapping[str, tuple[int, int]],
         model_digest: bytes,
         life: bytes = b"",
+        engine_pages: int = 0,
     ) -> "ReplicaConfig":
         """Return the replica's part of a cache's settings.
 
@@ -76,6 +79,7 @@ class ReplicaConfig:
         return cls(
             page_tokens=config.layout.page_tokens,
             device_pages=device_pages,
+            engine_pages=engine_pages,
             host_pages=host_pages,
             components=tuple(
                 _component(each, config.layout.page_tokens, *pools[each.pool])
@@ -109,12 +113,6 @@ class ReplicaConfig:
         """Pages of full attention that pins may keep."""
         bound = self.bounds.pinned_pages
         return (self.host_pages or self.device_pages) // 2 if bound is None else bound
-
-    @property
-    def quarantine_pages_max(self) -> int:
-        """Pages that may be quarantined before the store is detached."""
-        bound = self.bounds.quarantine_pages
-        return self.host_pages // 4 if bound is None else bound
 
     def pool_pages(self, tier: int) -> tuple[int, ...]:
         """Return the capacities of the pools of one tier, by component."""

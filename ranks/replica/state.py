@@ -7,6 +7,7 @@ logical clock and agreed time. Each step keeps the counts that the others rely o
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol
 
 from ...coordinator.operation import Outcome, Phase, Queue
@@ -15,7 +16,7 @@ from ...errors import UsageError
 from ..orders import Cancel, Order
 from .components.needs import Needs
 from .journal import Journal
-from .operations import Copy, Operation, OperationTable, Persist, Prefetch, Segment
+from .operations import Copy, Operation, OperationTable, Segment
 from .page_keys import namespace_seed, page_keys
 from .pages import PagePool
 from .request import Request, Shortfall
@@ -39,6 +40,12 @@ class Decision:
     """Why nothing came of it; None if it was done."""
     refused_rank: int | None = None
     """The rank that `withdrawn` speaks of, which knows more of it; None if it is not of one rank."""
+
+
+def require_name(what: str, name: object) -> None:
+    """Raise `UsageError` for the name of a request or a pin that is no text."""
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a {what} must be text, not {name!r}")
 
 
 class Expectations(Protocol):
@@ -104,10 +111,6 @@ class ReplicaState:
         """The store is detached, and something is still in flight for it."""
         self.store_number = int(self.store_attached)
         """How many stores there have been; what nodes know of one says nothing of the next."""
-        self.quarantined_pages = 0
-        """Those that the present store, or the last one, keeps."""
-        self.former_pages = 0
-        """Those that the stores before it keep."""
         self.lost: str | None = None
         """Why no rank can go on, in the same words on all of them; None while they can."""
         self._first_of_store = 0
@@ -146,7 +149,9 @@ class ReplicaState:
 
     def enter(self, name: str, namespace: str) -> Request:
         """Make a request known."""
-        self.journal.record("request", name, namespace)
+        require_name("request", name)
+        # Errors show entries, and a namespace may have a tenant's salt in it.
+        self.journal.record("request", name, sha256(namespace.encode()).hexdigest()[:16])
         request = Request(name, self.place(namespace), len(self.components))
         self.requests[name] = request
         self.requests_in[request.place] += 1
@@ -231,30 +236,13 @@ class ReplicaState:
         """Attach another store. What those before keep in quarantine is not held against it."""
         self.store_attached = True
         self.store_number += 1
-        self.former_pages += self.quarantined_pages
-        self.quarantined_pages = 0
         self._first_of_store = self.operations.next_id
         # They tell what the store before did not have.
         self.misses.clear()
 
-    def count_quarantined(self, operation: Operation, sign: int) -> None:
-        """Count the pages that a store keeps of a quarantined operation; sign is -1 once it lets go."""
-        pages = sign * self.kept_pages(operation)
-        if self.is_of_store(operation):
-            self.quarantined_pages += pages
-        else:
-            self.former_pages += pages
-
     def is_of_store(self, operation: Operation) -> bool:
         """Say whether an operation has to do with the present store, or the last one."""
         return operation.id >= self._first_of_store
-
-    @staticmethod
-    def kept_pages(operation: Operation) -> int:
-        """Return how many pages a store may still touch for an operation that has stopped."""
-        if isinstance(operation, Persist):
-            return operation.stopped_pages
-        return operation.wanted_count if isinstance(operation, Prefetch) else 0
 
     def is_persisted(self, node: Node, component: int) -> bool:
         """Say whether the present store has a node's pages of a component, as far as is known."""
@@ -300,7 +288,6 @@ class ReplicaState:
         From here on it has no part in the tree but its receipts: its own pages belong to it alone.
         """
         operation.ending = outcome
-        operation.stopped_pages = sum(len(segment.pages) for segment in operation.segments)
         if isinstance(operation, Copy):
             for segment in operation.segments:
                 operation.own(operation.fills, segment.component, segment.pages)

@@ -1,12 +1,16 @@
-"""R10: copies that never end keep a bounded part of the pools, and then end the epoch by name."""
+"""R10: what never falls quiet keeps a bounded part of the pools; then store or epoch ends."""
+
+from contextlib import suppress
 
 import pytest
-from ranks_in_turn import PAGE_TOKENS, RanksInTurn
+from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import RankUnhealthy
 from lockstep.ranks.config import Bounds
-from lockstep.ranks.orders import Cancel, CopyToHost
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.serving import Wait
 from lockstep.ranks.replica.tree import DEVICE, HOST
 
@@ -127,6 +131,83 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
         ranks.step()
 
     assert ranks.every(lambda cache: cache.replica.lost) is None
+
+
+def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
+    """Of the device it keeps one page; the pages above it can be evicted all the same."""
+    ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
+    long = list(range(12 * PAGE_TOKENS))
+    ranks.compute("a", long)
+    ranks.compute("b", [*long, *[9] * PAGE_TOKENS])
+    ranks.every(lambda cache: cache.load_back("fill", [], reserve_tokens=8 * PAGE_TOKENS))
+    ranks.every(lambda cache: cache.release("fill"))
+    ranks.every(lambda cache: cache.pin("kept", [*long, *[9] * PAGE_TOKENS], ttl_s=1000.0))
+
+    ranks.every(lambda cache: cache.load_back("x", [*long, *[9] * PAGE_TOKENS]))
+    (load,) = {executor.take(CopyToDevice)[0].operation for executor in ranks.executors}
+    for executor in ranks.executors:
+        executor.said.append(Ended(load, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.said.append(QuiesceExpired(load))
+    ranks.step()
+
+    assert ranks.phase(load) == "QUARANTINED"
+    assert ranks.every(lambda cache: cache.replica.lost) is None
+
+
+def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
+    """The engine holds all that it lends for them, and no pool of the replica's shows it."""
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
+    words = [hang_lent(ranks, number) for number in range(2)]
+
+    assert words[0] is None
+    assert "keep 8 of 10 lent device pages, and 5 may be kept" in (words[1] or "")
+
+
+def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
+    """A write of one page pins the prefix above it."""
+    ranks = RanksInTurn(device_pages=200, host_pages=100)
+    for number in range(3):
+        hang_write(ranks, number)
+
+    assert ranks.every(lambda cache: cache.store_state()) is not StoreState.ATTACHED
+
+
+def hang_write(ranks: RanksInTurn, number: int) -> None:
+    """Let the write of one page that continues a long prefix hang, where there is a store."""
+    shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
+    ranks.compute(f"a{number}", shared)
+    ranks.publish(f"b{number}", [*shared, *[9] * PAGE_TOKENS])
+    for executor in ranks.executors:
+        executor.obey_only(CopyToHost)
+    ranks.step()
+    for executor in ranks.executors:
+        for write in executor.take(Persist):
+            executor.said.append(Ended(write.operation, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        for cancel in executor.take(Cancel):
+            executor.said.append(QuiesceExpired(cancel.operation))
+    ranks.step()
+
+
+def hang_lent(ranks: HostRanksInTurn, number: int) -> str | None:
+    """Let a backup of an engine's pages hang; return why the group is over, if it is."""
+    for cache in ranks.caches:
+        cache.back_up(f"r{number}", prompt(number), range(PAGES))
+        cache.begin_backups()
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    for executor in ranks.executors:
+        executor.said.append(Ended(backup, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.said.append(QuiesceExpired(backup))
+    for half in (RankCache.open_round, RankCache.close_round):
+        for cache in ranks.caches:
+            with suppress(RankUnhealthy):
+                half(cache)
+    return ranks.every(lambda cache: cache.replica.lost)
 
 
 def free(ranks: RanksInTurn) -> list[int]:

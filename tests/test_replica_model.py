@@ -97,8 +97,8 @@ class Driven:
         total = len(tokens) // 4
         try:
             answer = self.replica.load_back(name, "", tokens[:-4], total)
-        except UsageError as error:
-            assert "it can never be admitted" in str(error)
+        except UsageError:
+            # It is longer than a window's pool.
             return None
         self.replica.check()
         if not isinstance(answer, Admission):

@@ -78,14 +78,55 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
     assert after == before
 
 
-def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
-    """Of the window's pool it needs what it reserves, as little of it is cached."""
-    pages = PageLayout(
+def window_of(pages: int, *, device_pages: int, host_pages: int) -> SlidingWindow:
+    layout = PageLayout(
         page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=4, elements=1),)
     )
-    window = SlidingWindow(
-        window_tokens=4 * PAGE_TOKENS, layout=pages, device_pages=10, host_pages=50
+    return SlidingWindow(
+        window_tokens=pages * PAGE_TOKENS,
+        layout=layout,
+        device_pages=device_pages,
+        host_pages=host_pages,
     )
+
+
+def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:
+    """A pin backs up a window's pages above a node that is on the host already."""
+    window = window_of(2, device_pages=10, host_pages=4)
+    ranks = RanksInTurn(2, device_pages=8, host_pages=20, store=False, components=(window,))
+    for tokens in ([1] * 8, [1] * 8 + [2] * 4, [50] * 4, [51] * 4, [52] * 4):
+        ranks.compute(f"r{len(tokens)}{tokens[-1]}", tokens)
+    room = free(ranks, DEVICE) + 1
+    ranks.every(lambda cache: cache.load_back("f", [], reserve_tokens=room * PAGE_TOKENS))
+    ranks.every(lambda cache: cache.release("f"))
+
+    ranks.every(lambda cache: cache.pin("p", [1] * 8 + [2] * 4, ttl_s=10.0))
+    ranks.check()
+    ranks.every(lambda cache: cache.unpin("p"))
+
+    ranks.check()
+
+
+def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_before() -> None:
+    ranks = RanksInTurn(2, device_pages=8, store=False)
+    ranks.compute("a", prompt(2))
+    evict_from_device(ranks, 7)
+    ranks.every(lambda cache: cache.load_back("x", prompt(2), reserve_tokens=8))
+    ranks.every(lambda cache: cache.replica.reset())
+
+    for executor in ranks.executors:
+        executor.said += [Ended(each.operation, ok=False) for each in executor.take(CopyToDevice)]
+    ranks.step()
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.load_state("x")) is LoadState.FAILED
+    again = admitted(ranks.every(lambda c: c.load_back("x", prompt(2), reserve_tokens=8)))
+    assert again.cached_tokens == 0
+
+
+def test_a_prompt_that_is_longer_than_a_window_s_pool_is_refused_and_not_told_to_wait() -> None:
+    """Of the window's pool it needs what it reserves, as little of it is cached."""
+    window = window_of(4, device_pages=10, host_pages=50)
     ranks = RanksInTurn(2, device_pages=100, store=False, components=(window,))
 
     for cache in ranks.caches:

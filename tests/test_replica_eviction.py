@@ -13,8 +13,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.errors import ConfigError
+from lockstep.ranks.config import NamespaceLimit
 from lockstep.ranks.replica.eviction import STALE_SPARE, EvictionQueue
 from lockstep.ranks.replica.eviction_policies import (
     HITS_RANKED_MAX,
@@ -245,6 +247,35 @@ def test_a_locked_node_is_dropped_when_it_is_met_and_comes_back_by_an_offer() ->
     locked.free = True
     queue.offer(locked)
     assert queue.next_victim() is locked
+
+
+def test_an_inner_node_whose_child_left_for_a_quota_leaves_by_its_own_last_use() -> None:
+    limits = (NamespaceLimit(namespace="limited", device_pages=4),)
+    ranks = RanksInTurn(2, store=False, device_pages=12, host_pages=0, limits=limits)
+    inner, child, other, more = ([first] * 2 * PAGE_TOKENS for first in range(4))
+    serve(ranks, "r1", inner, "limited")
+    serve(ranks, "r2", inner + child, "limited")
+    serve(ranks, "r3", other)
+    serve(ranks, "r4", inner + child, "limited")
+    serve(ranks, "r5", more, "limited")
+    ranks.step()
+    assert on_device(ranks, inner + child, "limited") == 2 * PAGE_TOKENS
+
+    ranks.every(lambda cache: cache.load_back("r6", [], reserve_tokens=8 * PAGE_TOKENS))
+
+    assert on_device(ranks, inner, "limited") == 2 * PAGE_TOKENS
+    assert on_device(ranks, other) == 0
+
+
+def serve(ranks: RanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
+    """Let a request use what is cached of its tokens, compute the others, and go."""
+    ranks.every(lambda cache: cache.load_back(name, tokens, namespace, reserve_tokens=len(tokens)))
+    ranks.every(lambda cache: cache.insert(name, tokens))
+    ranks.every(lambda cache: cache.release(name))
+
+
+def on_device(ranks: RanksInTurn, tokens: list[int], namespace: str = "") -> int:
+    return ranks.every(lambda cache: cache.match(tokens, namespace)).device_tokens
 
 
 def test_an_eviction_looks_at_no_more_nodes_than_it_takes_whatever_there_is() -> None:

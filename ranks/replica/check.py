@@ -173,6 +173,8 @@ def _check_eviction(state: ReplicaState, nodes: list[Node]) -> None:
                 if residence.evictable(tier, index, node) and id(node) not in queued:
                     name = residence.pools[tier][index].name
                     _require(False, 6, f"{name} pages of node {node.id} could leave and cannot")
+                if not index and node.occupied_children[tier] and id(node) in queued:
+                    _violated(6, node, tier, "is no leaf and waits to be evicted")
 
 
 def _owners(

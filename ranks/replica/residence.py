@@ -132,6 +132,8 @@ class Residence:
         self.tree_pages[tier][component] += len(pages)
         if not component:
             node.parent.occupied_children[tier] += 1
+            # It is a leaf of its tier no more, and nobody tells the queue of its uses.
+            self.queues[tier][0].discard(node.parent)
             if self.limits.are_set:
                 self.limits.count(node, tier, len(pages))
         if node.held[tier][component]:

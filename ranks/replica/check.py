@@ -165,6 +165,9 @@ def _receipts(state: ReplicaState, pinning: Pinning) -> Iterator[Receipt]:
 def _check_eviction(state: ReplicaState, nodes: list[Node]) -> None:
     residence = state.residence
     for tier in TIERS:
+        for node in residence.limits.leaving(tier):
+            if node.values[tier][0] is None or residence.evictable(tier, 0, node):
+                _violated(6, node, tier, "counts as leaving, and nothing keeps it from that")
         for index in range(len(state.components)):
             entries = residence.queues[tier][index].entries()
             queued = set(map(id, entries))

@@ -3,6 +3,10 @@
 A namespace with a limit has lines of its own beside the queues of all: what it keeps beyond its quota,
 or beyond its time in agreed time (rule R14), leaves as soon as nothing holds it, the least recently
 used first, whatever the eviction policy says of others.
+
+What has to be saved before it leaves stays on its tier for a while, held by the copy. It is *leaving*,
+and counts as gone, so that nothing else leaves in its place: until nothing holds it, however the copy
+has ended, or until somebody uses or pins it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +28,9 @@ class _Limited:
         self.quotas = (limit.device_pages, limit.host_pages)
         self.ttl_ms = None if limit.ttl_s is None else int(limit.ttl_s * 1000)
         self.pages = [0, 0]
+        self.leaving: tuple[set[Node], set[Node]] = (set(), set())
+        """By tier: what is being saved in order to leave."""
+        self._leaving_pages = [0, 0]
         self.queues = tuple(
             EvictionQueue[Node](LeastRecent(), partial(evictable, tier)) for tier in (0, 1)
         )
@@ -33,9 +40,20 @@ class _Limited:
         return self.surplus(tier) > 0
 
     def surplus(self, tier: int) -> int:
-        """Return by how many pages more than the quota of a tier is kept."""
+        """Return by how many pages more than the quota of a tier is kept, and not leaving."""
         quota = self.quotas[tier]
-        return 0 if quota is None else self.pages[tier] - quota
+        return 0 if quota is None else self.pages[tier] - self._leaving_pages[tier] - quota
+
+    def leave(self, node: Node, tier: int) -> None:
+        """Count a node as leaving."""
+        self.leaving[tier].add(node)
+        self._leaving_pages[tier] += node.width
+
+    def stay(self, node: Node, tier: int) -> None:
+        """Count a node as leaving no more, if it was."""
+        if node in self.leaving[tier]:
+            self.leaving[tier].remove(node)
+            self._leaving_pages[tier] -= node.width
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
@@ -70,6 +88,10 @@ class Limits:
         """Those that have a limit and keep something."""
         return set(self._known)
 
+    def leaving(self, tier: int) -> list[Node]:
+        """Return what is being saved in order to leave a tier, in no particular order."""
+        return [node for limited in self._known.values() for node in limited.leaving[tier]]
+
     def count(self, node: Node, tier: int, pages: int) -> None:
         """Note that full-attention pages of a node came to a tier, or left it."""
         limited = self._of(node) if pages < 0 else self._made_for(node)
@@ -77,26 +99,45 @@ class Limits:
             limited.pages[tier] += pages
             if pages < 0:
                 limited.queues[tier].discard(node)
-            elif limited.is_over(tier):
-                self._over[tier][node.place.namespace] = None
+            self._stay(limited, node, tier)
             if not any(limited.pages):
                 # Salts may be as many as requests.
                 del self._known[node.place.namespace]
 
     def offer(self, node: Node, tier: int) -> None:
-        """Enter a node that may be evicted."""
+        """Enter a node, if it may be evicted."""
         limited = self._of(node)
-        if limited is not None:
+        if limited is not None and self._evictable(tier, node):
             limited.queues[tier].offer(node)
-            if limited.is_over(tier):
-                self._over[tier][node.place.namespace] = None
+            self._stay(limited, node, tier)
 
     def used(self, node: Node) -> None:
         """Note that a node was used."""
         limited = self._of(node)
         if limited is not None:
-            for queue in limited.queues:
+            for tier, queue in enumerate(limited.queues):
                 queue.used(node)
+                self._stay(limited, node, tier)
+
+    def leave(self, node: Node, tier: int) -> None:
+        """Note that a node is about to be saved, so that it can leave for its namespace's quota."""
+        limited = self._of(node)
+        assert limited is not None
+        limited.leave(node, tier)
+
+    def stay(self, node: Node, tier: int) -> None:
+        """Note that a node is kept for something else than that, and does not leave for now."""
+        limited = self._of(node)
+        if limited is not None:
+            self._stay(limited, node, tier)
+
+    def was_split(self, upper: Node) -> None:
+        """Take note of the upper half of a node that was cut: both halves leave, if it was to."""
+        limited = self._of(upper)
+        (lower,) = upper.children.values()
+        for leaving in () if limited is None else limited.leaving:
+            if lower in leaving:
+                leaving.add(upper)
 
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
         """Remove and return a node of a namespace that keeps more than its quota, if any can go.
@@ -126,6 +167,11 @@ class Limits:
         for limited in list(self._known.values()):
             if limited.ttl_ms is not None:
                 yield from _expired(limited.queues[tier], limited.ttl_ms, now_ms)
+
+    def _stay(self, limited: _Limited, node: Node, tier: int) -> None:
+        limited.stay(node, tier)
+        if limited.is_over(tier):
+            self._over[tier][node.place.namespace] = None
 
     def _of(self, node: Node) -> _Limited | None:
         """Return what is counted of a node's namespace; None where nothing is kept or limited."""

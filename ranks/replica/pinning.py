@@ -90,6 +90,8 @@ class Pinning:
         if locks:
             pin.locks = state.residence.hold(DEVICE, node)
             self._count(DEVICE, pin, 1)
+            for each in node.path():
+                state.residence.limits.stay(each, DEVICE)
             self._on_device[name] = pin
             self._backing_up.write_through(node)
         self.pins[name] = pin

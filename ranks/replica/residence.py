@@ -220,8 +220,10 @@ class Residence:
                 if surplus < victim.width:
                     # As much of the run as the quota allows stays.
                     self._split(victim, victim.width - surplus)
-                if tier == DEVICE and self.saves is not None and self.saves(victim, 0):
-                    continue
+                if tier == DEVICE and self.saves is not None:
+                    self.limits.leave(victim, tier)
+                    if self.saves(victim, 0):
+                        continue
                 victims.append(victim.id)
                 self._evict(victim, tier, 0, freed)
             for victim in self.limits.expired(tier, now_ms):
@@ -233,6 +235,8 @@ class Residence:
 
     def was_split(self, upper: Node) -> None:
         """Take note of the upper half of a node that was cut."""
+        if self.limits.are_set:
+            self.limits.was_split(upper)
         for tier in TIERS:
             for component, run in enumerate(upper.values[tier]):
                 if run is not None:

@@ -1,4 +1,4 @@
-"""What leaves the device for a quota under write-back: it is saved first, and no more than that."""
+"""What stays on the device until it is copied: what has to leave for a quota, and what is pinned."""
 
 from collections.abc import Sequence
 
@@ -141,3 +141,18 @@ def test_what_is_cut_while_it_is_saved_leaves_whole_and_nothing_else_does() -> N
 
     assert kept_pages(ranks, DEVICE) == QUOTA
     assert [on_device(ranks, prompt(first)) for first in range(3)] == [0, 2, 2]
+
+
+def test_a_pin_whose_copy_failed_lets_go_of_the_device_once_another_copy_is_there() -> None:
+    ranks = RanksInTurn(2, store=False, write_policy=WritePolicy.WRITE_BACK)
+    residence = ranks.caches[0].replica.state.residence
+    publish(ranks, "r", prompt(0))
+    ranks.every(lambda cache: cache.pin("failed", prompt(0), ttl_s=60.0))
+    fail_copies(ranks)
+    ranks.settle()
+    assert residence.available(DEVICE, 0) == 62
+
+    ranks.every(lambda cache: cache.pin("copied", prompt(0), ttl_s=60.0))
+    ranks.settle()
+
+    assert residence.available(DEVICE, 0) == 64

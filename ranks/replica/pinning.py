@@ -5,14 +5,14 @@ only there. Deadlines are in agreed time (rule R14), so they pass in the same st
 everywhere.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ...errors import UsageError
 from .backing_up import BackingUp
 from .holds import Receipt
-from .matching import lacking, reach
+from .matching import Missing, lacking, reach
 from .state import ReplicaState, require_name
 from .tree import DEVICE, HOST, Node, Place
 
@@ -24,11 +24,13 @@ class Pin:
     name: str
     node: Node
     receipts: list[Receipt]
-    locks: list[Receipt]
-    """Of the device, while host memory has not all of it."""
     pages: tuple[int, ...]
     """By component: how many pages it keeps."""
     ttl_ms: int
+    locks: list[Receipt] = field(default_factory=list[Receipt])
+    """Of the device, while host memory has not all of it."""
+    awaits: Node | None = None
+    """One of the nodes that host memory lacks then, and has not got since."""
 
 
 class _Deadline(NamedTuple):
@@ -52,13 +54,16 @@ class Pinning:
         self.pins: dict[str, Pin] = {}
         self._kept = tuple([0] * len(state.components) for _ in (DEVICE, HOST))
         """By tier and component: how many pages the pins keep there."""
-        self._on_device: dict[str, Pin] = {}
-        """Those that lock the device as well."""
+        self._awaiting: dict[Node, dict[str, Pin]] = {}
+        """Those that lock the device as well, by the node that each awaits in host memory."""
+        self._came: list[Pin] = []
+        """Those whose node has come there."""
         self._undated: list[Pin] = []
         """Those that were made while no time had been agreed on."""
         self._deadlines: list[_Deadline] = []
         """A heap. A deadline is stale once its pin has ended."""
         self._dated = 0
+        state.residence.came_to_host = self._came_to_host
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens`; return how many tokens those are.
@@ -82,18 +87,18 @@ class Pinning:
         pages = tuple(
             best - each.needed_from(best) if each.per_page else 1 for each in state.components
         )
-        locks = not self._is_on_host(node)
+        locks = bool(self._lacking(node))
         if not self._has_room(HOST, pages) or (locks and not self._has_room(DEVICE, pages)):
             return 0
-        pin = Pin(name, node, state.residence.hold(HOST, node), [], pages, ttl_ms)
+        pin = Pin(name, node, state.residence.hold(HOST, node), pages, ttl_ms)
         self._count(HOST, pin, 1)
         if locks:
             pin.locks = state.residence.hold(DEVICE, node)
             self._count(DEVICE, pin, 1)
             for each in node.path():
                 state.residence.limits.stay(each, DEVICE)
-            self._on_device[name] = pin
             self._backing_up.write_through(node)
+            self._await(pin)
         self.pins[name] = pin
         self._undated.append(pin)
         if state.time_ms:
@@ -132,9 +137,26 @@ class Pinning:
             if self._is_kept(pin):
                 self.unpin(pin.name)
                 deadlines = self._deadlines
-        for pin in list(self._on_device.values()):
-            if self._is_on_host(pin.node):
-                self._leave_device(pin)
+        came, self._came = self._came, []
+        for pin in filter(self._is_kept, came):
+            self._await(pin)
+
+    def _came_to_host(self, node: Node) -> None:
+        for pin in self._awaiting.pop(node, {}).values():
+            pin.awaits = None
+            self._came.append(pin)
+
+    def _await(self, pin: Pin) -> None:
+        """Let a pin await what host memory lacks of it, or let go of the device if that is nothing.
+
+        The last to come is awaited: backups go from the top down.
+        """
+        missing = self._lacking(pin.node)
+        if not missing:
+            self._leave_device(pin)
+            return
+        pin.awaits, _ = missing[-1]
+        self._awaiting.setdefault(pin.awaits, {})[pin.name] = pin
 
     def _date(self, now_ms: int) -> None:
         """Give the pins that have none their deadlines, counted from now on."""
@@ -147,7 +169,12 @@ class Pinning:
         return self.pins.get(pin.name) is pin
 
     def _leave_device(self, pin: Pin) -> None:
-        if self._on_device.pop(pin.name, None) is not None:
+        if pin.awaits is not None:
+            awaiting = self._awaiting[pin.awaits]
+            del awaiting[pin.name]
+            if not awaiting:
+                del self._awaiting[pin.awaits]
+        if pin.locks:
             self._release(pin.locks)
             self._count(DEVICE, pin, -1)
 
@@ -166,8 +193,8 @@ class Pinning:
         for component, pages in enumerate(pin.pages):
             self._kept[tier][component] += sign * pages
 
-    def _is_on_host(self, node: Node) -> bool:
-        return not lacking(self._state.components, node, HOST)
+    def _lacking(self, node: Node) -> list[Missing]:
+        return lacking(self._state.components, node, HOST)
 
     def _release(self, receipts: list[Receipt]) -> None:
         for receipt in receipts:

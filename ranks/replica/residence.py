@@ -69,6 +69,8 @@ class Residence:
         self.saves: Callable[[Node, int], bool] | None = None
         """Under write-back: begins to back up a node whose pages of a component are to leave the
         device, and says whether they have to stay for it."""
+        self.came_to_host: Callable[[Node], None] | None = None
+        """Is told of each node that got pages of a component there."""
         count = len(self._components)
         on_tier = (1 << count) - 1
         self._off_tier = (~on_tier, ~(on_tier << count))
@@ -130,6 +132,8 @@ class Residence:
         values[component] = pages
         node.there |= 1 << (tier * len(values) + component)
         self.tree_pages[tier][component] += len(pages)
+        if tier == HOST and self.came_to_host is not None:
+            self.came_to_host(node)
         if not component:
             node.parent.occupied_children[tier] += 1
             # It is a leaf of its tier no more, and nobody tells the queue of its uses.

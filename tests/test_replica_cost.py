@@ -59,3 +59,36 @@ def test_a_step_looks_at_no_pin_that_nothing_was_copied_for(host_pages: int) -> 
     few, many = (with_pins(count, host_pages) for count in (1, 300))
 
     assert calls(lambda: step(few)) == calls(lambda: step(many))
+
+
+def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
+    """Return a rank on which a path of so many nodes of a page each is being backed up."""
+    ranks = RanksInTurn(
+        1,
+        store=False,
+        device_pages=2 * nodes,
+        host_pages=2 * nodes,
+        write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
+        selective_hits=1,
+    )
+    (cache,) = ranks.caches
+    tokens = prompt(1, pages=nodes)
+    cache.load_back("r", [], reserve_tokens=len(tokens))
+    for page in range(1, nodes + 1):
+        cache.insert("r", tokens[: page * PAGE_TOKENS], final=page == nodes)
+    cache.release("r")
+    cache.load_back("hit", tokens)
+    assert cache.replica.state.tree.node_count == nodes
+    assert len(cache.replica.state.operations.in_flight) == 1
+    return ranks
+
+
+def test_a_hit_of_a_path_that_is_being_backed_up_costs_in_proportion_to_its_nodes() -> None:
+    nodes = 64
+    short, long = (on_its_way_to_the_host(count) for count in (nodes, 4 * nodes))
+    tokens = prompt(1, pages=4 * nodes)
+
+    once = calls(lambda: short.caches[0].load_back("again", tokens[: nodes * PAGE_TOKENS]))
+    four_times = calls(lambda: long.caches[0].load_back("again", tokens))
+
+    assert four_times < 5 * once

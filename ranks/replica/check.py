@@ -234,8 +234,12 @@ def _check_operations(state: ReplicaState, nodes: list[Node]) -> None:
                 pages = 0 if lent else component.pages_of(node.width)
                 fits = len(segment.pages) == pages
                 _require(fits, 8, f"{name} has pages of another length for node {node.id}")
+                indexed = (node, segment.component) in operation.touched
+                _require(indexed, 8, f"{name} cannot find its pages for node {node.id}")
                 pinned = node.held[HOST][segment.component] > 0
                 _require(pinned, 8, f"{name} refers to node {node.id}, which has no pin")
+        indexed = len(operation.touched) == len(operation.segments)
+        _require(indexed, 8, f"{name} finds pages that are not its own")
     marked = {(id(node), number) for node in nodes for number in node.marks}
     expected = {(node, number) for node, number, _ in seen}
     _require(marked == expected, 8, "the nodes' marks are not those of the operations")

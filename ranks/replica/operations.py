@@ -37,6 +37,8 @@ class Operation:
     receipts: list[Receipt] = field(default_factory=list[Receipt])
     segments: list[Segment] = field(default_factory=list[Segment])
     """The nodes that it reads or fills; a prefetch has none."""
+    touched: set[tuple[Node, int]] = field(default_factory=set[tuple[Node, int]])
+    """The node and component of each segment."""
     ending: Outcome | None = None
     """How it ended, once it has stopped and waits for quiet."""
 

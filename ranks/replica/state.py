@@ -331,6 +331,7 @@ class ReplicaState:
         operation.segments.extend(segments)
         for segment in segments:
             segment.node.marks |= {operation.id}
+            operation.touched.add((segment.node, segment.component))
 
     def fills(self, node: Node, tier: int, component: int) -> bool:
         """Say whether a copy in flight fills a node's pages of a component on a tier."""
@@ -339,10 +340,7 @@ class ReplicaState:
             if (
                 isinstance(operation, Copy)
                 and operation.fills == tier
-                and any(
-                    segment.node is node and segment.component == component
-                    for segment in operation.segments
-                )
+                and (node, component) in operation.touched
             ):
                 return True
         return False
@@ -366,6 +364,7 @@ class ReplicaState:
         for segment in operation.segments:
             segment.node.marks -= {operation.id}
         operation.segments.clear()
+        operation.touched.clear()
 
     def _split_segments(self, operation: Operation, lower: Node, upper: Node) -> None:
         segments: list[Segment] = []
@@ -380,5 +379,6 @@ class ReplicaState:
             if below is not None:
                 segments.append(Segment(lower, segment.component, below))
         operation.segments[:] = segments
+        operation.touched = {(segment.node, segment.component) for segment in segments}
         if not any(segment.node is upper for segment in segments):
             upper.marks -= {operation.id}

@@ -30,6 +30,8 @@ def check_choice(name: str, value: str, known: Collection[str]) -> None:
 
 def check_not_a_path(uri: str) -> None:
     """Raise `ConfigError` if --store is a bare path, and say what to write for it."""
+    if not uri:
+        raise ConfigError("--store is empty; give a URI, for example file:///var/kv")
     if ":" not in uri:
         raise ConfigError(
             f"--store is {without_secrets(uri)!r}, which is not a URI; for a directory write"

@@ -124,7 +124,7 @@ def _ray(ranks: int, address: str | None) -> Generator[Any]:
         try:
             import ray
         except ImportError as error:
-            raise ConfigError("--launcher ray needs Ray: pip install 'lockstep-kv[ray]'") from error
+            raise ConfigError("--launcher ray needs Ray: pip install 'ray>=2.40'") from error
         try:
             _connect(ray, ranks, address, temporary)
             yield ray

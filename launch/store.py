@@ -220,4 +220,5 @@ def copy(
     from .store_changes import run_copy
     from .store_opening import of_rank
 
-    raise typer.Exit(run_copy(of_rank(source, rank), of_rank(target, rank), jobs=jobs))
+    stores = of_rank(source, rank, target), of_rank(target, rank, source)
+    raise typer.Exit(run_copy(*stores, jobs=jobs))

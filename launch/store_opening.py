@@ -38,13 +38,18 @@ def call_deadline(nbytes: int = 0) -> float:
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
 
 
-def of_rank(uri: str, rank: int | None) -> str:
+def of_rank(uri: str, rank: int | None, other: str = "") -> str:
     """Return the URI of one rank's store, where each rank has one of its own.
 
-    Raises `ConfigError` where it is not said whose.
+    Raises `ConfigError` where it is not said whose, or where it is and neither this store nor the
+    `other` one is a rank's.
     """
-    if RANK not in uri:
+    if RANK not in uri and (rank is None or RANK in other):
         return uri
+    if RANK not in uri:
+        raise ConfigError(
+            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
+        )
     if rank is None:
         raise ConfigError(
             f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "

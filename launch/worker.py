@@ -104,7 +104,9 @@ def _joined(
             f"rank {environment.rank} could not join the others within {JOIN_TIMEOUT_S:.0f} s: {why}"
         ) from error
     try:
-        collective = TorchCollective.create(timeout_s=settings.round_timeout_s)
+        # The start has a deadline of its own, and gloo's bound must not end it, nor a round.
+        patience_s = max(settings.round_timeout_s, JOIN_TIMEOUT_S)
+        collective = TorchCollective.create(timeout_s=patience_s)
         try:
             yield collective
         finally:

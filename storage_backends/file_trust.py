@@ -77,7 +77,8 @@ def _check_mode(
     if sticky_helps and mode & stat.S_ISVTX:
         return
     if mode & stat.S_IWOTH:
-        raise _refused(path, "everybody", "o-w", Trust.ANY)
+        change = "go-w" if mode & stat.S_IWGRP and trust is not Trust.GROUP else "o-w"
+        raise _refused(path, "everybody", change, Trust.ANY)
     if mode & stat.S_IWGRP and trust is not Trust.GROUP:
         raise _refused(path, f"group {status.st_gid}", "g-w", Trust.GROUP)
 

@@ -335,7 +335,7 @@ def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
     except ImportError as error:
         raise ConfigError(
             f"store mooncake://{settings.master}: the client cannot be loaded ({error}); install "
-            "lockstep-kv[mooncake] and the system's libibverbs1"
+            "mooncake-transfer-engine-non-cuda 0.3.13 or newer, and the system's libibverbs1"
         ) from error
     if not hasattr(MooncakeDistributedStore, "batch_put_session_start"):
         raise ConfigError(

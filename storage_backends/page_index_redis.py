@@ -176,8 +176,7 @@ class RedisPageIndex:
             redis = import_module("redis")
         except ImportError as error:
             raise ConfigError(
-                f"index {self.text} needs redis-py; install it with: pip install "
-                "'lockstep-kv[redis]'"
+                f"index {self.text} needs redis-py; install it with: pip install 'redis>=5.0'"
             ) from error
         self._errors = (redis.RedisError, OSError)
         retry = import_module("redis.retry").Retry

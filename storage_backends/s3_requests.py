@@ -67,7 +67,7 @@ class S3Requests:
             from obstore.store import S3Store
         except ImportError as error:
             raise ConfigError(
-                f"store {self._address}: s3:// needs obstore; pip install 'lockstep-kv[s3]'"
+                f"store {self._address}: s3:// needs obstore; pip install 'obstore>=0.12'"
             ) from error
         address = self._address
         config: S3Config = {"conditional_put": "etag", "disable_bulk_delete": True}

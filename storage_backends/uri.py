@@ -208,6 +208,12 @@ def parse_uri(text: str) -> StoreUri:
         )
     if any(ord(character) <= 32 or ord(character) == 127 for character in text):
         raise ConfigError(f"store {shown!r} has a space or control character; percent-encode it")
+    strange = re.search(r"\{[^}]*\}?|\}", text.replace(RANK, ""))
+    if strange is not None:
+        raise ConfigError(
+            f"store {shown!r} has {without_secrets(strange[0])!r} in it; known: {RANK}, which stands"
+            " for the rank; percent-encode a brace that is meant"
+        )
     *wrappers, scheme = head.split("+")
     for name in wrappers:
         if wrappers.count(name) > 1:

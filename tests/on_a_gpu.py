@@ -115,15 +115,19 @@ def driver_version() -> str:
 
 
 def main(figures: Path) -> int:
+    if find_spec("torch") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            say(f"no GPU: torch {torch.__version__} of {sys.executable} sees no CUDA device here")
+            return NO_GPU
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        say(f"{sys.executable} lacks {', '.join(missing)}; name another: make gpu PYTHON=...")
+        say(
+            f"{sys.executable} lacks {', '.join(missing)}; name another (make gpu PYTHON=...), or"
+            " install them"
+        )
         return LACKING
-    import torch
-
-    if not torch.cuda.is_available():
-        say(f"no GPU: torch {torch.__version__} of {sys.executable} sees no CUDA device here")
-        return NO_GPU
     figures.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"machine": machine()}
     parts: dict[str, Callable[[], dict[str, Any]]] = {

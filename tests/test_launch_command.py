@@ -81,6 +81,8 @@ def trace(folder: Path, *lines: object) -> Path:
             ["--store", "/var/kv"],
             "--store is '/var/kv', which is not a URI; for a directory write file:///var/kv",
         ),
+        (["--store", ""], "--store is empty; give a URI"),
+        (["--store", "file:///d/{rnak}"], "'file:///d/{rnak}' has '{rnak}' in it; known: {rank}"),
         (["--host-pages", "0"], "--host-pages is 0, must be from 1 to"),
         (["--host-pages", "999999999"], "--host-pages is 999999999: the pools of 2 rank(s)"),
         (["--device-pages", "999999999"], "--device-pages is 999999999: the pools of 2 rank(s)"),

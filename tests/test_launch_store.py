@@ -72,6 +72,14 @@ def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk0", "disk1"]
 
 
+def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_path: Path) -> None:
+    """A loop over ranks would do the same to one store again and again."""
+    status, out, err = lockstep("ls", tmp_path.as_uri(), "--rank", "1")
+
+    assert (status, out) == (2, "")
+    assert "has no {rank} in it: it is one for all" in err
+
+
 def test_the_store_of_one_rank_is_found_by_its_rank(lockstep: Run, tmp_path: Path) -> None:
     status, out, _ = lockstep("ls", of_ranks(tmp_path), "--rank", "1")
 

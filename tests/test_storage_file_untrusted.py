@@ -206,7 +206,7 @@ def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) 
 @pytest.mark.parametrize(
     ("mode", "said", "trusts"),
     [
-        (0o777, "by everybody.*chmod o-w.*trust=any", ["any"]),
+        (0o777, "by everybody.*chmod go-w.*trust=any", ["any"]),
         (0o770, "by group [0-9]+,.*chmod g-w.*trust=group", ["group", "any"]),
     ],
 )

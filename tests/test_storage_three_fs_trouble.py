@@ -238,8 +238,8 @@ def test_an_open_that_fails_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("mode", "said", "trust"),
     [
-        (0o777, "by everybody.*chmod o-w", "any"),
-        (0o1777, "by everybody.*chmod o-w", "any"),
+        (0o777, "by everybody.*chmod go-w", "any"),
+        (0o1777, "by everybody.*chmod go-w", "any"),
         (0o770, "by group [0-9]+,.*chmod g-w", "group"),
     ],
 )

@@ -5,8 +5,9 @@ gave would be found under them. Any engine can use this: it knows of files, and 
 
 Reading them takes minutes for a large model. So what is read once is remembered in a small file, by
 path, size and times, and the ranks of one host read one after the other: the first one reads, and the
-others find what it has remembered. Ranks on other hosts have files of their own, and read these;
-whether all ranks have come to the same is compared when their caches open.
+others find what it has remembered. A process keeps what it has found or read, and looks into the small
+file for other files only. Ranks on other hosts have files of their own, and read these; whether all
+ranks have come to the same is compared when their caches open.
 """
 
 import json
@@ -79,10 +80,15 @@ class FileStamp(NamedTuple):
         return cls(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
 
 
+_Known = tuple[FileStamp, str]
+"""What a file looked like, and the digest of what it held then."""
+
+
 class FileDigests:
     """Digests of the contents of files, remembered from one start to the next in the file `record`.
 
-    Where that cannot be written, every start reads anew, and a warning says so.
+    Where that cannot be written, every start reads anew, and a warning says so. One object reads a file
+    anew only once it has changed.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class FileDigests:
         self.record = record
         self._log = log
         self._clock_ns = clock_ns
+        self._kept: dict[str, _Known] = {}
         self.bytes_read = 0
         """How much was read of files whose digest was not remembered."""
 
@@ -108,8 +115,9 @@ class FileDigests:
             with self._alone() as may_write:
                 found = self._remembered(wanted)
                 read = self._read({path: wanted[path] for path in wanted if path not in found})
-                if may_write and read:
-                    self._remember({path: (wanted[path], each) for path, each in read.items()})
+                if read:
+                    known = {path: (wanted[path], each) for path, each in read.items()}
+                    self._remember(known, may_write=may_write)
             found |= read
         return [found[path] for path in paths]
 
@@ -126,12 +134,21 @@ class FileDigests:
         return digests
 
     def _remembered(self, wanted: Mapping[str, FileStamp]) -> dict[str, str]:
-        records = self._records()
-        return {
-            path: str(records[path][-1])
-            for path, stamp in wanted.items()
-            if path in records and records[path][:-1] == [*stamp]
-        }
+        if not all(self._keeps(path, stamp) for path, stamp in wanted.items()):
+            records = self._records()
+            for path, stamp in wanted.items():
+                if path in records and records[path][:-1] == [*stamp]:
+                    self._keep(path, (stamp, str(records[path][-1])))
+        return {path: self._kept[path][1] for path in wanted if self._keeps(path, wanted[path])}
+
+    def _keeps(self, path: str, stamp: FileStamp) -> bool:
+        return path in self._kept and self._kept[path][0] == stamp
+
+    def _keep(self, path: str, known: _Known) -> None:
+        self._kept.pop(path, None)
+        self._kept[path] = known
+        if len(self._kept) > FILES_MAX:
+            del self._kept[next(iter(self._kept))]
 
     def _records(self) -> dict[str, list[object]]:
         """Return what was remembered; nothing of a record that is not there or is damaged."""
@@ -148,13 +165,24 @@ class FileDigests:
             if isinstance(record, list) and len(cast("list[object]", record)) == RECORD_FIELDS
         }
 
-    def _remember(self, read: Mapping[str, tuple[FileStamp, str]]) -> None:
+    def _remember(self, read: Mapping[str, _Known], *, may_write: bool) -> None:
+        """Keep what was read of settled files, and write it down; drop files that are gone."""
         settled_ns = self._clock_ns() - SETTLED_NS
-        records = self._records()
-        for path, (stamp, each) in read.items():
-            records.pop(path, None)
-            if max(stamp.mtime_ns, stamp.ctime_ns) < settled_ns:
-                records[path] = [*stamp, each]
+        settled = {
+            path: known
+            for path, known in read.items()
+            if max(known[0].mtime_ns, known[0].ctime_ns) < settled_ns
+        }
+        for path, known in settled.items():
+            self._keep(path, known)
+        if not may_write:
+            return
+        records = {
+            path: record
+            for path, record in self._records().items()
+            if path not in read and not _is_gone(path)
+        }
+        records |= {path: [*stamp, each] for path, (stamp, each) in settled.items()}
         newest = dict(list(records.items())[-FILES_MAX:])
         partial = self.record.with_suffix(".partial")
         try:
@@ -215,6 +243,17 @@ def is_commit(revision: object) -> bool:
 
 def _counts(path: Path) -> bool:
     return path.suffix in WEIGHTS | SAYING and path.name not in NEUTRAL and path.is_file()
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        # It may be there again in a moment.
+        return False
+    return False
 
 
 def _digest_of(path: str) -> str:

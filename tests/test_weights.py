@@ -106,6 +106,45 @@ def test_what_was_read_once_is_not_read_by_later_starts(folder: Path, digests: F
     assert restarted.bytes_read == 0
 
 
+def test_a_process_goes_by_what_it_has_read_without_the_record(
+    folder: Path, digests: FileDigests
+) -> None:
+    """A request with an adapter costs no more where many files are remembered."""
+    before, read = weights_digest(folder, digests), digests.bytes_read
+
+    digests.record.unlink()
+
+    assert weights_digest(folder, digests) == before
+    assert digests.bytes_read == read
+
+
+def test_a_process_looks_up_once_what_a_former_one_has_remembered(
+    folder: Path, digests: FileDigests
+) -> None:
+    before, restarted = weights_digest(folder, digests), again(digests)
+    assert weights_digest(folder, restarted) == before
+
+    digests.record.unlink()
+
+    assert weights_digest(folder, restarted) == before
+    assert restarted.bytes_read == 0
+
+
+def test_files_that_are_gone_leave_the_record_when_it_is_written(
+    folder: Path, digests: FileDigests
+) -> None:
+    weights_digest(folder, digests)
+    gone, stays = (folder / f"model-{at}.safetensors" for at in range(2))
+    gone.unlink()
+    (folder / "config.json").write_text('{"layers": 3}')
+
+    weights_digest(folder, digests)
+
+    remembered = json.loads(digests.record.read_text())
+    assert str(stays) in remembered
+    assert str(gone) not in remembered
+
+
 def test_only_what_has_changed_is_read_again(folder: Path, digests: FileDigests) -> None:
     weights_digest(folder, digests)
     (folder / "model-1.safetensors").write_bytes(b"\x07" * 300)

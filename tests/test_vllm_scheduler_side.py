@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 from sent_requests import Adapter, Blocks, Scheduled, Sent, Status
 
+from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
 from lockstep.integrations.weights import FileDigests
@@ -198,3 +200,17 @@ def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
         side.end_pass(Scheduled({"another": 1}))
 
     ranks.check()
+
+
+def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
+    """An engine that goes on after an error must not take its steps for agreed ones."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks)
+    ranks.executors[0].ill = "a thread has died"
+
+    with pytest.raises(RankUnhealthy) as first:
+        side.end_pass(Scheduled())
+    with pytest.raises(RankUnhealthy) as second:
+        side.end_pass(Scheduled())
+
+    assert second.value is first.value

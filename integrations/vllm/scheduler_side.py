@@ -230,9 +230,9 @@ class SchedulerSide:
 
     def _begin_pass(self) -> None:
         if not self._in_pass:
-            self._in_pass = True
             self._commit()
             self.cache.begin_step()
+            self._in_pass = True
 
     def _reads(self, request: EngineRequest) -> bool:
         return (

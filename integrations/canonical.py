@@ -1,13 +1,16 @@
 """Canonical bytes for what an engine is configured with: equal in every process, rank and start.
 
 What a value is worth here is its type and what it holds, never where it lies in memory: no address, no
-order of a set or mapping, no text that a class makes up for people. What has no such bytes is refused
-by the name of the field that holds it, so that no part of a configuration is left out unseen.
+order of a set or mapping, no text that a class makes up for people. What a class adds to a built-in
+type counts with the name of the class: attributes of a mapping, names of a tuple's parts. What has no
+such bytes is refused by the name of the field that holds it, so that no part of a configuration is left
+out unseen.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
@@ -15,8 +18,8 @@ from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
-from pathlib import PurePath
-from types import FunctionType
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from types import FunctionType, MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +36,34 @@ DIGEST_CHARACTERS = 32
 """128 bits in hexadecimal: nobody chooses configurations so that they collide."""
 
 _NOTHING_LEFT_OUT: LeftOut = {}
+
+# These forms are for just these types: whatever is derived from one may hold more than it.
+_ITSELF = frozenset({type(None), bool, int, str})
+_BYTES = frozenset({bytes, bytearray})
+_TEXT = frozenset(
+    {
+        *(torch.dtype, torch.device, Fraction, Decimal),
+        *(PurePosixPath, PureWindowsPath, PosixPath, WindowsPath),
+    }
+)
+_MAPPINGS = frozenset({dict, MappingProxyType})
+_SETS = frozenset({set, frozenset})
+_SEQUENCES = frozenset({list, tuple, range})
+_NUMBERS = frozenset({int, float})
+
+_BUILT_IN: tuple[Any, ...] = (dict, list, tuple, str, bytes, int, float, set, frozenset)
+
+_PLAIN: tuple[Any, ...] = (object, set, frozenset, torch.Size, OrderedDict, Counter, defaultdict)
+"""Classes that hold nothing beside contents and attributes, but for a default's factory."""
+
+_PLAIN_REDUCTIONS = frozenset(each.__reduce__ for each in _PLAIN)
+"""How such classes, and those derived from them, tell pickle what they hold."""
+
+_OUTSIDE = ("_fields", "default_factory")
+"""What named tuples and mappings with defaults have beside contents, and not among their attributes."""
+
+_NOT_HELD = frozenset({"__orig_class__"})
+"""Attributes that say how a class was spelt where it was called, as `OrderedDict[str, int]()`."""
 
 
 def canonical(value: object, where: str, left_out: LeftOut = _NOTHING_LEFT_OUT) -> Json:
@@ -70,14 +101,15 @@ class _Walk:
         """Return what a value is worth; `within` identifies the objects that hold it."""
         if isinstance(value, Enum):
             return ["enum", _name(type(value)), value.name]
-        if value is None or isinstance(value, bool | int | str):
-            return value
-        if isinstance(value, float):
-            return ["float", value.hex()]
-        if isinstance(value, bytes | bytearray):
-            return ["bytes", value.hex()]
-        if isinstance(value, torch.dtype | torch.device | PurePath | Fraction | Decimal):
-            return ["text", type(value).__name__, str(value)]
+        kind = type(value)
+        if kind in _ITSELF:
+            return cast("str | int | bool | None", value)
+        if kind is float:
+            return ["float", cast("float", value).hex()]
+        if kind in _BYTES:
+            return ["bytes", cast("bytes", value).hex()]
+        if kind in _TEXT:
+            return ["text", kind.__name__, str(value)]
         if _is_scalar(value):
             return self._scalar(value, where, within)
         if isinstance(value, re.Pattern):
@@ -100,62 +132,118 @@ class _Walk:
         return ["named", _name(value)]
 
     def _composed(self, value: object, where: str, within: tuple[int, ...]) -> Json:
-        if isinstance(value, Mapping):
-            pairs = [
-                [self.of(key, where, within), self.of(each, f"{where}[{key!r}]", within)]
-                for key, each in cast("Mapping[object, object]", value).items()
+        kind = type(value)
+        if kind in _MAPPINGS:
+            return [
+                "mapping",
+                *self._pairs(cast("Any", value).items(), lambda key: f"{where}[{key!r}]", within),
             ]
-            return ["mapping", *sorted(cast("list[Json]", pairs), key=_text)]
-        if isinstance(value, AbstractSet):
+        if kind in _SETS:
             members = [self.of(each, where, within) for each in cast("AbstractSet[object]", value)]
             return ["set", *sorted(members, key=_text)]
-        if isinstance(value, Sequence):
+        if kind in _SEQUENCES:
             items = enumerate(cast("Sequence[object]", value))
             return ["list", *(self.of(each, f"{where}[{at}]", within) for at, each in items)]
-        kind = type(value)
-        left_out: set[str] = set()
+        left_out: set[object] = {*_NOT_HELD}
         for base in kind.__mro__:
             left_out |= self._left_out.get(_name(base), frozenset())
-        held: list[Json] = [
-            [name, self.of(each, f"{where}.{name}", within)]
-            for name, each in sorted(_state(value, where).items())
-            if name not in left_out
+        beside, attributes = _state(value, where)
+        held: list[Json] = [[name, self.of(each, where, within)] for name, each in beside.items()]
+        counted = [
+            (name, each)
+            for name, each in attributes.items()
+            if name not in left_out and not _is_cached(kind, name)
         ]
-        return ["object", _name(kind), *held]
+        return [
+            "object",
+            _name(kind),
+            *held,
+            *self._pairs(counted, lambda name: f"{where}.{name}", within),
+        ]
+
+    def _pairs(
+        self,
+        pairs: Iterable[tuple[object, object]],
+        called: Callable[[object], str],
+        within: tuple[int, ...],
+    ) -> list[Json]:
+        """Return what is held by key, in an order that follows from it; `called` names the place."""
+        found: list[Json] = [
+            [self.of(key, called(key), within), self.of(each, called(key), within)]
+            for key, each in pairs
+        ]
+        return sorted(found, key=_text)
 
 
-def _state(value: object, where: str) -> dict[str, object]:
-    """Return what an object holds by name, but for what its class has only cached."""
-    kind = type(value)
+def _state(value: object, where: str) -> tuple[dict[str, object], dict[object, object]]:
+    """Return what an object consists of beside its attributes, and these by name."""
+    kind: Any = type(value)
+    beside: dict[str, object] = {}
+    attributes: dict[object, object] = {}
+    for base in _BUILT_IN:
+        if issubclass(kind, base):
+            beside["(contents)"] = _contents(value, base)
+    for name in _OUTSIDE if beside else ():
+        if hasattr(value, name):
+            beside[f"({name})"] = getattr(value, name)
     if is_dataclass(value):
+        state = object.__getstate__(value)
         names = [each.name for each in fields(value)]
-        state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        state |= getattr(value, "__dict__", {})
+        attributes |= {name: getattr(value, name) for name in names if hasattr(value, name)}
+    elif beside:
+        _require_plain(kind, where)
+        state = value.__getstate__()
     else:
-        state = _plain_state(value, where)
-    return {name: each for name, each in state.items() if not _is_cached(kind, name)}
+        beside["(made of)"], state = _reduced(value, where)
+    if is_dataclass(value) or kind.__getstate__ is object.__getstate__:
+        # A mapping of attributes; where there are slots, one of attributes or None, and one of slots.
+        whole: Any = state
+        for part in whole if isinstance(state, tuple) else (whole,):
+            attributes |= part or {}
+    elif isinstance(state, dict) and all(map(_is_identifier, cast("dict[object, object]", state))):
+        attributes |= cast("dict[object, object]", state)
+    else:
+        beside["(holds)"] = state
+    return beside, attributes
 
 
-def _plain_state(value: object, where: str) -> dict[str, object]:
-    """Return what pickle would write of an object, if that is all that there is to it."""
-    kind = type(value)
-    if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
-        try:
-            _, made, held, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
-        except TypeError:
-            # It holds something beside its attributes.
-            pass
-        else:
-            state: dict[str, object] = {"(made of)": made[1:]}
-            for part in cast("tuple[object, ...]", held if isinstance(held, tuple) else (held,)):
-                mapping = cast("dict[str, object]", part)
-                state |= mapping if isinstance(part, dict) else {"(holds)": part}
-            return state
-    raise ConfigError(
+def _contents(value: Any, base: Any) -> object:
+    """Return what a value holds as one of the built-in type `base`, whatever its class makes of it."""
+    if base in _SETS:
+        return frozenset[object]().union(value)
+    if base in _MAPPINGS:
+        return cast("object", base.copy(value))
+    return base.__pos__(value) if base in _NUMBERS else base.__getitem__(value, slice(None))
+
+
+def _reduced(value: object, where: str) -> tuple[object, object]:
+    """Return what pickle would make an object of, and its state, if that is all that there is to it."""
+    _require_plain(type(value), where)
+    try:
+        _, made, state, *_ = cast("tuple[Any, ...]", object.__reduce_ex__(value, 2))
+    except TypeError:
+        # It holds something beside its attributes.
+        raise _refused(type(value), where) from None
+    return made[1:], state
+
+
+def _require_plain(kind: Any, where: str) -> None:
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ not in _PLAIN_REDUCTIONS:
+        raise _refused(kind, where)
+
+
+def _refused(kind: type, where: str) -> ConfigError:
+    return ConfigError(
         f"{where} is a {_name(kind)}, which has no canonical bytes to tell KV apart by; run the engine"
         " without it, or without the connector"
     )
 
 
-def _is_cached(kind: type, name: str) -> bool:
-    return any(isinstance(vars(base).get(name), cached_property) for base in kind.__mro__)
+def _is_identifier(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def _is_cached(kind: type, name: object) -> bool:
+    return any(
+        isinstance(vars(base).get(cast("str", name)), cached_property) for base in kind.__mro__
+    )

@@ -3,14 +3,15 @@
 import re
 import subprocess
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -72,6 +73,77 @@ class Slotted:
         self.size = size
 
 
+class Saved:
+    """Says itself what it holds, which may be anything."""
+
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def __getstate__(self) -> object:
+        return self.state
+
+
+class OwnDict(dict[str, int]):
+    """A mapping with attributes of its own, as classes of configurations are."""
+
+
+class OwnList(list[Any]):
+    """A sequence with attributes of its own."""
+
+
+class OwnSet(set[int]):
+    """A set with attributes of its own."""
+
+
+class OwnText(str):
+    """Text that shows itself to people as something else."""
+
+    __slots__ = ("__dict__",)
+
+    def __str__(self) -> str:
+        return "text"
+
+
+class OwnNumber(float):
+    """A number with attributes of its own."""
+
+
+class OwnPath(PurePosixPath):
+    """A path with attributes of its own."""
+
+
+@dataclass
+class HeldDict(OwnDict):
+    """Fields, and a mapping beside them."""
+
+    size: int = 1
+
+
+class Window(NamedTuple):
+    """A tuple whose parts have names."""
+
+    window: int
+    sink: int
+
+
+class Turned(NamedTuple):
+    """The same parts by other names."""
+
+    sink: int
+    window: int
+
+
+Turned.__qualname__ = Window.__qualname__
+
+OwnT = TypeVar("OwnT")
+
+
+def own(value: OwnT, **attributes: object) -> OwnT:
+    """Return a value with attributes."""
+    vars(value).update(attributes)
+    return value
+
+
 def module_function() -> None:
     """A function with a name of its own."""
 
@@ -87,6 +159,14 @@ EVERYTHING: list[object] = [
     *(Fraction(1, 2), Fraction(1, 3), Decimal("0.5")),
     *(re.compile("a"), re.compile("a", re.IGNORECASE), np.int64(1), np.float32(1)),
     *([], [1], [[1]], [1, 2], {}, {1: 2}, {"1": 2}, {2: 1}, set[int](), {1}, {1, 2}),
+    *(Saved(("rope", 1)), Saved(("yarn", 1)), Saved(1), Saved({"(holds)": 1}), Saved({1: 2})),
+    *(OwnDict(), OwnDict(x=1), own(OwnDict(x=1), scale=1), own(OwnDict(x=1), scale=2)),
+    *(HeldDict(), HeldDict(2), own(OwnSet({1}), scale=1), own(OwnSet({1}), scale=2), OwnSet({2})),
+    *(OwnList([1]), OwnList([2]), own(OwnList([1]), scale=1), own(OwnList([1]), scale=2)),
+    *(OwnText("a"), OwnText("b"), own(OwnText("a"), scale=1), own(OwnNumber(1), scale=1)),
+    *(OwnNumber(1), OwnNumber(2), (1, 2, 3), Window(1, 2), Window(2, 1), Turned(1, 2)),
+    *(torch.Size([1]), defaultdict[int, Any](list), defaultdict[int, Any](set), Counter("a")),
+    *(OrderedDict(a=1), own(OrderedDict[str, int](a=1), scale=1), range(3), range(4)),
     *(Held(), Held(2), Held(1, ["a"]), Derived(), Plain(), Plain(size=1), Slotted(1), Slotted(2)),
 ]
 
@@ -100,8 +180,12 @@ def test_what_differs_is_worth_something_else() -> None:
 @pytest.mark.parametrize(
     ("one", "same"),
     [
-        ({"a": 1, "b": 2}, OrderedDict({"b": 2, "a": 1})),
-        ({"a": 1}, Counter({"a": 1})),
+        (OrderedDict({"a": 1, "b": 2}), OrderedDict({"b": 2, "a": 1})),
+        (Counter("aab"), Counter("baa")),
+        (OwnDict(a=1, b=2), OwnDict(b=2, a=1)),
+        (OwnSet({3, 1, 2}), OwnSet({2, 3, 1})),
+        ({"a": 1}, MappingProxyType({"a": 1})),
+        (OrderedDict({"a": 1}), OrderedDict[str, int]({"a": 1})),
         ([1, 2], (1, 2)),
         ({3, 1, 2}, frozenset({2, 3, 1})),
         (Held(1, ["a"]), Held(1, ["a"])),
@@ -156,6 +240,13 @@ def test_an_object_that_holds_itself_is_walked_once() -> None:
         (object().__repr__, "it.config.hook is a builtins.method-wrapper, which has no canonical"),
         (torch.zeros(1), "it.config.hook is a torch.Tensor, which has no canonical bytes"),
         (lambda: None, "<lambda>, which has no name of its own"),
+        (
+            OwnPath("/a"),
+            "it.config.hook is a .*test_canonical.OwnPath, which has no canonical bytes",
+        ),
+        (deque([1], 3), "it.config.hook is a collections.deque, which has no canonical bytes"),
+        (own(OwnDict(), deep=iter([1])), "it.config.hook.deep is a builtins.list_iterator"),
+        (OwnList([iter([1])]), r"it.config.hook\[0\] is a builtins.list_iterator"),
         (Plain(deep=iter([1])), "it.config.hook.deep is a builtins.list_iterator"),
         ([{"k": iter([1])}], r"it.config.hook\[0\]\['k'\] is a builtins.list_iterator"),
     ],

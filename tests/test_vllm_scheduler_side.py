@@ -6,6 +6,7 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 from sent_requests import Adapter, Blocks, Scheduled, Sent, Status
 
+from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import RankUnhealthy
 from lockstep.integrations.vllm.adapters import Adapters
 from lockstep.integrations.vllm.scheduler_side import SchedulerSide
@@ -214,3 +215,23 @@ def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_s
         side.end_pass(Scheduled())
 
     assert second.value is first.value
+
+
+def test_a_rank_that_cannot_read_an_adapter_says_so_in_the_words_of_the_divergence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    ranks = HostRanksInTurn()
+    files = [tmp_path / "adapter.safetensors", tmp_path / "nowhere"]
+    sent = [Sent(PROMPT, lora_request=Adapter("ad", str(each))) for each in files]
+
+    with caplog.at_level("INFO"):
+        scheduler(ranks, 0).arrived(sent[0])
+        scheduler(ranks, 1).arrived(sent[1])
+
+    found = first_difference([each.replica.state.journal.last(9) for each in ranks.caches]) or ""
+    assert "rank 0: engine adapter of request 1 is files " in found
+    assert "rank 1: engine adapter of request 1 is not known on this rank, which could not" in found
+    assert "adapter_versions" in found
+    assert "adapter 'ad' counts as files " in caplog.text
+    assert "requests with adapter 'ad' are not cached" in caplog.text

@@ -36,6 +36,8 @@ class Adapters:
         if not self.trusted(adapter):
             return None
         found, doubt = self._find(adapter)
+        if found is not None and adapter.lora_name not in self._known:
+            self._log.info("adapter %r counts as %s", adapter.lora_name, found)
         for each in (adapter.lora_name, adapter.lora_int_id):
             if self._known.setdefault(each, found) != found:
                 found = None

@@ -20,6 +20,12 @@ from .tracked import TrackedRequest, may_be_cached, namespace_of
 ABORTED = "FINISHED_ABORTED"
 """What vLLM calls the status of a request that was ended from outside."""
 
+NOT_KNOWN = (
+    "not known on this rank, which could not read its files or found them changed, and names it in its"
+    " log; a version in adapter_versions avoids reading"
+)
+"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
@@ -89,8 +95,9 @@ class SchedulerSide:
         adapter = None
         if request.lora_request is not None:
             adapter = self._adapters.identify(request.lora_request)
-            # Ranks that have read other files, or could not, are told so by the digest.
-            self.cache.witness("adapter", self._arrivals, adapter or "not known")
+            # Ranks that have read other files, or could not, are told so by the digest. Not by the
+            # adapter's name, which may be another one on each rank; each rank logs it.
+            self.cache.witness("adapter of request", self._arrivals, "is", adapter or NOT_KNOWN)
             if adapter is None:
                 return
         namespace = namespace_of(request, adapter)

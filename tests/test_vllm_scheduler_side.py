@@ -21,7 +21,7 @@ def scheduler(
 ) -> SchedulerSide:
     return SchedulerSide(
         ranks.caches[rank],
-        Adapters(FileDigests(Path("/nowhere/digests")), {"known": "1"}),
+        Adapters(FileDigests(Path("/proc/nowhere/digests")), {"known": "1"}),
         page_tokens=PAGE_TOKENS,
         loads=loads,
         backs_up=backs_up,

@@ -23,7 +23,7 @@ HYBRIDS = sorted(set(MODEL_PROFILES) - {LLAMA})
 FEW = {0: range(32, 54), 1: range(61, 77)}
 """By pipeline depth."""
 FEW_LENT = range(112, 118)
-FEW_HYBRID = {"gemma": range(105, 109), "qwen-next": range(101, 105), "hybrid-all": range(109, 113)}
+FEW_HYBRID = {"gemma": range(105, 109), "qwen-next": range(101, 105), "hybrid-all": range(120, 124)}
 MORE = "more seeds"
 
 

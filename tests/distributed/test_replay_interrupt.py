@@ -203,7 +203,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
     ("launcher", "stopped", "named"),
     [
         ("torch", 0, "0"),
-        ("torch", 1, "1"),
+        pytest.param("torch", 1, "1", marks=pytest.mark.slow),
         # Ray starts its processes before it gives them ranks.
         pytest.param("ray", 0, "[01]", marks=pytest.mark.slow),
     ],
@@ -226,6 +226,7 @@ def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_r
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_under_torchrun_is_named_with_the_deadline(
     running: list[Running], tmp_path: Path
 ) -> None:

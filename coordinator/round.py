@@ -110,12 +110,12 @@ class Rounds:
             self.count += 1
             self._pending = _Pending(layout, pending)
         except (GroupError, InternalError) as error:
-            self._end(error)
+            self.end(error)
         except BaseException as error:
             # Nobody knows how far the launch has come, and the others may have this rank's vote.
             number, what = self.count + 1, type(error).__name__
             with suppress(PeerLost):
-                self._end(PeerLost(f"this rank was interrupted in round {number}: {what}"))
+                self.end(PeerLost(f"this rank was interrupted in round {number}: {what}"))
             raise
 
     def close(self) -> Verdict:
@@ -128,25 +128,25 @@ class Rounds:
             folded = pending.round.wait(self._timeout_s)
         except CollectiveTimeout as error:
             limit = f"a round may take {self._timeout_s:g} s (timeouts.round_s)"
-            self._end(CollectiveTimeout(f"{error}; {limit}"))
+            self.end(CollectiveTimeout(f"{error}; {limit}"))
         except (GroupError, InternalError) as error:
-            self._end(error)
+            self.end(error)
         self._pending = None
         if folded.shape != (self.shape.length,):
-            self._end(InternalError(f"a round came back with shape {folded.shape}"))
+            self.end(InternalError(f"a round came back with shape {folded.shape}"))
         different = disagreements(folded)
         if different:
-            self._end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
+            self.end(explain(self._collective, self._recorder, different, EXPLAIN_TIMEOUT_S))
         unhealthy = unhealthy_rank(folded)
         if unhealthy is not None:
-            self._end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
+            self.end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
         return self._verdicts.read(pending.layout, folded)
 
-    def end(self, error: GroupError) -> NoReturn:
-        """End the epoch with an error that every rank has concluded from the same verdict."""
-        self._end(error)
+    def end(self, error: GroupError | InternalError) -> NoReturn:
+        """End the epoch with an error, which every later call raises again (P8).
 
-    def _end(self, error: GroupError | InternalError) -> NoReturn:
+        For what this rank has met in a round, and for what every rank has concluded from its verdict.
+        """
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
         self._ended_by, self._pending = error, None
         self._collective.close()

@@ -27,7 +27,7 @@ DEFAULT_TESTS := not slow and not engines
 JUST_BOOTED := PYTHON=$(BIN)/python tests/just_booted.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-stores check test test-slow test-engines gpu disagreeing-stores \
+.PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores \
 	bench bench-engines demo clean
 
 help:  ## Print this list.
@@ -52,6 +52,9 @@ install-stores:  ## Install redis-server and Mooncake's libraries, where that is
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
 	$(JUST_BOOTED) env $(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
+
+scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
+	$(PYTEST) tests/test_scenarios.py --write-scenarios
 
 install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.
 

@@ -18,6 +18,7 @@ from .errors import (
     UsageError,
 )
 from .ranks.cache import Cache
+from .ranks.cache_stats import CacheStats
 from .ranks.config import (
     Bounds,
     CacheConfig,
@@ -31,10 +32,10 @@ from .ranks.config import (
 from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
 from .ranks.page_layout import Column, PageLayout
-from .ranks.rank_cache import CacheStats
+from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.matching import Match
-from .ranks.replica.serving import Admission, LoadState, Wait
+from .ranks.replica.requests import LoadState
 
 __version__ = "0.1.0"
 

@@ -9,6 +9,7 @@
         PeerLost                            another rank of the group is gone
         DivergenceError                     the replicas are not equal any more
         RankUnhealthy                       a rank cannot go on, as it said or as all have seen
+        WireError                           what one process of the group told another makes no sense
       StorageError                        treat it as a miss: storage never stops the group
 
 A missing page is an outcome and not an error. Messages name the thing, what was expected, what was
@@ -50,6 +51,10 @@ class DivergenceError(GroupError):
 
 class RankUnhealthy(GroupError):
     """A rank cannot go on: it said so in its ballot, or all have seen that its copies do not end."""
+
+
+class WireError(GroupError):
+    """A message between the processes of a group cannot be written, or makes no sense."""
 
 
 class StorageError(LockstepError):

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..ranks.cache import Cache
 from ..ranks.config import PAGES_MAX, CacheConfig, ComponentConfig, SlidingWindow
 from ..ranks.page_layout import Column, PageLayout
-from ..ranks.replica.serving import Admission
+from ..ranks.replica.answers import Admission
 from ..ranks.replica.settings import ReplicaConfig
 from .silent_executor import SilentExecutor
 

@@ -18,10 +18,10 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
-from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies, Direction
+from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies
 from ..ranks.executor.cuda_copies import CudaCopies
 from ..ranks.executor.pools import DevicePool, HostPool, TierPools
-from ..ranks.orders import KV_POOL, CopyTransfer
+from ..ranks.orders import KV_POOL, CopyTransfer, Direction
 from ..ranks.page_layout import Column, PageLayout, ShardLayout
 
 ROUNDS = 7

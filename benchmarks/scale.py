@@ -120,7 +120,7 @@ def simulate(ranks: int, operations: int, *, seed: int = 0) -> Simulated:
     gc.disable()
     try:
         crowd = CrowdRounds(settings, time.perf_counter)
-        in_flight = len(crowd.replica.state.operations.in_flight)
+        in_flight = len(crowd.replica.agenda.in_flight)
         if in_flight != operations:
             raise AssertionError(f"{in_flight} operations are in flight and not {operations}")
         crowd.run()
@@ -136,8 +136,9 @@ def simulate(ranks: int, operations: int, *, seed: int = 0) -> Simulated:
         lanes=crowd.shape.length,
         rounds=crowd.rounds - crowd.rounds_before,
         outcomes={
-            f"{kind.name} {outcome.name}".lower(): count
-            for (kind, outcome), count in sorted(crowd.replica.state.operations.outcomes.items())
+            f"{kind} {outcome}": count
+            for kind, ended in crowd.tallies.stats().operations.items()
+            for outcome, count in ended.items()
         },
         digest=crowd.replica.digest,
         counts=crowd.counts,

@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from ..coordinator.collectives.futex import Futex
 from ..coordinator.fold import fold
 from ..coordinator.lanes import BallotShape, Layout, Voter
 from ..coordinator.seats import Seats
-from ..simulation.crowd import Crowd, CrowdRounds, CrowdSettings, compute, new_replica, prefetch
+from ..simulation.crowd import CrowdRounds, CrowdSettings, compute, new_replica, prefetch
 
 ROWS = (1, 2, 4, 16, 64, 256)
 LANES = (26, 119, 791, 6_167, 30_023)
@@ -170,8 +171,8 @@ def _rounds(operations: int, pages: int) -> tuple[list[RoundSample], float]:
 def _memory(operations: int, pages: int) -> MemorySample:
     settings = CrowdSettings(ranks=1, hosts=1, operations=operations, pages=pages)
     shape = BallotShape(world_size=1, seats=settings.seats)
-    alone, without_ballot = _allocated(settings, Crowd)
-    _, with_ballot = _allocated(settings, lambda: Crowd([Ballot(shape, 0)]))
+    alone, without_ballot = _allocated(settings, None)
+    _, with_ballot = _allocated(settings, Ballot(shape, 0))
     lanes_bytes = 8 * shape.length
     return MemorySample(
         operations=operations,
@@ -181,18 +182,20 @@ def _memory(operations: int, pages: int) -> MemorySample:
     )
 
 
-def _allocated(settings: CrowdSettings, crowd: Callable[[], Crowd]) -> tuple[int, int]:
+def _allocated(settings: CrowdSettings, ballot: Ballot | None) -> tuple[int, int]:
     """Return the bytes of a replica and of its ballots: at first, and with all in flight."""
     gc.collect()
     tracemalloc.start()
     try:
-        replica = new_replica(settings, crowd())
+        replica = new_replica(settings)
         gc.collect()
         empty, _ = tracemalloc.get_traced_memory()
         copies = settings.backups + settings.persists
-        compute(replica, settings, range(copies))
-        prefetch(replica, settings, range(copies, copies + settings.prefetches))
-        replica.take_orders()
+        commands = compute(replica, settings, range(copies))
+        more = prefetch(replica, settings, range(copies, copies + settings.prefetches))
+        for effects in chain(commands, more):
+            if ballot is not None:
+                ballot.follow(effects.expectations)
         gc.collect()
         full, _ = tracemalloc.get_traced_memory()
     finally:

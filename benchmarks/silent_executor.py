@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from ..coordinator.ballot import Progress
 from ..coordinator.proposal import Proposal, Readiness
 from ..ranks.executor.base import BytesMoved, LateCalls
-from ..ranks.orders import Order
+from ..ranks.orders import Direction, Order
 
 
 class SilentExecutor:
     """Takes orders and never reports: every operation stays in flight."""
 
     def carry_out(self, orders: Sequence[Order]) -> None:
+        """Do nothing."""
+
+    def begin_copies(self, direction: Direction) -> None:
         """Do nothing."""
 
     def progress(self) -> list[Progress]:

@@ -35,6 +35,7 @@ from .cached_prompts import (
     TreeShape,
     require_known,
 )
+from .decoding import BLOCKS, DecodeCosts, decode_costs
 from .tree_memory import BytesPerPage, bytes_per_page
 
 OPS = ("match", "insert", "lock_unlock", "evict_64_leaves")
@@ -67,6 +68,8 @@ class TreeReport(TypedDict):
     """What `lockstep bench tree` reports."""
 
     points: list[Point]
+    decode_us: DecodeCosts
+    """What one more block costs a request that decodes; see `decoding`."""
     convert_list_us: dict[str, float]
     """By number of tokens: what a Python list costs more than an array of int32."""
     bytes_per_page: float
@@ -91,10 +94,17 @@ class Sizes:
     page_tokens: Sequence[int] = (16, 64)
     components: Sequence[str] = COMPONENTS
     repetitions: int = 500
+    blocks: Sequence[int] = BLOCKS
+    """Of a request that decodes."""
 
     def __post_init__(self) -> None:
         require_known(self.components)
-        for name, least in (("nodes", 2 * LEAVES), ("page_tokens", 1), ("tokens", 2)):
+        for name, least in (
+            ("nodes", 2 * LEAVES),
+            ("page_tokens", 1),
+            ("tokens", 2),
+            ("blocks", 1),
+        ):
             values: Sequence[int] = getattr(self, name)
             if not values or min(values) < least:
                 option = f"--{name.replace('_', '-')}"
@@ -139,11 +149,12 @@ def run(sizes: Sizes, tell: Callable[[str], None] = lambda _what: None) -> TreeR
     for shape in sizes.shapes():
         tell(f"{shape.components}, pages of {shape.page_tokens}, {shape.nodes:,} nodes")
         points.extend(_measure_tree(sizes, shape))
-    tell("lists and memory")
+    tell("decoding, lists and memory")
     memory = {name: bytes_per_page(name) for name in sizes.components}
     last = memory[sizes.components[-1]]
     return TreeReport(
         points=points,
+        decode_us=decode_costs(sizes.blocks),
         convert_list_us={str(tokens): _convert_list_us(sizes, tokens) for tokens in sizes.tokens},
         bytes_per_page=last["with_keys"],
         bytes_per_page_without_keys=last["without_keys"],

@@ -12,6 +12,7 @@ before an operation took a seat, or before the meaning of its seat changed, coun
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from ..errors import InternalError
 from .collectives.base import Vector
+from .expectations import Expectation, Forgotten, Queued, Seated, Settled, Unseated
 from .lanes import (
     NEUTRAL,
     NO_ANSWER,
@@ -200,6 +202,11 @@ class Ballot:
         self._written = self._lanes.data
         """The same, as what single lanes are written through: that is the cheapest way."""
 
+    def follow(self, expectations: Iterable[Expectation]) -> None:
+        """Do what the replica says is to be expected from now on, in this order."""
+        for each in expectations:
+            _FOLLOWED[type(each)](self, *each)
+
     def expect(self, operation: int) -> None:
         """Begin to note progress of `operation`; does nothing if it is expected already."""
         self._expect(operation)
@@ -333,3 +340,12 @@ class Ballot:
 _VOTED = (Phase.QUERY, Phase.RESTORABLE, _TRANSFER)
 
 _NOTHING = Sightings()
+
+_FOLLOWED: dict[type[Expectation], Callable[..., None]] = {
+    Seated: Ballot.seat,
+    Unseated: Ballot.unseat,
+    Queued: Ballot.enqueue,
+    Settled: Ballot.settle,
+    Forgotten: Ballot.forget,
+}
+"""What each expectation asks of a ballot; its fields are the arguments."""

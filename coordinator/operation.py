@@ -3,10 +3,10 @@
 An operation is work that outlives the step that began it. Its phase is replicated state: it changes
 by a command that every rank issues or by a verdict that every rank received, and in no other way.
 
-    prefetch    WAITING -> QUERY -> (RESTORABLE ->) TRANSFER -> (QUIESCE ->) DONE
-    backup      ISSUED -> (QUIESCE ->) DONE
-    load back   ISSUED -> (QUIESCE ->) DONE
-    persist     WAITING -> ISSUED -> (QUIESCE ->) DONE
+    prefetch             WAITING -> QUERY -> (RESTORABLE ->) TRANSFER -> (QUIESCE ->) DONE
+    backup, retract      ISSUED -> (QUIESCE ->) DONE
+    load back, resume    ISSUED -> (QUIESCE ->) DONE
+    persist              WAITING -> ISSUED -> (QUIESCE ->) DONE
 
 QUIESCE is entered when an operation stops while some rank's I/O may still touch its pages. It ends
 in DONE when every rank says that its I/O is quiet, or in QUARANTINED at its deadline, from where it
@@ -17,6 +17,8 @@ for every operation in a step keep the members under names of their own.
 """
 
 from enum import IntEnum
+
+from ..errors import InternalError
 
 
 class _Numbered(IntEnum):
@@ -43,6 +45,10 @@ class Kind(_Numbered):
     """From host memory (L2) to the device (L1)."""
     PERSIST = 3
     """From host memory (L2) to storage (L3)."""
+    RETRACT = 4
+    """From the device to host memory, with all that a request has of its own."""
+    RESUME = 5
+    """From host memory to the device, the same."""
 
 
 class Phase(_Numbered):
@@ -97,38 +103,44 @@ class Queue(_Numbered):
     """Operations in QUARANTINED: ended means quiet at last."""
 
 
+_STOPPED: dict[Phase, frozenset[Phase]] = {
+    Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
+    Phase.QUARANTINED: frozenset({Phase.DONE}),
+}
+_COPY: dict[Phase, frozenset[Phase]] = {
+    Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
+    **_STOPPED,
+}
+
 TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
     Kind.PREFETCH: {
         Phase.WAITING: frozenset({Phase.QUERY, Phase.DONE}),
         Phase.QUERY: frozenset({Phase.RESTORABLE, Phase.TRANSFER, Phase.DONE}),
         Phase.RESTORABLE: frozenset({Phase.TRANSFER, Phase.DONE}),
         Phase.TRANSFER: frozenset({Phase.QUIESCE, Phase.DONE}),
-        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
-        Phase.QUARANTINED: frozenset({Phase.DONE}),
+        **_STOPPED,
     },
-    Kind.BACKUP: {
-        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
-        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
-        Phase.QUARANTINED: frozenset({Phase.DONE}),
-    },
-    Kind.LOAD_BACK: {
-        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
-        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
-        Phase.QUARANTINED: frozenset({Phase.DONE}),
-    },
+    Kind.BACKUP: _COPY,
+    Kind.RETRACT: _COPY,
+    Kind.LOAD_BACK: _COPY,
+    Kind.RESUME: _COPY,
     Kind.PERSIST: {
         Phase.WAITING: frozenset({Phase.ISSUED, Phase.DONE}),
-        Phase.ISSUED: frozenset({Phase.DONE, Phase.QUIESCE}),
-        Phase.QUIESCE: frozenset({Phase.DONE, Phase.QUARANTINED}),
-        Phase.QUARANTINED: frozenset({Phase.DONE}),
+        **_COPY,
     },
 }
 """The phases that may follow a phase. What is not listed cannot happen."""
 
 FIRST_PHASE: dict[Kind, Phase] = {
-    Kind.PREFETCH: Phase.WAITING,
-    Kind.BACKUP: Phase.ISSUED,
-    Kind.LOAD_BACK: Phase.ISSUED,
-    Kind.PERSIST: Phase.WAITING,
+    kind: Phase.WAITING if Phase.WAITING in phases else Phase.ISSUED
+    for kind, phases in TRANSITIONS.items()
 }
 """The phase in which an operation of each kind begins."""
+
+_NOWHERE: frozenset[Phase] = frozenset()
+
+
+def require_step(operation: int, kind: Kind, before: Phase, after: Phase) -> None:
+    """Raise `InternalError` unless an operation of a kind may go from one phase to another."""
+    if after not in TRANSITIONS[kind].get(before, _NOWHERE):
+        raise InternalError(f"{kind.word} {operation} cannot go from {before.word} to {after.word}")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..ranks.replica.serving import Admission
+from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
 from .request import Request, TokenIds, output_tokens
 

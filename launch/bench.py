@@ -52,12 +52,19 @@ def tree(
         list[str] | None,
         typer.Option(help="What the model keeps; may be repeated.", show_default="all there are"),
     ] = None,
+    blocks: Annotated[
+        Numbers,
+        typer.Option(
+            help="Which block of a request that decodes; may be repeated.",
+            show_default="16, 256, 1,024 and 4,096",
+        ),
+    ] = None,
     repetitions: Annotated[
         int, typer.Option(help="How often each call is timed; the median counts.")
     ] = 500,
     report: ReportFile = None,
 ) -> None:
-    """Measure match, insert, lock and eviction beside memcmp."""
+    """Measure match, insert, lock, eviction and decoding beside memcmp."""
     from rich.console import Console
 
     from ..benchmarks.tree import Sizes, run
@@ -68,6 +75,7 @@ def tree(
         nodes=nodes or all_sizes.nodes,
         page_tokens=page_tokens or all_sizes.page_tokens,
         components=components or all_sizes.components,
+        blocks=blocks or all_sizes.blocks,
         repetitions=repetitions,
     )
     if report is not None:
@@ -275,6 +283,9 @@ def _print(report: "TreeReport") -> None:
             )
     console = Console(highlight=False, emoji=False)
     console.print(table)
+    for owner, blocks in report["decode_us"].items():
+        costs = ", ".join(f"{int(block):,}th {us:,.1f} us" for block, us in blocks.items())
+        console.print(f"a block of a request that decodes, {owner} pages: {costs}", soft_wrap=True)
     for tokens, converting_us in report["convert_list_us"].items():
         console.print(f"a Python list of {int(tokens):,} tokens: {converting_us:,.1f} us more")
     for name, found in report["bytes_by_components"].items():

@@ -176,9 +176,8 @@ def simulate(
         str | None,
         typer.Option(
             "--l1",
-            help="Who owns the device pages: replica, engine or both in turn. An engine can own those "
-            "of full attention only.",
-            show_default="both where the model permits, or what --revive needs",
+            help="Who owns the device pages: replica, engine, or both in turn.",
+            show_default="both, or what --revive needs",
         ),
     ] = None,
     revive: Annotated[

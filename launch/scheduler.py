@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError
-from ..ranks.replica.serving import LoadState, Wait
+from ..ranks.replica.answers import Wait
+from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .chunks import Chunks
 from .counts import Counts

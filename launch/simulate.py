@@ -7,10 +7,10 @@ from pathlib import Path
 from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
 from ..simulation.faults import FAULT_PROFILES
-from ..simulation.models import LLAMA, MODEL_PROFILES
+from ..simulation.models import MODEL_PROFILES
 from ..simulation.revived import REVIVED_BUGS, RevivedBug, find_bug
 from ..simulation.revived import SEEDS as REVIVED_SEEDS
-from ..simulation.world import BOTH, ENGINE, L1_CHOICES, REPLICA, STEPS_MIN
+from ..simulation.world import BOTH, L1_CHOICES, STEPS_MIN
 from .first_error import EXIT_FAULT, say
 from .option_values import check_choice, check_number
 from .report import write_report
@@ -75,16 +75,10 @@ def choose_exploration(
 
 
 def _check_choices(exploration: Exploration) -> None:
-    profile, l1 = exploration.profile, exploration.l1
-    if profile is not None:
-        check_choice("profile", profile, MODEL_PROFILES)
+    if exploration.profile is not None:
+        check_choice("profile", exploration.profile, MODEL_PROFILES)
     check_choice("faults", exploration.faults, FAULT_PROFILES)
-    check_choice("l1", l1, L1_CHOICES)
-    if l1 == ENGINE and profile not in (None, LLAMA):
-        raise ConfigError(
-            f"--l1 is {l1}, and an engine can own the pages of full attention only; profile"
-            f" {profile!r} has more: use --l1 {REPLICA}, or --profile {LLAMA}"
-        )
+    check_choice("l1", exploration.l1, L1_CHOICES)
 
 
 def _find_bug(name: str) -> RevivedBug:

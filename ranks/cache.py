@@ -25,7 +25,8 @@ from ..errors import ConfigError, UsageError
 from .config import CacheConfig
 from .orders import KV_POOL
 from .rank_cache import RankCache, as_count, require_text
-from .replica.serving import Admission, LoadState, Wait
+from .replica.answers import Admission, Wait
+from .replica.requests import LoadState
 from .replica.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ class Cache(RankCache):
         require_text(namespace)
         data, reserve = as_token_bytes(tokens), as_count(reserve_tokens)
         rank = as_count(priority, "priority")
-        admission = self.replica.load_back(request, namespace, data, reserve, rank)
-        self._dispatch()
-        return admission
+        return self._follow(self.replica.load_back(request, namespace, data, reserve, rank))
 
     def load_state(self, request: str) -> LoadState:
         """Say whether an admitted request's prefix is on the device on every rank."""
@@ -128,9 +127,7 @@ class Cache(RankCache):
         There never is for more than the device has, where the engine has to end the request.
         """
         self._require_group()
-        done = self.replica.extend(request, as_count(total_tokens))
-        self._dispatch()
-        return done
+        return self._follow(self.replica.extend(request, as_count(total_tokens)))
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
         """Publish the whole pages of `tokens`, whose content is in the request's pages of every pool.
@@ -143,9 +140,7 @@ class Cache(RankCache):
         now shares with the request.
         """
         self._require_group()
-        shared = self.replica.insert(request, as_token_bytes(tokens), final=final)
-        self._dispatch()
-        return shared
+        return self._follow(self.replica.insert(request, as_token_bytes(tokens), final=final))
 
     def retract(self, request: str, tokens: Tokens) -> bool:
         """Move a request that is READY off the device, with everything that it holds in every pool.
@@ -157,9 +152,7 @@ class Cache(RankCache):
         request goes on, if host memory has no room.
         """
         self._require_group()
-        done = self.replica.retract(request, as_token_bytes(tokens))
-        self._dispatch()
-        return done
+        return self._follow(self.replica.retract(request, as_token_bytes(tokens)))
 
     def resume(self, request: str, *, reserve_tokens: int = 0) -> Admission | Wait:
         """Bring a SAVED request back, with device pages for `reserve_tokens` tokens in total.
@@ -170,19 +163,16 @@ class Cache(RankCache):
         `UsageError` as `load_back` does.
         """
         self._require_group()
-        admission = self.replica.resume(request, as_count(reserve_tokens))
-        self._dispatch()
-        return admission
+        return self._follow(self.replica.resume(request, as_count(reserve_tokens)))
 
     def release(self, request: str) -> None:
         """Forget a request: unlock what it shares and give back what is its own."""
-        self.replica.release(request)
-        self._dispatch()
+        self._follow(self.replica.release(request))
 
     def abort(self, request: str) -> None:
         """Forget a request wherever it stands, also one that is not known.
 
         What its prefetch has landed stays cached; what is still moving settles by itself.
         """
-        if request in self.replica.state.requests:
+        if self.replica.knows(request):
             self.release(request)

@@ -13,54 +13,53 @@ Once per engine step, also when nothing is in flight: `begin_step`, decisions an
 then, where the engine launches its forward pass, `begin_loads` before it and `begin_backups` after it.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from ..coordinator.ballot import Ended
+import numpy as np
+import numpy.typing as npt
+
 from ..coordinator.collectives.base import Collective
 from ..errors import ConfigError, UsageError
 from .config import CacheConfig
-from .executor.base import Executor
-from .orders import Cancel, CopyToDevice, CopyToHost, Fence, Order
+from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache, as_count, require_text
+from .replica.answers import Wait
 from .replica.pages import PageRun, page_run
-from .replica.serving import LoadState
-from .replica.settings import ReplicaConfig
+from .replica.requests import LoadState
 from .replica.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
-    from .executor.engine_pages import EnginePages
+    from .opening import Lent
 
-Copy = CopyToDevice | CopyToHost
+
+Pages: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
+DevicePages: TypeAlias = "Pages | Mapping[str, Pages]"
+"""Device pages that are lent: of the pool of full attention alone, or of each pool by its name.
+
+Of a pool with a page for each page of tokens in token order, with -1 where the engine has none any more
+(left of a sliding window); of a pool of states the one slot that holds the state after the tokens.
+"""
 
 
 class HostCache(RankCache):
     """One rank's cache in host memory and storage, under an engine's own device pages.
 
-    Orders of copies wait for `begin_loads` and `begin_backups`, since only the engine knows where its
-    device's stream has come to. All others are given at once.
+    Copies wait for `begin_loads` and `begin_backups`, since only the engine knows where its device's
+    stream has come to.
     """
-
-    def __init__(
-        self,
-        config: CacheConfig,
-        collective: Collective,
-        executor: Executor,
-        replica_config: ReplicaConfig,
-        *,
-        clock_ms: Callable[[], int] | None = None,
-    ) -> None:
-        super().__init__(config, collective, executor, replica_config, clock_ms=clock_ms)
-        self._held: list[Copy] = []
 
     @classmethod
     def open(
         cls,
         config: CacheConfig,
-        pages: "EnginePages",
+        pages: "Lent",
         collective: Collective | None = None,
     ) -> "HostCache":
-        """Make this rank's cache under the engine's `pages`; everything else is as for `Cache.open`."""
+        """Make this rank's cache under the engine's `pages`, those of each pool by its name.
+
+        Full attention's may be given alone. Everything else is as for `Cache.open`.
+        """
         # Simulation needs no torch, which takes seconds to import.
         from .opening import new_group, open_host_cache  # noqa: PLC0415
 
@@ -80,10 +79,11 @@ class HostCache(RankCache):
         """
         self._require_group()
         require_text(namespace)
-        return self.replica.hit(request, namespace, as_token_bytes(tokens), as_count(device_tokens))
+        data, count = as_token_bytes(tokens), as_count(device_tokens)
+        return self._follow(self.replica.hit(request, namespace, data, count))
 
     def load(
-        self, request: str, tokens: Tokens, device_pages: Sequence[int], *, device_tokens: int = 0
+        self, request: str, tokens: Tokens, device_pages: DevicePages, *, device_tokens: int = 0
     ) -> None:
         """Bring `tokens`, which `hit` has just promised, from `device_tokens` on.
 
@@ -91,9 +91,8 @@ class HostCache(RankCache):
         `load_state` says READY or FAILED. A prefetch of the request ends with what has landed.
         """
         self._require_group()
-        pages = _run(device_pages)
-        self.replica.load(request, as_token_bytes(tokens), as_count(device_tokens), pages)
-        self._dispatch()
+        data, start = as_token_bytes(tokens), as_count(device_tokens)
+        self._follow(self.replica.load(request, data, start, self._runs(device_pages)))
 
     def load_state(self, request: str) -> LoadState:
         """Say how far the request's load is, on every rank.
@@ -104,7 +103,7 @@ class HostCache(RankCache):
         return self.replica.load_state(request)
 
     def back_up(
-        self, request: str, tokens: Tokens, device_pages: Sequence[int], namespace: str = ""
+        self, request: str, tokens: Tokens, device_pages: DevicePages, namespace: str = ""
     ) -> int:
         """Copy to host memory what of `tokens` is not there, and then to storage.
 
@@ -115,9 +114,35 @@ class HostCache(RankCache):
         """
         self._require_group()
         require_text(namespace)
-        count = self.replica.back_up(request, namespace, as_token_bytes(tokens), _run(device_pages))
-        self._dispatch()
-        return count
+        data, runs = as_token_bytes(tokens), self._runs(device_pages)
+        return self._follow(self.replica.back_up(request, namespace, data, runs))
+
+    def retract(self, request: str, tokens: Tokens, device_pages: DevicePages) -> bool:
+        """Copy all that a request has to host memory, so that its device pages can be given away.
+
+        `tokens` are all that it has computed, `device_pages` what holds them: also a page that is not
+        full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
+        then SAVED, and no copy touches the pages any more; FAILED says that the request goes on as it
+        is. Returns False, and it goes on, if host memory has no room.
+        """
+        self._require_group()
+        data, runs = as_token_bytes(tokens), self._runs(device_pages)
+        return self._follow(self.replica.retract_lent(request, data, runs))
+
+    def resume(
+        self, request: str, device_pages: DevicePages, *, device_tokens: int = 0
+    ) -> Wait | None:
+        """Bring a SAVED request back to device pages that hold all it had from `device_tokens` on.
+
+        What the engine had given up of a window when it was retracted does not come back: -1 stands for
+        it, and for what it has given up since.
+        They belong to the load until `load_state` says READY; its bytes are checked on the way, and
+        FAILED says that it has to be computed anew. `Wait.LOST` says that what it shared with others
+        is gone: it is as one that was never admitted then.
+        """
+        self._require_group()
+        runs, start = self._runs(device_pages), as_count(device_tokens)
+        return self._follow(self.replica.resume_lent(request, runs, start))
 
     def fence(self, request: str) -> None:
         """Return when the request's device pages may be overwritten: it is preempted.
@@ -127,9 +152,8 @@ class HostCache(RankCache):
         pages only this rank's copies are waited for; one that is not known lends none.
         """
         self._require_group()
-        if request in self.replica.state.requests:
-            self.replica.fence(request)
-            self._dispatch()
+        if self.replica.knows(request):
+            self._follow(self.replica.fence(request))
         else:
             self.keep_off(request)
 
@@ -142,7 +166,7 @@ class HostCache(RankCache):
         """
         copies = self.replica.touching(request)
         if copies:
-            self._carry_out([Fence(copies, self.config.timeouts.fence_s)])
+            self.executor.carry_out([Fence(copies, self.config.timeouts.fence_s)])
 
     def release(self, request: str) -> bool:
         """Forget a request; say whether its device pages are free on every rank.
@@ -150,11 +174,9 @@ class HostCache(RankCache):
         If not, they are free once `take_freed` returns the request's name, which may not be used
         again before. Those of a request that is not known are free.
         """
-        if request not in self.replica.state.requests:
+        if not self.replica.knows(request):
             return not self.lends(request)
-        free = self.replica.leave(request)
-        self._dispatch()
-        return free
+        return self._follow(self.replica.release(request))
 
     def lends(self, request: str) -> bool:
         """Say whether copies on some rank may still touch the request's device pages."""
@@ -163,11 +185,7 @@ class HostCache(RankCache):
     @property
     def pending_frees(self) -> bool:
         """Whether device pages of released requests will become free without further commands."""
-        return self.replica.offloading.frees
-
-    def end_step(self, *, idle_s: float = 0.0) -> None:
-        """See `RankCache.end_step`; there is no use in waiting for copies that are not begun yet."""
-        super().end_step(idle_s=0.0 if self._held else idle_s)
+        return bool(self._freed) or self.replica.waits_for_frees
 
     def settle_copies(self) -> bool:
         """Run rounds until the device pages of released requests are free; for an idle engine.
@@ -177,12 +195,13 @@ class HostCache(RankCache):
         """
         times = self.config.timeouts
         return self._step_until(
-            lambda: not self.replica.offloading.waits, times.copy_s + times.quiesce_s
+            lambda: not self.replica.waits_for_frees, times.copy_s + times.quiesce_s
         )
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""
-        return self.replica.take_freed()
+        freed, self._freed = self._freed, []
+        return freed
 
     def reset(self, weights_version: str | None = None) -> None:
         """Offer nothing of what is cached now to any request that has not begun to compute.
@@ -198,16 +217,15 @@ class HostCache(RankCache):
         self._require_group()
         if weights_version is not None:
             require_text(weights_version, "a weights version")
-        self.replica.reset(weights_version)
-        self._dispatch()
+        self._follow(self.replica.reset(weights_version))
 
     def begin_loads(self) -> None:
         """Begin the copies to the device: before the forward pass of this step is launched."""
-        self._begin(CopyToDevice)
+        self.executor.begin_copies(Direction.TO_DEVICE)
 
     def begin_backups(self) -> None:
         """Begin the copies to the host: after the forward pass of this step was launched."""
-        self._begin(CopyToHost)
+        self.executor.begin_copies(Direction.TO_HOST)
 
     def flush(self) -> bool:
         """See `RankCache.flush`; copies that still wait for the engine are begun."""
@@ -215,37 +233,25 @@ class HostCache(RankCache):
         self.begin_backups()
         return super().flush()
 
-    def _begin(self, kind: type[Copy]) -> None:
-        held, self._held = self._held, []
-        begun = [order for order in held if isinstance(order, kind)]
-        self._held = [order for order in held if not isinstance(order, kind)]
-        if begun:
-            self.executor.carry_out(begun)
-
-    def _carry_out(self, orders: Sequence[Order]) -> None:
-        given: list[Order] = []
-        for order in orders:
-            if isinstance(order, CopyToDevice | CopyToHost):
-                self._held.append(order)
-                continue
-            if isinstance(order, Fence):
-                self._drop(set(order.operations))
-            elif isinstance(order, Cancel):
-                self._drop({order.operation})
-            given.append(order)
-        if given:
-            self.executor.carry_out(given)
-
-    def _drop(self, operations: set[int]) -> None:
-        """Let copies that were not begun fail: the pages that they name are not theirs any more."""
-        for order in self._held:
-            if order.operation in operations:
-                self.ballot.note(Ended(order.operation, ok=False))
-        self._held = [order for order in self._held if order.operation not in operations]
+    def _runs(self, pages: DevicePages) -> list[PageRun]:
+        """Return the pages that are lent by component."""
+        if not isinstance(pages, Mapping):
+            pages = {KV_POOL: pages}
+        pools = [each.pool for each in self.replica.prefixes.components]
+        unknown = set(pages) - set(pools)
+        if unknown:
+            raise UsageError(f"there is no pool {unknown.pop()!r}; known: {', '.join(pools)}")
+        return [_run(pages.get(pool, ())) for pool in pools]
 
 
-def _run(pages: Sequence[int]) -> PageRun:
+def _run(pages: Pages) -> PageRun:
+    """Return pages as the replica has them; cheap for buffers of int32, slower for Python lists."""
     try:
+        view = None if isinstance(pages, list | tuple | range) else memoryview(pages)  # type: ignore[arg-type]
+        if view is not None and view.format == "i" and view.c_contiguous:
+            run = page_run()
+            run.frombytes(view.cast("B"))
+            return run
         return page_run(pages)
     except (OverflowError, TypeError) as error:
         raise UsageError(f"device pages must be page numbers: {error}") from error

@@ -30,8 +30,12 @@ from .executor.shardings import Shardings
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache
+from .orders import KV_POOL
 from .page_layout import ShardPlace
 from .replica.settings import ReplicaConfig
+
+Lent = EnginePages | Mapping[str, EnginePages]
+"""An engine's device pages by the name of their pool; alone they are full attention's."""
 
 _ENGINE_PAGES = "engine pages"
 
@@ -65,17 +69,18 @@ def open_cache(config: CacheConfig, collective: Collective, device: torch.device
     return Cache(config, collective, executor, replica_config)
 
 
-def open_host_cache(config: CacheConfig, collective: Collective, pages: EnginePages) -> HostCache:
+def open_host_cache(config: CacheConfig, collective: Collective, pages: Lent) -> HostCache:
     """Make one rank's cache under an engine's device pages; otherwise as `open_cache`.
 
     Only full attention can be cached so: `ConfigError` for a model that has other components.
     """
-    executor, replica_config = _open(config, collective, pages)
+    lent = {KV_POOL: pages} if isinstance(pages, EnginePages) else pages
+    executor, replica_config = _open(config, collective, lent)
     return HostCache(config, collective, executor, replica_config)
 
 
 def _open(
-    config: CacheConfig, collective: Collective, device: torch.device | EnginePages
+    config: CacheConfig, collective: Collective, device: torch.device | Mapping[str, EnginePages]
 ) -> tuple[RankExecutor, ReplicaConfig]:
     try:
         return _agree_and_open(config, collective, device)
@@ -85,10 +90,11 @@ def _open(
 
 
 def _agree_and_open(
-    config: CacheConfig, collective: Collective, device: torch.device | EnginePages
+    config: CacheConfig, collective: Collective, device: torch.device | Mapping[str, EnginePages]
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
-    mine = device.pages if isinstance(device, EnginePages) else 0
+    lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
+    mine = lent[KV_POOL].pages if KV_POOL in lent else 0
     pools, engine_pages = _agree(config, collective, mine, timeout_s)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
@@ -134,7 +140,9 @@ def _agree(
     return pools, sizes[_ENGINE_PAGES]
 
 
-def _host_bytes(pools: Mapping[str, AgreedPool], device: torch.device | EnginePages) -> int:
+def _host_bytes(
+    pools: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
+) -> int:
     """Return the host memory of all pools; device pages count where they are host memory of ours."""
     counted = isinstance(device, torch.device) and device.type == "cpu"
     return sum(

@@ -8,10 +8,18 @@ touch them at any time in between and needs no lock. The executor answers with `
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from typing import ClassVar, NamedTuple
 
 KV_POOL = "kv"
 """The pool of full-attention pages, which every model has."""
+
+
+class Direction(Enum):
+    """Which way pages are copied between the tiers of a rank."""
+
+    TO_HOST = "to host"
+    TO_DEVICE = "to device"
 
 
 class ObjectTransfer(NamedTuple):
@@ -102,8 +110,13 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class CopyToHost:
-    """Copy device pages to host pages (backup). Reports `Ended`."""
+    """Copy device pages to host pages (backup). Reports `Ended`.
 
+    Where the device pages are an engine's, it waits until the executor is told that copies in this
+    `direction` begin, and its time runs from then on.
+    """
+
+    direction: ClassVar = Direction.TO_HOST
     operation: int
     transfers: tuple[CopyTransfer, ...]
     timeout_s: float
@@ -111,8 +124,9 @@ class CopyToHost:
 
 @dataclass(frozen=True, slots=True)
 class CopyToDevice:
-    """Copy host pages to device pages (load back). Reports `Ended`."""
+    """Copy host pages to device pages (load back). Reports `Ended`; begins as `CopyToHost` does."""
 
+    direction: ClassVar = Direction.TO_DEVICE
     operation: int
     transfers: tuple[CopyTransfer, ...]
     timeout_s: float
@@ -136,7 +150,8 @@ class Fork:
 class Fence:
     """Wait until these copies read no device page any more; the engine overwrites pages after it.
 
-    What has not ended after `timeout_s` reports `Ended`, not ok, whatever becomes of it.
+    What has not ended after `timeout_s` reports `Ended`, not ok, whatever becomes of it; a copy that
+    has not begun does so at once, and never begins.
     """
 
     operations: tuple[int, ...]
@@ -148,7 +163,8 @@ class Cancel:
     """Stop the operation's I/O. Reports `Quiesced` once nothing touches its pages any more.
 
     After `timeout_s` without quiet it reports `QuiesceExpired`, and `Quiesced` still follows if
-    quiet ever comes. An operation whose I/O has already ended is quiesced at once.
+    quiet ever comes. An operation whose I/O has already ended is quiesced at once; so is a copy that
+    has not begun, which ends, not ok.
     """
 
     operation: int

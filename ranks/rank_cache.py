@@ -7,10 +7,10 @@ engine does.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from operator import index
+from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
@@ -18,17 +18,23 @@ from ..coordinator.collectives.home_process import HomeProcess
 from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
+from ..coordinator.verdict import Verdict
 from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, UsageError
+from .cache_stats import CacheStats
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
-from .executor.base import BytesMoved, Executor, LateCalls
-from .orders import Order
+from .executor.base import Executor
 from .replica.attaching import StoreState
+from .replica.effects import NOTHING, Effects
 from .replica.matching import Match
+from .replica.parts import SOUND, Parts
 from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
 from .replica.tokens import Tokens, as_token_bytes, as_token_view
 from .shortfalls import Shortfalls
 from .staging import Staging
+from .tallies import Tallies
+
+_T = TypeVar("_T")
 
 FLUSH_POLL_S = 0.005
 """How long an idle flush waits for local progress before it votes again."""
@@ -40,31 +46,6 @@ _COUNT_MAX = 1 << 48
 """Larger than anything that is counted, and small enough for the journal."""
 
 log = logging.getLogger("lockstep")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStats:
-    """What one rank's cache has done since it was opened."""
-
-    steps: int
-    rounds: int
-    transport: str
-    """What carries the rounds, and why it does if that was chosen."""
-    collectives: int
-    """Launched by the transport for rounds; equal to `steps`."""
-    round_us: list[float]
-    """For each of the last steps, how long it kept the engine, without the idle wait it asked for."""
-    operations: dict[str, dict[str, int]]
-    """How many operations of each kind ended in each way."""
-    bytes_moved: BytesMoved
-    pages_corrupt: int
-    """Pages whose bytes in storage were wrong; each was a miss."""
-    storage_late: LateCalls
-    """Calls to the store that timed out."""
-    store: StoreState
-    """Equal on all ranks, as is the next."""
-    digest: int
-    """Of the replicated state."""
 
 
 class RankCache:
@@ -84,18 +65,20 @@ class RankCache:
         replica_config: ReplicaConfig,
         *,
         clock_ms: Callable[[], int] | None = None,
+        parts: Parts = SOUND,
+        ballot: type[Ballot] = Ballot,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
         self.executor = executor
         shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
-        self.ballot = Ballot(shape, collective.rank)
-        self.replica = Replica(replica_config, self.ballot)
+        self.ballot = ballot(shape, collective.rank)
+        self.replica = Replica(replica_config, parts)
         self.rounds = Rounds(
             collective,
             shape,
             timeout_s=config.timeouts.round_s,
-            recorder=self.replica.state.journal,
+            recorder=self.replica.journal,
             epoch=replica_config.epoch,
         )
         self._collective = collective
@@ -104,6 +87,9 @@ class RankCache:
         self._steps = 0
         self._step_s = 0.0
         self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
+        self._tallies = Tallies()
+        self._freed: list[str] = []
+        """Released requests whose lent device pages have become free."""
         self._shortfalls = Shortfalls(collective.rank)
         self._staging = Staging(collective.rank, executor)
         self._closed = False
@@ -130,9 +116,7 @@ class RankCache:
         """
         self._require_group()
         require_text(namespace)
-        started = self.replica.prefetch(request, namespace, as_token_bytes(tokens))
-        self._dispatch()
-        return started
+        return self._follow(self.replica.prefetch(request, namespace, as_token_bytes(tokens)))
 
     def attach_store(self, uri: str) -> "Future[None]":
         """Propose to use a store from now on; requests go on meanwhile.
@@ -150,7 +134,7 @@ class RankCache:
         a scheme of another package makes of it shows only when the store is opened. Raises `UsageError`
         while another proposal is pending on this rank. Saying the same again joins what is pending.
         """
-        if not self.replica.state.config.host_pages:
+        if not self.replica.config.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")
         return self._stage(Proposal(Change.ATTACH, uri))
 
@@ -165,7 +149,7 @@ class RankCache:
 
     def store_state(self) -> StoreState:
         """Say how far the group is with its store, as of this rank's last step."""
-        return self.replica.attaching.store_state
+        return self.replica.store_state
 
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
         """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
@@ -177,16 +161,13 @@ class RankCache:
         require_text(namespace)
         if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
             raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
-        kept = self.replica.pin(name, namespace, as_token_bytes(tokens), int(ttl_s * 1000))
-        self._dispatch()
-        return kept
+        data, ttl_ms = as_token_bytes(tokens), int(ttl_s * 1000)
+        return self._follow(self.replica.pin(name, namespace, data, ttl_ms))
 
     def unpin(self, name: str) -> bool:
         """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
         self._require_group()
-        unpinned = self.replica.unpin(name)
-        self._dispatch()
-        return unpinned
+        return self._follow(self.replica.unpin(name))
 
     def prefetch_done(self, request: str) -> bool:
         """Say whether the stop policy lets the engine schedule the request now.
@@ -202,7 +183,7 @@ class RankCache:
         are text, bytes, integers of 64 bits, numbers, booleans, None, and lists or tuples of these:
         `UsageError` for what has no bytes that are the same in every process.
         """
-        self.replica.state.journal.record("engine", *facts)
+        self._follow(self.replica.witness(*facts))
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
@@ -267,13 +248,13 @@ class RankCache:
         """Apply the verdict of the pending round, if there is one."""
         if self.rounds.pending or self.rounds.ended_by is not None:
             try:
-                self.replica.apply(self.rounds.close())
-                if self.replica.lost is not None:
-                    self.rounds.end(RankUnhealthy(self.replica.lost))
+                effects = self._apply(self.rounds.close())
+                if effects.lost is not None:
+                    self.rounds.end(RankUnhealthy(effects.lost))
             except (GroupError, InternalError) as error:
                 self._staging.close(error)
                 raise
-            self._dispatch()
+            self._follow((None, effects))
 
     def flush(self) -> bool:
         """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
@@ -318,16 +299,13 @@ class RankCache:
 
     def stats(self) -> CacheStats:
         """Return what this rank has done so far."""
-        operations: dict[str, dict[str, int]] = {}
-        for (kind, outcome), count in sorted(self.replica.state.operations.outcomes.items()):
-            operations.setdefault(kind.name.lower(), {})[outcome.name.lower()] = count
         return CacheStats(
             steps=self._steps,
             rounds=self.rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
             round_us=[seconds * 1e6 for seconds in self._round_s],
-            operations=operations,
+            replica=self._tallies.stats(),
             bytes_moved=self.executor.bytes_moved(),
             pages_corrupt=self.executor.pages_corrupt(),
             storage_late=self.executor.late_calls(),
@@ -344,11 +322,14 @@ class RankCache:
         began_ms = 0
         while not done():
             self.step(idle_s=FLUSH_POLL_S)
-            now_ms = self.replica.state.time_ms
+            now_ms = self.replica.agreed_ms
             began_ms = began_ms or now_ms
             if now_ms - began_ms > patience_s * 1000:
                 return False
         return True
+
+    def _apply(self, verdict: Verdict) -> Effects:
+        return self.replica.apply(verdict)
 
     def _stage(self, proposal: Proposal) -> "Future[None]":
         self._home.require_here()
@@ -360,17 +341,21 @@ class RankCache:
             # The one error is raised each time, and would keep all that it has passed through.
             raise self.rounds.ended_by.with_traceback(None)
 
-    def _dispatch(self) -> None:
-        orders = self.replica.take_orders()
-        if orders:
-            self._carry_out(orders)
-        # A store that is attached must not be taken for one that was staged in vain.
-        self._staging.decide(self.replica.take_decisions())
-        for notice in self.replica.take_notices():
-            self._shortfalls.tell(notice)
-
-    def _carry_out(self, orders: Sequence[Order]) -> None:
-        self.executor.carry_out(orders)
+    def _follow(self, outcome: tuple[_T, Effects]) -> _T:
+        """Do what follows from a command or a verdict, in its order, and return the answer."""
+        answer, effects = outcome
+        if effects is not NOTHING:
+            if effects.expectations:
+                self.ballot.follow(effects.expectations)
+            if effects.orders:
+                self.executor.carry_out(effects.orders)
+            if effects.decisions:
+                self._staging.decide(effects.decisions)
+            self._freed += effects.freed
+            if effects.notices:
+                self._tallies.fold(effects.notices)
+                self._shortfalls.tell_of(effects.notices)
+        return answer
 
 
 def _steady_clock_ms() -> Callable[[], int]:

@@ -5,8 +5,9 @@ Every rank knows the same shortfalls, so only the first one speaks of them.
 
 import logging
 import time
+from collections.abc import Iterable
 
-from .replica.request import Shortfall
+from .replica.notices import Lacking, Notice
 
 QUIET_S = 1.0
 """After a line, further shortfalls are only counted for this long: a lost disk has many."""
@@ -22,10 +23,15 @@ class Shortfalls:
         self._silent_until = 0.0
         self._untold = 0
 
-    def tell(self, notice: Shortfall) -> None:
+    def tell_of(self, notices: Iterable[Notice]) -> None:
+        """Tell of what is lacking among notices."""
+        if self._speaks:
+            for notice in notices:
+                if isinstance(notice, Lacking):
+                    self._tell(notice)
+
+    def _tell(self, notice: Lacking) -> None:
         """Log one shortfall, or count it for the next line."""
-        if not self._speaks:
-            return
         now = time.monotonic()
         if now < self._silent_until:
             self._untold += 1

@@ -15,7 +15,7 @@ from ..coordinator.proposal import NOTHING_STAGED, Change, Proposal, Readiness, 
 from ..errors import LockstepError, StorageError, UsageError
 from ..storage_backends.uri import without_secrets
 from .executor.base import Executor
-from .replica.state import Decision
+from .replica.effects import Decision
 
 log = logging.getLogger("lockstep")
 

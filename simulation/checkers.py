@@ -4,32 +4,47 @@ The checkers know contents, not keys; they count pages themselves; and they read
 where they compare it with what the memory holds or with another rank.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..coordinator.operation import Kind, Phase
 from ..ranks.config import CacheConfig, Recurrent
 from ..ranks.rank_cache import RankCache
+from ..ranks.replica.answers import Admission
+from ..ranks.replica.check import InvariantViolation, check
 from ..ranks.replica.components.base import Component
+from ..ranks.replica.digest import state_digest
 from ..ranks.replica.matching import Match
-from ..ranks.replica.serving import Admission
-from ..ranks.replica.tree import DEVICE, HOST, Node, Place
+from ..ranks.replica.node import DEVICE, HOST, Node, Place
+from ..ranks.replica.residence import TIER_NAMES
 from .conditions import LATE_US_MAX
-from .memory import Contents, Memory, Slots, describe
+from .contents import Contents
+from .findings.answers import ImpossibleAnswer
+from .findings.finding import Violated
+from .findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
+from .findings.pages import (
+    Leaked,
+    OfferStillWritten,
+    PageStillWritten,
+    Slot,
+    StillTouched,
+    TwoOwners,
+    WrongCount,
+    WrongOffer,
+    WrongPage,
+)
+from .findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
+from .memory import Memory, Slots
 from .prompts import TOKEN_BYTES
 
 _STEPS_TO_AGREE = 40
 """Steps in which ranks that can restore different lengths must have found one that all can."""
 
 
-class Violated(Exception):
-    """Something that must hold did not; the message is one sentence."""
-
-
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
     """A match is whole pages, no longer than what was asked for, and the device a part of it."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
-        raise Violated(f"a match of {tokens} tokens finds {found}")
+        raise Violated(ImpossibleAnswer("a match", f"of {tokens} tokens finds {found}"))
 
 
 def check_admission(
@@ -43,49 +58,34 @@ def check_admission(
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
     if any(part < 0 or part % page_tokens for part in parts) or total > tokens:
-        raise Violated(f"an admission for {tokens} tokens says {answer}")
+        raise Violated(ImpossibleAnswer("an admission", f"for {tokens} tokens says {answer}"))
     more = answer.device_tokens - before.device_tokens
     if more < 0 or (more and not sparse) or total < before.host_tokens:
-        raise Violated(f"a match found {before}, and the admission right after it says {answer}")
+        said = f"says {answer} right after a match found {before}"
+        raise Violated(ImpossibleAnswer("an admission", said))
     if (answer.operation is None) != (total == before.device_tokens):
-        raise Violated(f"an admission loads without need, or needs without loading: {answer}")
+        said = f"loads without need, or needs without loading: {answer}"
+        raise Violated(ImpossibleAnswer("an admission", said))
 
 
-def check_covered(who: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
+def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
     """What a backup has covered is whole pages of its tokens, and at least what a match finds."""
     if covered % page_tokens or not found <= covered <= tokens:
-        raise Violated(
-            f"{who}: {covered} of {tokens} tokens are on the host or on their way, and match finds "
-            f"{found}"
-        )
+        said = f"of request {request} covers {covered} of {tokens} tokens, and match finds {found}"
+        raise Violated(ImpossibleAnswer("a back_up", said))
 
 
-def check_hit(who: str, slots: Slots, table: Sequence[int], wanted: Mapping[int, int]) -> None:
-    """The pages that a request uses hold the content of its prefix, and nothing writes them.
+def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
+    """Pages of requests hold this rank's shard of their content, and nothing writes them.
 
-    `wanted` has contents by their place in the page table.
+    `wanted` has pages, each with its content and the name of its request.
     """
-    for index, content in wanted.items():
-        page = table[index]
-        if slots.content[page] != content:
-            raise Violated(
-                f"{who}: {slots.name} page {page} at {index} holds "
-                f"{describe(slots.content[page])} instead of {describe(content)}"
-            )
-        if slots.written(page):
-            raise Violated(
-                f"{who}: {slots.name} page {page} at {index} is in use and being written"
-            )
-
-
-def check_expected(who: str, slots: Slots, expected: Mapping[int, int]) -> None:
-    """Pages of requests hold what was computed or restored into them, at every step."""
-    for page, content in expected.items():
-        if slots.content[page] != content or slots.written(page):
-            raise Violated(
-                f"{who}: {slots.name} page {page} of a request holds "
-                f"{describe(slots.content[page])} instead of {describe(content)}"
-            )
+    held, shard, writer = slots.content, slots.shard, slots.writer
+    for page, content, request in wanted:
+        if held[page] != content + shard:
+            raise Violated(WrongPage(slots.slot(page), request, content + shard, held[page]))
+        if writer[page] is not None:
+            raise Violated(PageStillWritten(slots.slot(page), request))
 
 
 class TreeChecker:
@@ -95,83 +95,94 @@ class TreeChecker:
         self._contents = contents
         self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
         self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
+        self._known: dict[tuple[str, str, int, int, bytes], list[int]] = {}
+        """What the pages of a node hold, by all that determines it."""
 
     def check(self, cache: RankCache, memories: Sequence[Memory]) -> None:
         """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
 
         The replicas are equal, so the tree of one serves for all.
         """
-        state = cache.replica.state
-        for component in state.components:
-            owners: tuple[dict[int, int], dict[int, int]] = ({}, {})
-            for root in state.tree.roots.values():
-                self._collect(component, root.place, root, b"", owners)
-            for rank, memory in enumerate(memories):
+        prefixes = cache.replica.prefixes
+        nodes = [each for root in prefixes.tree.roots.values() for each in _below(root)]
+        for component in prefixes.components:
+            offered = self._offered(component, nodes)
+            for memory in memories:
                 for tier in (DEVICE, HOST):
-                    _check_offered(rank, memory.tiers[tier][component.pool], owners[tier])
+                    _check_offered(memory.tiers[tier][component.pool], offered[tier])
 
-    def _collect(
-        self,
-        component: Component,
-        place: Place,
-        node: Node,
-        above: bytes,
-        owners: tuple[dict[int, int], ...],
-    ) -> None:
-        for child in node.children.values():
-            prefix = above + child.tokens
+    def _offered(
+        self, component: Component, nodes: Iterable[tuple[Place, Node, bytes]]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return by tier what the tree's pages must hold."""
+        pool, index = component.pool, component.index
+        offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for place, node, prefix in nodes:
             for tier in (DEVICE, HOST):
-                run = child.pages(tier, component.index)
+                run = node.pages(tier, index)
                 if run is None:
                     continue
-                ends = self._ends(component.pool, child, len(above))
-                if len(run) != len(ends):
-                    raise Violated(
-                        f"node {child.id} of {child.width} pages has {len(run)} of {component.pool}"
+                contents = self._contents_of(pool, place, node.width, prefix)
+                if len(run) != len(contents):
+                    raise Violated(WrongCount(node.id, node.width, pool, len(run)))
+                if len(set(run)) < len(run) or not offered[tier].keys().isdisjoint(run):
+                    twice = next(
+                        p for at, p in enumerate(run) if p in offered[tier] or p in run[:at]
                     )
-                for page, end in zip(run, ends, strict=True):
-                    if page in owners[tier]:
-                        raise Violated(
-                            f"the tree owns {component.pool} page {page} of tier {tier} twice"
-                        )
-                    owners[tier][page] = self._contents.of(
-                        place.namespace, prefix[:end], place.generation, pool=component.pool
-                    )
-            self._collect(component, place, child, prefix, owners)
+                    owners = ("a cached prefix", "another cached prefix")
+                    raise Violated(TwoOwners(Slot(0, TIER_NAMES[tier], pool, twice), owners))
+                offered[tier].update(zip(run, contents, strict=True))
+        return offered
 
-    def _ends(self, pool: str, node: Node, above: int) -> list[int]:
-        """Return by page where the prefix ends that it stands for; a state's is the node's end."""
-        step = self._page_bytes
-        first = node.width if pool in self._states else 1
-        return [above + count * step for count in range(first, node.width + 1)]
+    def _contents_of(self, pool: str, place: Place, width: int, prefix: bytes) -> list[int]:
+        """Return what the pages hold of a node at whose end `prefix` ends; a state's is one."""
+        name = (pool, place.namespace, place.generation, width, prefix)
+        known = self._known.get(name)
+        if known is None:
+            first = width if pool in self._states else 1
+            ends = range(len(prefix) - (width - first) * self._page_bytes, len(prefix) + 1)
+            known = self._known[name] = [
+                self._contents.of(place.namespace, prefix[:end], place.generation, pool=pool)
+                for end in ends[:: self._page_bytes]
+            ]
+        return known
 
 
-def _check_offered(rank: int, slots: Slots, offered: Mapping[int, int]) -> None:
+def _below(root: Node) -> Iterator[tuple[Place, Node, bytes]]:
+    """Yield the nodes under a root, each with the prefix that ends where it does."""
+    waiting: list[tuple[Node, bytes]] = [(root, b"")]
+    for node, above in waiting:
+        for child in node.children.values():
+            prefix = above + child.tokens
+            waiting.append((child, prefix))
+            yield root.place, child, prefix
+
+
+def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
+    held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content in offered.items():
-        if slots.content[page] != content:
-            raise Violated(
-                f"rank {rank}: the tree offers {slots.name} page {page} as {describe(content)}, "
-                f"and it holds {describe(slots.content[page])}"
-            )
-        if slots.written(page):
-            raise Violated(
-                f"rank {rank}: the tree offers {slots.name} page {page}, which a transfer may "
-                "still write"
-            )
+        if held[page] != content + shard:
+            raise Violated(WrongOffer(slots.slot(page), content + shard, held[page]))
+        if writer[page] is not None:
+            raise Violated(OfferStillWritten(slots.slot(page)))
 
 
 class Deadlines:
     """Every operation ends in bounded virtual time, whatever storage does."""
 
-    def __init__(self, config: CacheConfig, *, step_us_max: int) -> None:
+    def __init__(self, config: CacheConfig, *, step_us_max: int, still_us: int) -> None:
+        """`still_us` is for how long the time that the ranks agree on may stand still."""
         times = config.timeouts
+        waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
-            (Kind.PREFETCH, Phase.WAITING): config.stop_policy.cap_s,
+            (Kind.PREFETCH, Phase.WAITING): waits_s,
             (Kind.PREFETCH, Phase.QUERY): times.lookup_s,
             (Kind.PREFETCH, Phase.RESTORABLE): _STEPS_TO_AGREE * step_us_max / 1_000_000,
             (Kind.PREFETCH, Phase.TRANSFER): config.stop_policy.cap_s,
             (Kind.BACKUP, Phase.ISSUED): times.copy_s,
             (Kind.LOAD_BACK, Phase.ISSUED): times.copy_s,
+            (Kind.RETRACT, Phase.ISSUED): times.copy_s,
+            (Kind.RESUME, Phase.ISSUED): times.copy_s,
             (Kind.PERSIST, Phase.ISSUED): times.persist_s,
             **{(kind, Phase.QUIESCE): times.quiesce_s for kind in Kind},
         }
@@ -184,7 +195,7 @@ class Deadlines:
 
     def check(self, cache: RankCache, now_us: int) -> None:
         """Raise if an operation has stood in one phase for longer than that phase may last."""
-        table = cache.replica.state.operations.in_flight
+        table = cache.replica.agenda.in_flight
         since = self._since
         # Failed operations of one queue settle one in each round, and reports may come late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
@@ -196,70 +207,88 @@ class Deadlines:
             current[operation.id] = before
             limit_s = self._limits_s.get((operation.kind, operation.phase))
             if limit_s is not None and now_us - before[1] > limit_s * 1_000_000 + slack_us:
-                raise Violated(
-                    f"{operation.kind.name} {operation.id} stands in {operation.phase.name} for "
-                    f"{(now_us - before[1]) / 1e6:.3f} s, and {limit_s} s is its limit"
-                )
+                kind, phase = operation.kind.name, operation.phase.name
+                stood_s = (now_us - before[1]) / 1e6
+                raise Violated(Overdue(kind, operation.id, phase, stood_s, limit_s))
         self._since = current
 
 
-def check_replicas(caches: Sequence[RankCache], step: int, *, thorough: bool) -> None:
-    """The invariants hold, and the replicas are equal: by rolling digest, and from scratch.
+class Replicas:
+    """Checks that the invariants hold, and that the replicas are equal."""
 
-    Equal replicas need be checked once, each rank's in turn; all of them where they are compared
-    from scratch, too.
-    """
-    for rank, cache in enumerate(caches):
-        if not thorough and rank != step % len(caches):
-            continue
-        try:
-            cache.replica.check()
-        except AssertionError as error:
-            raise Violated(f"rank {rank}: {error}") from error
-    digests = [cache.replica.digest for cache in caches]
-    if len(set(digests)) > 1:
-        raise Violated(f"the rolling digests differ: {digests}")
-    if thorough:
-        digests = [cache.replica.state_digest() for cache in caches]
+    def __init__(self, caches: Sequence[RankCache]) -> None:
+        self._caches = caches
+        self._checked: int | None = None
+        """The rolling digest when the invariants were checked last."""
+
+    def check(self, step: int, *, thorough: bool) -> None:
+        """Compare the replicas, and check one that has changed, each rank's in turn.
+
+        A `thorough` check compares them from scratch, and checks all, changed or not.
+        """
+        caches = self._caches
+        digests = [cache.replica.digest for cache in caches]
         if len(set(digests)) > 1:
-            raise Violated(f"the states differ, and the rolling digests do not: {digests}")
+            raise Violated(ReplicasDiffer(f"the rolling digests differ: {digests}"))
+        if thorough:
+            self._check_invariants(range(len(caches)))
+            states = [state_digest(cache.replica) for cache in caches]
+            if len(set(states)) > 1:
+                what = f"the states differ, and the rolling digests do not: {states}"
+                raise Violated(ReplicasDiffer(what))
+        elif digests[0] != self._checked:
+            self._check_invariants([step % len(caches)])
+        self._checked = digests[0]
+
+    def _check_invariants(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            try:
+                check(self._caches[rank].replica)
+            except InvariantViolation as broken:
+                raise Violated(InvariantBroken(rank, broken.number, broken.sentence)) from broken
+
+
+def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
+    """The time that the ranks agree on has come on the clock of every rank."""
+    agreed_ms, first_ms = cache.replica.agreed_ms, min(clocks_ms)
+    if agreed_ms > first_ms:
+        raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
 
 
 def check_loads(cache: RankCache) -> None:
     """A load into an engine's pages ends: it is not quarantined, and its request waits for no other."""
-    state = cache.replica.state
-    in_flight = state.operations.in_flight
+    in_flight = cache.replica.agenda.in_flight
     for operation in in_flight.values():
-        if operation.kind is Kind.LOAD_BACK and operation.phase is Phase.QUARANTINED:
-            raise Violated(
-                f"load {operation.id} is quarantined, and nobody can keep the engine from its pages"
-            )
-    for request in state.requests.values():
-        if request.load is not None and request.load not in in_flight:
-            raise Violated(f"request {request.id} waits for load {request.load}, which is gone")
+        loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
+        if loads and operation.phase is Phase.QUARANTINED:
+            raise Violated(EngineNotKeptOut(operation.id))
+    for request in cache.replica.requests:
+        if request.waits_for is not None and request.waits_for not in in_flight:
+            raise Violated(WaitsForNothing(request.id, request.waits_for))
 
 
 def check_at_rest(
     cache: RankCache, memories: Sequence[Memory], restless: Iterable[set[int]]
 ) -> None:
     """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
-    in_flight = cache.replica.state.operations.in_flight
+    in_flight = cache.replica.agenda.in_flight
     never_quiet = set[int]().union(*restless)
     for operation in in_flight.values():
         if operation.phase is not Phase.QUARANTINED:
-            raise Violated(
-                f"{operation.kind.name} {operation.id} is still in {operation.phase.name} at rest"
-            )
+            name = f"{operation.kind.name} {operation.id}"
+            raise Violated(NotLetGo(name, f"still in {operation.phase.name}"))
     for number in in_flight:
         if number not in never_quiet:
-            raise Violated(f"operation {number} is quarantined, and every rank is quiet")
+            state = "quarantined, and every rank is quiet"
+            raise Violated(NotLetGo(f"operation {number}", state))
     if not in_flight:
-        for node in cache.replica.state.tree.nodes():
+        for node in cache.replica.prefixes.tree.nodes():
             for tier in (DEVICE, HOST):
                 if node.holds(tier):
-                    raise Violated(f"node {node.id} is still held {node.holds(tier)} times at rest")
+                    state = f"still held {node.holds(tier)} times"
+                    raise Violated(NotLetGo(f"node {node.id}", state))
     for tier in (DEVICE, HOST):
-        for component in cache.replica.state.components:
+        for component in cache.replica.prefixes.components:
             slots = [memory.tiers[tier][component.pool] for memory in memories]
             _check_pool_at_rest(cache, tier, component.index, slots)
 
@@ -271,20 +300,17 @@ def _check_pool_at_rest(
 
     `slots` are those of every rank.
     """
-    state = cache.replica.state
-    pool, name = state.pools[tier][component], slots[0].name
-    runs = [node.pages(tier, component) for node in state.tree.nodes()]
+    prefixes = cache.replica.prefixes
+    pool = prefixes.residence.pools[tier][component]
+    runs = [node.pages(tier, component) for node in prefixes.tree.nodes()]
     in_tree = sum(len(run) for run in runs if run is not None)
-    in_flight = state.operations.in_flight.values()
+    in_flight = cache.replica.agenda.in_flight.values()
     quarantined = sum(len(each.owned_pages(tier, component)) for each in in_flight)
     if pool.free + in_tree + quarantined != pool.capacity:
-        raise Violated(
-            f"{pool.free} {name} pages are free, {in_tree} in the tree and {quarantined} in "
-            f"quarantine, of {pool.capacity}"
-        )
-    for rank, each in enumerate(slots):
+        name = prefixes.components[component].pool
+        counts = (pool.free, in_tree, quarantined, pool.capacity)
+        raise Violated(Leaked(TIER_NAMES[tier], name, *counts))
+    for each in slots:
         for page in pool.free_pages():
             if each.touched(page):
-                raise Violated(
-                    f"rank {rank}: {name} page {page} is free, and a transfer touches it"
-                )
+                raise Violated(StillTouched(each.slot(page), "it is free"))

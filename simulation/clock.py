@@ -45,3 +45,26 @@ class Clock:
     def forget_plans(self) -> None:
         """Drop everything that is planned, as when every process of the group has ended."""
         self._planned.clear()
+
+
+class RankClock:
+    """What one rank takes for the time: ahead of the schedule's, and it may leap and stand still."""
+
+    def __init__(self, clock: Clock, ahead_ms: int) -> None:
+        self._clock = clock
+        self._ahead_us = ahead_ms * 1000
+        self._stands_until_us = 0
+
+    def now_ms(self) -> int:
+        """Return the time, which never goes back."""
+        return (max(self._clock.now_us, self._stands_until_us) + self._ahead_us) // 1000
+
+    def leap(self, by_ms: int) -> None:
+        """Be ahead by so much more."""
+        self._ahead_us += by_ms * 1000
+
+    def stand_still(self, for_ms: int) -> None:
+        """Go on so much later from the time that it is now."""
+        from_us = max(self._clock.now_us, self._stands_until_us)
+        self._stands_until_us = from_us + for_ms * 1000
+        self._ahead_us -= for_ms * 1000

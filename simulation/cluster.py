@@ -7,15 +7,15 @@ shape; both are checked here, at the moment they happen.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from ..coordinator.collectives.base import Collective, PendingRound, Vector
 from ..coordinator.collectives.in_process import InProcessGroup
 from ..coordinator.divergence import first_difference
 from ..errors import CollectiveTimeout, GroupError
 from ..ranks.rank_cache import RankCache
-from .checkers import Violated
 from .clock import Clock
+from .findings.answers import OtherAnswer
+from .findings.finding import Violated
+from .findings.group import OtherShape, WrongVotes
 
 Answer = TypeVar("Answer")
 AnyCache = TypeVar("AnyCache", bound=RankCache)
@@ -27,7 +27,7 @@ def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Ans
     first = answers[0]
     for rank, answer in enumerate(answers):
         if answer != first:
-            raise Violated(f"{what}: rank 0 answers {first}, rank {rank} answers {answer}")
+            raise Violated(OtherAnswer(what, str(first), rank, str(answer)))
     return first
 
 
@@ -57,7 +57,7 @@ class WatchedCollective:
 
     def launch(self, lanes: Vector) -> PendingRound:
         """See `Collective`."""
-        self.reached.append((str(lanes.dtype), int(np.size(lanes))))
+        self.reached.append((lanes.dtype.str, lanes.size))
         return self._inner.launch(lanes)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
@@ -151,15 +151,19 @@ class Cluster:
             reached = collective.reached[count:]
             self.collectives_per_step_max = max(self.collectives_per_step_max, len(reached))
             if len(reached) != 1:
-                raise Violated(f"rank {rank} reached {len(reached)} collectives in one step")
+                raise Violated(WrongVotes(rank, len(reached)))
             if self._shape is None:
                 self._shape = reached[0]
             if reached[0] != self._shape:
-                raise Violated(
-                    f"rank {rank} launched a round of {reached[0]}, others were {self._shape}"
-                )
+                raise Violated(OtherShape(rank, reached[0], self._shape))
+
+    def absent(self) -> int | None:
+        """Return the first rank that has launched fewer rounds than others, if there is one."""
+        launched = [each.launches for each in self.collectives]
+        fewest = min(launched)
+        return launched.index(fewest) if fewest < max(launched) else None
 
     def first_difference(self) -> str:
         """Name the first change that is not equal on all ranks."""
-        recorders = [cache.replica.state.journal.last(4096) for cache in self.caches]
+        recorders = [cache.replica.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

@@ -9,7 +9,7 @@ from typing import Literal
 from ..coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from .clock import Action, Clock
 from .faults import Fault, FaultSource
-from .memory import Finding
+from .findings.finding import Record
 from .stores import OpenStore
 
 LATE_US_MAX = 60_000
@@ -57,20 +57,17 @@ class Conditions:
     """What the executor of one rank works under. All delays are drawn from the schedule's seed."""
 
     def __init__(
-        self, rank: int, *, clock: Clock, faults: FaultSource, random: Random, finding: Finding
+        self, rank: int, *, clock: Clock, faults: FaultSource, random: Random, find: Record
     ) -> None:
         self.rank = rank
         self.clock = clock
         self.faults = faults
         self.random = random
         self.closed = False
-        self._finding = finding
+        self.find = find
+        """Receives the promises that are broken on this rank."""
         self._pace = faults.plan.paces[rank]
         self._reports: list[Progress] = []
-
-    def find(self, what: str) -> None:
-        """Record that a promise was broken on this rank."""
-        self._finding(f"rank {self.rank}: {what}")
 
     def plan(self, delay_us: int, action: Action) -> None:
         """Let `action` happen after `delay_us`, unless the rank has closed by then."""

@@ -5,15 +5,17 @@ runs, it may fail, and it may hang.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..ranks.orders import CopyToDevice, CopyToHost
-from ..ranks.replica.tree import DEVICE, HOST
+from ..ranks.orders import CopyToDevice, CopyToHost, Direction
+from ..ranks.replica.node import DEVICE, HOST
 from .conditions import Conditions, Work
+from .contents import EMPTY, GARBAGE, TORN
 from .faults import Fault
-from .memory import EMPTY, GARBAGE, TORN, Memory, Slots, describe
+from .findings.pages import NothingToCopy
+from .memory import Memory, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,29 @@ class Copies:
         self._memory = memory
         self._page_bytes = page_bytes
         self._running: dict[int, _Copy] = {}
+        self._held: dict[int, tuple[CopyToHost | CopyToDevice, Work]] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether copies wait for the engine."""
+        return bool(self._held)
+
+    def hold(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        """Let a copy wait for the engine; it claims no page before it begins."""
+        self._held[work.operation] = (order, work)
+
+    def begin_held(self, direction: Direction) -> None:
+        """Begin the copies in one direction that wait."""
+        for order, work in list(self._held.values()):
+            if order.direction is direction:
+                del self._held[work.operation]
+                self.begin(order, work)
+
+    def drop(self, operation: int) -> None:
+        """Let a copy end badly if it has not begun."""
+        if operation in self._held:
+            _, work = self._held.pop(operation)
+            self._conditions.end(work, ok=False)
 
     def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
         """Begin a copy, at once or a little later; its pages are claimed at once."""
@@ -87,8 +112,10 @@ class Copies:
         copy = self._running.get(operation)
         return copy is not None and copy.to_device
 
-    def fence(self, operations: Iterable[int], timeout_us: int) -> None:
+    def fence(self, operations: Sequence[int], timeout_us: int) -> None:
         """Let the engine write what these copies read: they have ended, or they end badly now."""
+        for number in operations:
+            self.drop(number)
         reading = [self._running[number] for number in operations if number in self._running]
         # Whether the copies had time to end before the engine came is for the seed to say.
         until_us = self._conditions.clock.now_us
@@ -123,10 +150,8 @@ class Copies:
         for pair in copy.pairs:
             content = pair.sources.content[pair.source]
             if content <= EMPTY and not copy.fenced:
-                self._conditions.find(
-                    f"operation {copy.work.operation} copies {pair.sources.name} page "
-                    f"{pair.source}, which holds {describe(content)}"
-                )
+                who = f"operation {copy.work.operation}"
+                self._conditions.find(NothingToCopy(pair.sources.slot(pair.source), who, content))
             pair.destinations.content[pair.destination] = GARBAGE if failed else content
         direction = "l2_to_l1" if copy.to_device else "l1_to_l2"
         self.moved[direction] += len(copy.pairs) * self._page_bytes

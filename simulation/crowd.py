@@ -8,7 +8,7 @@ it falls short or fails. How little is drawn by the number of ranks, since an op
 the last of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,14 +19,19 @@ from ..coordinator.collectives.base import Vector
 from ..coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
 from ..coordinator.fold import disagreements, fold
 from ..coordinator.lanes import BallotShape, Layout, Voter
-from ..coordinator.operation import Phase, Queue
+from ..coordinator.operation import Queue
 from ..coordinator.verdict import Verdicts
 from ..ranks.config import Bounds
 from ..ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
-from ..ranks.replica.check import InvariantViolation
+from ..ranks.replica.check import check
+from ..ranks.replica.digest import state_digest
+from ..ranks.replica.effects import Effects
 from ..ranks.replica.replica import Replica
 from ..ranks.replica.settings import ReplicaConfig
+from ..ranks.tallies import Tallies
 from . import host_ring
+from .findings.finding import Violated
+from .findings.group import ReplicasDiffer, Restless
 
 PAGE_TOKENS = 16
 _TOKEN_BYTES = 4
@@ -80,39 +85,7 @@ class CrowdSettings:
         return [range(at, min(at + each, self.ranks)) for at in range(0, self.ranks, each)]
 
 
-class Crowd:
-    """What a replica tells its ballot, told to the ballots of all ranks; none are needed."""
-
-    def __init__(self, ballots: Sequence[Ballot] = ()) -> None:
-        self._ballots = ballots
-
-    def seat(self, operation: int, seat: int, phase: Phase, bound: int) -> None:
-        """See `Expectations`, as for the others."""
-        for ballot in self._ballots:
-            ballot.seat(operation, seat, phase, bound)
-
-    def unseat(self, operation: int) -> None:
-        """Tell all."""
-        for ballot in self._ballots:
-            ballot.unseat(operation)
-
-    def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
-        """Tell all."""
-        for ballot in self._ballots:
-            ballot.enqueue(queue, ticket, operation)
-
-    def settle(self, queue: Queue, ticket: int) -> None:
-        """Tell all."""
-        for ballot in self._ballots:
-            ballot.settle(queue, ticket)
-
-    def forget(self, operation: int) -> None:
-        """Tell all."""
-        for ballot in self._ballots:
-            ballot.forget(operation)
-
-
-def new_replica(settings: CrowdSettings, crowd: Crowd) -> Replica:
+def new_replica(settings: CrowdSettings) -> Replica:
     """Return a replica with room for all that shall be in flight."""
     pages = settings.operations * settings.pages
     return Replica(
@@ -129,24 +102,23 @@ def new_replica(settings: CrowdSettings, crowd: Crowd) -> Replica:
                 persists_waiting=settings.operations,
                 prefetch_pages=2 * pages,
             ),
-        ),
-        crowd,
+        )
     )
 
 
-def compute(replica: Replica, settings: CrowdSettings, numbers: range) -> None:
+def compute(replica: Replica, settings: CrowdSettings, numbers: range) -> Iterator[Effects]:
     """Let requests compute a prompt each and leave: each is backed up."""
     for number in numbers:
         name, tokens = f"request {number}", _prompt(settings, number)
-        replica.load_back(name, "", b"", len(tokens) // _TOKEN_BYTES)
-        replica.insert(name, tokens, final=True)
-        replica.release(name)
+        yield replica.load_back(name, "", b"", len(tokens) // _TOKEN_BYTES)[1]
+        yield replica.insert(name, tokens, final=True)[1]
+        yield replica.release(name)[1]
 
 
-def prefetch(replica: Replica, settings: CrowdSettings, numbers: range) -> None:
+def prefetch(replica: Replica, settings: CrowdSettings, numbers: range) -> Iterator[Effects]:
     """Let requests ask for a prompt each that storage may have."""
     for number in numbers:
-        replica.prefetch(f"request {number}", "", _prompt(settings, number))
+        yield replica.prefetch(f"request {number}", "", _prompt(settings, number))[1]
 
 
 def _prompt(settings: CrowdSettings, number: int) -> bytes:
@@ -226,7 +198,7 @@ class CrowdRounds:
     """The rounds of a group whose ranks are all here. Single-threaded.
 
     Every round is folded host by host and then between hosts, and a second time flat. Raises
-    `InvariantViolation` where the two differ by a bit, or where the replicas do that are given one
+    `Violated` where the two differ by a bit, or where the replicas do that are given one
     and the other.
     """
 
@@ -241,14 +213,15 @@ class CrowdRounds:
         self._clock = clock
         self._ballots = [Ballot(self.shape, rank) for rank in range(settings.ranks)]
         self._ios = [RankIO(settings, rank) for rank in range(settings.ranks)]
-        self.replica = new_replica(settings, Crowd(self._ballots))
-        # With one ballot to tell, as on a rank: what is measured of a replica is measured of this.
-        self.flat_replica = new_replica(settings, Crowd([Ballot(self.shape, 0)]))
+        self.replica, self.flat_replica = new_replica(settings), new_replica(settings)
+        self.tallies = Tallies()
+        self._orders: list[Order] = []
+        """Given since the last round."""
         self._verdicts, self._flat_verdicts = Verdicts(self.shape), Verdicts(self.shape)
         persists, backups = settings.persists, settings.backups
         self._every(lambda replica: compute(replica, settings, range(persists)))
         # Their copies end here, so that the writes of what they copied are in flight.
-        while persists and len(self.replica.state.operations.queues[Queue.PERSIST]) < persists:
+        while persists and len(self.replica.agenda.lines()[Queue.PERSIST]) < persists:
             self.run_round(calm=True)
         computed = range(persists, persists + backups)
         wanted = range(computed.stop, computed.stop + settings.prefetches)
@@ -257,24 +230,31 @@ class CrowdRounds:
         self.samples = Samples()
         self.rounds_before = self.rounds
 
-    def _every(self, command: Callable[[Replica], None]) -> None:
-        command(self.replica)
-        command(self.flat_replica)
+    def _every(self, commands: Callable[[Replica], Iterator[Effects]]) -> None:
+        for effects in commands(self.replica):
+            self._follow(effects)
+        for _ in commands(self.flat_replica):
+            pass
+
+    def _follow(self, effects: Effects) -> None:
+        """Tell the ballots of all ranks, which hear the same."""
+        self._orders += effects.orders
+        self.tallies.fold(effects.notices)
+        for ballot in self._ballots:
+            ballot.follow(effects.expectations)
 
     def run(self) -> None:
         """Run rounds until nothing is in flight."""
         while not self.replica.idle:
             if self.rounds - self.rounds_before >= ROUNDS_MAX:
-                raise InvariantViolation(f"operations are in flight after {ROUNDS_MAX} rounds")
+                raise Violated(Restless("operations do not end", ROUNDS_MAX))
             self.run_round()
-        self._every(Replica.check)
+        check(self.replica)
+        check(self.flat_replica)
 
     def run_round(self, *, calm: bool = False) -> None:
         """Run one round; where it is `calm` every rank does at once what it was told."""
-        orders = self.replica.take_orders()
-        self.flat_replica.take_orders()
-        self.replica.take_notices()
-        self.flat_replica.take_notices()
+        orders, self._orders = self._orders, []
         self.rounds += 1
         self._note(orders, calm=calm)
         layout = Layout(
@@ -289,9 +269,9 @@ class CrowdRounds:
         folded = self._fold_by_host(rows)
         for each in folded:
             if not np.array_equal(each, flat):
-                raise InvariantViolation(f"the folds of round {self.rounds} differ")
+                raise Violated(ReplicasDiffer(f"the folds of round {self.rounds} differ"))
         if disagreements(flat):
-            raise InvariantViolation(f"the ranks differ in {disagreements(flat)}")
+            raise Violated(ReplicasDiffer(f"the ranks differ in {disagreements(flat)}"))
         self._apply(layout, folded[0], flat)
 
     def _timed(self, samples_s: list[float], thing: Callable[[], Vector]) -> Vector:
@@ -355,7 +335,7 @@ class CrowdRounds:
         self.counts.bytes_read += lanes.nbytes
 
     def _apply(self, layout: Layout, folded: Vector, flat: Vector) -> None:
-        self.replica.apply(self._verdicts.read(layout, folded))
+        self._follow(self.replica.apply(self._verdicts.read(layout, folded)))
         began = self._clock()
         verdict = self._flat_verdicts.read(layout, flat)
         read = self._clock()
@@ -364,6 +344,7 @@ class CrowdRounds:
         self.samples.apply_s.append(self._clock() - read)
         self.samples.changes.append(len(verdict.seats) + len(verdict.watermarks))
         if self.replica.digest != self.flat_replica.digest:
-            raise InvariantViolation(f"the replicas differ after round {self.rounds}")
-        if self.replica.state_digest() != self.flat_replica.state_digest():
-            raise InvariantViolation(f"the replicas' states differ after round {self.rounds}")
+            raise Violated(ReplicasDiffer(f"the replicas differ after round {self.rounds}"))
+        if state_digest(self.replica) != state_digest(self.flat_replica):
+            how = f"the replicas' states differ after round {self.rounds}"
+            raise Violated(ReplicasDiffer(how))

@@ -12,9 +12,11 @@ from typing import Generic, TypeVar
 
 from ..ranks.rank_cache import RankCache
 from .cluster import Answer, ask
+from .contents import Contents
 from .engine_request import EngineRequest
+from .every_rank import every_rank
 from .faults import FaultSource
-from .memory import Contents, Memory
+from .memory import Memory
 from .model import Model
 from .prompts import TOKEN_BYTES, Prompts
 from .sampling_apart import Bringing, bring
@@ -22,6 +24,9 @@ from .world import World
 
 PATIENCE = 25
 """How often a request asks for room before the engine gives it up."""
+
+_PRIORITIES = (0, 0, 1, 5)
+"""Of which that of a request is drawn; a cache under an engine's own device pages is not told it."""
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
@@ -50,6 +55,7 @@ class Engine(ABC, Generic[CacheT]):
         self._coverage = coverage
         self._trace = trace
         self._random = world.stream("workload")
+        self._priorities = world.stream("priorities")
         self._prompts = Prompts(world)
         self._named = 0
         self._old_names: list[str] = []
@@ -59,7 +65,7 @@ class Engine(ABC, Generic[CacheT]):
         """Go on with a new group: nothing of the requests in flight is left."""
         self.requests.clear()
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
-        self._model.begin_epoch(memories)
+        self._model.begin_epoch(every_rank(memories))
 
     def step(self) -> None:
         """Give the commands that come before a step."""
@@ -110,6 +116,7 @@ class Engine(ABC, Generic[CacheT]):
             name = f"r{self._named}"
         request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
         request.answer = self._random.randint(0, 2 * self._page)
+        request.priority = self._priorities.choice(_PRIORITIES)
         self.requests.append(request)
 
     def _ask(

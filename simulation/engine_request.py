@@ -46,6 +46,8 @@ class EngineRequest:
     """Tokens that its pages have room for."""
     shared: int = 0
     """Tokens that it has seen as a hit or published."""
+    priority: int = 0
+    """What only requests of a lower one used is to leave first."""
     answer: int = 0
     """The length of its answer when it ends."""
     refused: int = 0
@@ -71,9 +73,17 @@ class EngineRequest:
     unknown: bool = False
     """It computed before a reset of which the cache could not know that it concerns its pages."""
     failed: bool = False
-    """A load of its failed."""
+    """A copy of its failed, after which nothing is loaded for it any more."""
     bringing: int = 0
-    """Tokens that it has once its load is over."""
+    """Tokens that it has once its load is over, or that it had when it was retracted."""
+    state_comes: bool = False
+    """Its load is to bring the state, too; until then its slot holds anything."""
+    kept: list[int] = field(default_factory=list[int])
+    """Slots with copies of its state, which a backup may still read."""
+    lends_state: bool = False
+    """A backup may still read the slot in which its state is computed."""
+    copies_state: bool = False
+    """The last slot of `kept` gets its state after this step's forward pass."""
     planned: int = 0
     """Tokens that it will have computed after this step's forward pass, or 0."""
     fence_due: bool = False

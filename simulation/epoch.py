@@ -1,20 +1,23 @@
 """One epoch of a schedule: fresh processes with empty memory upon stores that outlive them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
+from ..coordinator.ballot import Ballot
 from ..coordinator.collectives.base import Collective
 from ..ranks.cache import Cache
 from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache
+from ..ranks.replica.parts import SOUND, Parts
 from ..ranks.replica.settings import ReplicaConfig
-from .clock import Clock
+from .clock import Clock, RankClock
 from .cluster import Cluster
 from .conditions import Conditions
+from .copies import Copies
 from .executor import SimulatedExecutor
 from .faults import FaultSource
-from .memory import Finding, Memory, Store
+from .findings.finding import Record
+from .memory import Memory, Store
 from .stores import FIRST_STORE, RankStores
 from .world import ENGINE, World
 
@@ -25,9 +28,33 @@ MakeExecutor = Callable[[Conditions, Memory, Store], SimulatedExecutor]
 """Makes the executor of one rank from its conditions, its memory and its store."""
 
 
-def make_executor(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
-    """Return an executor that keeps its promises."""
-    return SimulatedExecutor(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES)
+def make_executor(
+    conditions: Conditions,
+    memory: Memory,
+    store: Store,
+    *,
+    kind: type[SimulatedExecutor] = SimulatedExecutor,
+    copies: type[Copies] = Copies,
+) -> SimulatedExecutor:
+    """Return an executor; one that keeps its promises, unless other classes are handed in."""
+    return kind(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES, copies=copies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What the ranks of a schedule are put together from; a bug is put back by handing in another."""
+
+    make: MakeExecutor = make_executor
+    parts: Parts = SOUND
+    """Of the replica."""
+    ballot: type[Ballot] = Ballot
+    cache: type[Cache] = Cache
+    """Where the replica owns the device pages."""
+    host_cache: type[HostCache] = HostCache
+    """Where the engine does."""
+
+
+SOUND_BUILD = Build()
 
 
 @dataclass(slots=True)
@@ -61,10 +88,11 @@ def begin_epoch(
     number: int,
     *,
     clock: Clock,
-    stores: list[RankStores],
+    clocks: Sequence[RankClock],
+    stores: Sequence[RankStores],
     faults: FaultSource,
-    finding: Finding,
-    make: MakeExecutor,
+    find: Record,
+    build: Build,
 ) -> Epoch:
     """Start a group. The epoch's number keeps its draws apart from those of the others."""
     config = world.config
@@ -79,28 +107,31 @@ def begin_epoch(
     memories: list[Memory] = []
 
     def make_cache(rank: int, collective: Collective) -> RankCache:
-        memory = Memory(world.pools, finding)
+        memory = Memory(world.pools, find, rank)
         conditions = Conditions(
             rank,
             clock=clock,
             faults=faults,
             random=world.stream(f"executor/{number}/{rank}"),
-            finding=finding,
+            find=find,
         )
-        executor = make(conditions, memory, stores[rank].named(FIRST_STORE))
+        executor = build.make(conditions, memory, stores[rank].named(FIRST_STORE))
         executor.stores.find = stores[rank].named
         if config.store is None:
             executor.stores.detach()
         executor.lends_device = world.l1 == ENGINE
         memories.append(memory)
         executors.append(executor)
-        clock_ms = partial(_clock_ms, clock, world.faults.skews_ms[rank])
-        kind = HostCache if world.l1 == ENGINE else Cache
-        return kind(config, collective, executor, replica_config, clock_ms=clock_ms)
+        kind = build.host_cache if world.l1 == ENGINE else build.cache
+        return kind(
+            config,
+            collective,
+            executor,
+            replica_config,
+            clock_ms=clocks[rank].now_ms,
+            parts=build.parts,
+            ballot=build.ballot,
+        )
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
     return Epoch(cluster, executors, memories)
-
-
-def _clock_ms(clock: Clock, skew_ms: int) -> int:
-    return clock.now_us // 1000 + skew_ms

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress, Quiesced
+from ..coordinator.ballot import Answered, Capped, Expired, Landed, Progress
 from ..coordinator.proposal import Proposal, Readiness
 from ..ranks.executor.base import BytesMoved, LateCalls
 from ..ranks.orders import (
@@ -20,6 +20,7 @@ from ..ranks.orders import (
     CopyToDevice,
     CopyToHost,
     DetachStore,
+    Direction,
     Fence,
     Fetch,
     Fork,
@@ -29,12 +30,14 @@ from ..ranks.orders import (
     Order,
     Persist,
 )
-from ..ranks.replica.tree import DEVICE, HOST
+from ..ranks.replica.node import DEVICE, HOST
 from ..ranks.restorable import restorable
 from .conditions import Conditions, Page, Work
+from .contents import GARBAGE, TORN
 from .copies import Copies
 from .faults import Fault
-from .memory import GARBAGE, TORN, Memory, Slots, Store
+from .findings.transfers import BadOrder
+from .memory import Memory, Slots, Store
 from .opening import Stores
 from .stores import OpenStore
 
@@ -43,7 +46,13 @@ class SimulatedExecutor:
     """The executor of one simulated rank; see `ranks.executor.base.Executor`."""
 
     def __init__(
-        self, conditions: Conditions, *, memory: Memory, store: Store, page_bytes: int
+        self,
+        conditions: Conditions,
+        *,
+        memory: Memory,
+        store: Store,
+        page_bytes: int,
+        copies: type[Copies] = Copies,
     ) -> None:
         self.memory = memory
         self.sick: str | None = None
@@ -57,7 +66,7 @@ class SimulatedExecutor:
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
-        self._copies = Copies(conditions, memory, page_bytes)
+        self._copies = copies(conditions, memory, page_bytes)
         self._works: dict[int, Work] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
@@ -74,7 +83,10 @@ class SimulatedExecutor:
                     self._persist(order)
                 case CopyToHost() | CopyToDevice():
                     work = self._begin(order.operation, "copy", order.timeout_s)
-                    self._copies.begin(order, work)
+                    if self.lends_device:
+                        self._copies.hold(order, work)
+                    else:
+                        self._copies.begin(order, work)
                 case Fork():
                     self._fork(order)
                 case Fence():
@@ -86,13 +98,17 @@ class SimulatedExecutor:
                 case DetachStore():
                     self.stores.detach()
 
+    def begin_copies(self, direction: Direction) -> None:
+        """Begin the copies that wait for the engine."""
+        self._copies.begin_held(direction)
+
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call."""
         return self.conditions.take_reports()
 
     def wait(self, timeout_s: float) -> None:
         """Let virtual time pass until something happens."""
-        if not self.conditions.has_reports:
+        if not (self.conditions.has_reports or self._copies.holds):
             self.conditions.clock.advance_to_next(_us(timeout_s))
 
     def stage(self, proposal: Proposal) -> None:
@@ -136,11 +152,11 @@ class SimulatedExecutor:
     ) -> Work:
         before = self._works.get(operation)
         if before is not None and before.kind != "lookup":
-            self.conditions.find(f"operation {operation} is ordered to {kind} after {before.kind}")
+            self._refuse(operation, f"is ordered to {kind} after {before.kind}")
         slowness, store = 1, None
         if kind != "copy":
             slowness, store = self.conditions.slowness(), self._store
-            store.touch(f"operation {operation}")
+            store.touch("a transfer")
         work = Work(operation, kind, _us(timeout_s), slowness, store)
         self._works[operation] = work
         return work
@@ -152,12 +168,9 @@ class SimulatedExecutor:
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.operation)
         if work is None:
-            # A copy that waits for the engine may be dropped before any executor hears of it.
-            if self.lends_device:
-                self.conditions.say(Quiesced(order.operation))
-                return
-            self.conditions.find(f"operation {order.operation} is cancelled but was never ordered")
+            self._refuse(order.operation, "is cancelled but was never ordered")
             return
+        self._copies.drop(order.operation)
         work.cancelled = True
         for page in work.queue:
             if work.kind == "fetch":
@@ -178,7 +191,10 @@ class SimulatedExecutor:
 
     def _fork(self, order: Fork) -> None:
         slots = self.memory.named(DEVICE, order.pool)
-        slots.fork(order.source, order.destination, f"rank {self.conditions.rank}: a fork")
+        slots.fork(order.source, order.destination)
+
+    def _refuse(self, operation: int, wrong: str) -> None:
+        self.conditions.find(BadOrder(self.conditions.rank, f"operation {operation}", wrong))
 
     def _slots(self, pool: str) -> Slots:
         return self.memory.named(HOST, pool)
@@ -258,10 +274,8 @@ class SimulatedExecutor:
         pages: list[Page] = []
         for transfer in transfers:
             if len(transfer.keys) != len(transfer.pages):
-                self.conditions.find(
-                    f"operation {work.operation} names {len(transfer.keys)} keys "
-                    f"and {len(transfer.pages)} pages"
-                )
+                counts = f"names {len(transfer.keys)} keys and {len(transfer.pages)} pages"
+                self._refuse(work.operation, counts)
             pages += [
                 Page(index, transfer.pool, key, page)
                 for index, (key, page) in enumerate(
@@ -287,7 +301,7 @@ class SimulatedExecutor:
     def _touch(self, work: Work) -> None:
         work.touching += 1
         if work.store is not None:
-            work.store.touch(f"operation {work.operation}")
+            work.store.touch("a transfer")
 
     def _read_ended(self, work: Work, page: Page) -> None:
         slots = self._slots(page.pool)
@@ -365,7 +379,7 @@ class SimulatedExecutor:
             wrong = self._store.write(page.pool, page.key, content)
             self._moved["l2_to_l3"] += self._page_bytes
             if wrong is not None:
-                self.conditions.find(f"persist {work.operation} {wrong}")
+                self.conditions.find(wrong)
         self._next_write(work)
         self.conditions.maybe_quiet(work)
 

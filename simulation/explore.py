@@ -5,11 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, TypedDict
 
-from .plain_words import in_plain_words
+from .epoch import SOUND_BUILD
 from .result import ScheduleResult, Violation
 from .revived import find_bug
 from .schedule import run_schedule
@@ -150,14 +150,18 @@ def _run(
     revive: str | None,
 ) -> ScheduleResult:
     chosen = seed % 2 if depth is None else depth
-    with _quiet_log(), _revived(revive):
+    build = SOUND_BUILD if revive is None else find_bug(revive).build()
+    with _quiet_log():
         return run_schedule(
-            seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=chosen, l1=l1
+            seed,
+            ranks=ranks,
+            steps=steps,
+            profile=profile,
+            faults=faults,
+            depth=chosen,
+            l1=l1,
+            build=build,
         )
-
-
-def _revived(name: str | None) -> AbstractContextManager[None]:
-    return nullcontext() if name is None else find_bug(name).put_back()
 
 
 @contextmanager
@@ -244,8 +248,8 @@ def _report(
             ReportedViolation(
                 seed=each.seed,
                 step=each.step,
-                what=each.what,
-                plain=in_plain_words(each.what),
+                what=str(each.finding),
+                plain=each.finding.say().plain,
                 replay=each.replay + put_back,
             )
             for each in violations

@@ -52,6 +52,10 @@ class Fault(StrEnum):
     """One rank's transfers take several times as long as the others'."""
     CLOCK_SKEW = "clock_skew"
     """The ranks' clocks differ."""
+    CLOCK_LEAP = "clock_leap"
+    """The clock of one rank, or of all of them, leaps ahead."""
+    CLOCK_STILL = "clock_still"
+    """The clock of one rank, or of all of them, stands still for a while."""
     TINY_POOLS = "tiny_pools"
     """The pools hold a fraction of what is in use."""
     TINY_BOUNDS = "tiny_bounds"
@@ -97,9 +101,12 @@ GROUP_FAULTS = {
     Fault.UNHEALTHY_RANK: (0.08,),
     Fault.RESTART: (0.6, 0.4),
 }
-_SAMPLED_APART_SHARE = 0.12
 """Faults that end the group's epoch, and the chance of the first and of a second one of them; the
 schedule goes on with new processes on the old stores."""
+_SAMPLED_APART_SHARE = 0.12
+_CLOCK_FAULTS = {Fault.CLOCK_LEAP: (300, 5_000), Fault.CLOCK_STILL: (100, 1_000)}
+"""By how many milliseconds a clock leaps, and for how many it stands still."""
+_CLOCK_FAULTS_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +160,15 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
 """The profiles that `lockstep simulate --faults` knows."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClockFault:
+    """What happens to clocks at one step."""
+
+    fault: Fault
+    ranks: tuple[int, ...]
+    duration_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
     """The faults of one schedule."""
@@ -167,6 +183,15 @@ class FaultPlan:
     tiny_bounds: bool
     group_faults: Mapping[int, tuple[Fault, int]]
     """By step: what ends the epoch there, and the rank that it strikes."""
+    clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
+    """By step."""
+
+    @property
+    def still_us(self) -> int:
+        """For how long at most the time that the ranks agree on stands still, all in all."""
+        faults = self.clock_faults.values()
+        stills = (each.duration_ms for each in faults if each.fault is Fault.CLOCK_STILL)
+        return 1000 * sum(stills)
 
     @property
     def calm(self) -> bool:
@@ -196,8 +221,8 @@ class FaultSource:
         self.counts[fault.value] += 1
 
 
-def draw_plan(random: Random, tokens: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
-    """Draw the faults of one schedule; from a stream of its own whether engines sample apart."""
+def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
+    """Draw the faults of one schedule; from a stream `apart` what is to shift none of the others."""
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Fault]()
@@ -222,9 +247,15 @@ def draw_plan(random: Random, tokens: Random, *, profile: str, ranks: int, steps
             if chosen(fault, share):
                 step = random.randrange(steps // 5, steps - 10)
                 group_faults.setdefault(step, (fault, random.randrange(ranks)))
-    if tokens.random() < _SAMPLED_APART_SHARE and Fault.SAMPLED_APART in allowed:
-        struck = (Fault.SAMPLED_APART, tokens.randrange(ranks))
-        group_faults.setdefault(tokens.randrange(steps // 5, steps - 10), struck)
+    if apart.random() < _SAMPLED_APART_SHARE and Fault.SAMPLED_APART in allowed:
+        struck = (Fault.SAMPLED_APART, apart.randrange(ranks))
+        group_faults.setdefault(apart.randrange(steps // 5, steps - 10), struck)
+    clock_faults: dict[int, ClockFault] = {}
+    for fault, durations_ms in _CLOCK_FAULTS.items():
+        if apart.random() < _CLOCK_FAULTS_SHARE and fault in allowed:
+            clocks = tuple(range(ranks)) if apart.random() < 0.5 else (apart.randrange(ranks),)
+            clock_fault = ClockFault(fault, clocks, apart.choice(durations_ms))
+            clock_faults.setdefault(apart.randrange(steps), clock_fault)
     return FaultPlan(
         rates=rates,
         paces=tuple(paces),
@@ -232,4 +263,5 @@ def draw_plan(random: Random, tokens: Random, *, profile: str, ranks: int, steps
         tiny_pools=chosen(Fault.TINY_POOLS, 0.5),
         tiny_bounds=chosen(Fault.TINY_BOUNDS, 0.35),
         group_faults=group_faults,
+        clock_faults=clock_faults,
     )

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ranks.cache import Cache
-from ..ranks.replica.serving import Admission, LoadState, Wait
-from .checkers import Violated
+from ..ranks.replica.answers import Admission, Wait
+from ..ranks.replica.requests import LoadState
 from .cluster import ask
 from .engine_request import EngineRequest, Stage
+from .findings.answers import Forgotten
+from .findings.finding import Violated
 from .prompts import Prompts
 from .world import World
 
@@ -62,7 +64,7 @@ class Pins:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
         # Its time may be over; until then it must have kept what it promised.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
-            raise Violated(f"{pin.kept} tokens were pinned, and {found} is left of them")
+            raise Violated(Forgotten(pin.kept, "were pinned", found.host_tokens))
 
 
 class Retracts:
@@ -114,10 +116,8 @@ class Retracts:
             request.refused += 1
             return "refused"
         if answer.cached_tokens != request.computed:
-            raise Violated(
-                f"request {request.name} had computed {request.computed} tokens when it was "
-                f"retracted, and it comes back with {answer.cached_tokens}"
-            )
+            why = f"were computed by request {request.name} when it was retracted"
+            raise Violated(Forgotten(request.computed, why, answer.cached_tokens))
         pages = max(-(-request.computed // self._page), -(-reserve // self._page))
         request.room = pages * self._page
         request.refused = 0

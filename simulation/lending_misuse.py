@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from random import Random
 
 from ..ranks.host_cache import HostCache
+from ..ranks.replica.requests import LoadState
 from .engine_request import EngineRequest, Stage
 from .misuse import WrongCall, refuse
+from .prompts import TOKEN_BYTES
 
 
 def misuse(
     caches: Sequence[HostCache], request: EngineRequest, leaving: Sequence[str], random: Random
 ) -> None:
     """Make one wrong call about `request`, as its stage allows, or about one that is `leaving`."""
+    unit = caches[0].config.layout.page_tokens * TOKEN_BYTES
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
     wrong: list[WrongCall[HostCache]] = [
         ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
@@ -21,22 +24,32 @@ def misuse(
         ("back_up without pages", lambda c: c.back_up(f"{name}?", bytes(1 << 12), [], namespace)),
         ("a page that is no number", lambda c: c.load(name, tokens, [1 << 40])),
     ]
-    if name in caches[0].replica.state.requests:
+    if name in caches[0].replica.requests:
         wrong.extend(
             [
                 ("another namespace", lambda c: c.hit(name, tokens, f"{namespace}?")),
                 ("a load without pages", lambda c: c.load(name, tokens, [])),
                 ("a load of too much", lambda c: c.load(name, bytes(4 << 12), range(4 << 12))),
+                ("a retract without pages", lambda c: c.retract(name, bytes(4), [])),
+                ("an unknown pool", lambda c: c.back_up(name, b"", {"draft": []}, namespace)),
             ]
         )
+        if request.stage is not Stage.RETRACTED:
+            wrong.append(("a resume of one that was not retracted", lambda c: c.resume(name, [])))
     if request.admitted:
         wrong.append(("a late prefetch", lambda c: c.prefetch(name, tokens, namespace)))
-    loads = request.stage is Stage.LOADING
-    if loads and caches[0].replica.state.request(name).load is not None:
+    copies = request.stage in (Stage.LOADING, Stage.RETRACTED)
+    if copies and caches[0].load_state(name) not in (LoadState.READY, LoadState.FAILED):
         wrong.extend(
             [
-                ("a fence during a load", lambda c: c.fence(name)),
-                ("a back_up during a load", lambda c: c.back_up(name, tokens, [0] * 99, namespace)),
+                ("a fence during a copy", lambda c: c.fence(name)),
+                ("a back_up during a copy", lambda c: c.back_up(name, tokens, [0] * 99, namespace)),
+                ("a retract during a copy", lambda c: c.retract(name, b"", [])),
+                (
+                    "a load during a copy",
+                    lambda c: c.load(name, tokens, [0] * (len(tokens) // unit)),
+                ),
+                ("a resume with too many pages", lambda c: c.resume(name, [0] * 9999)),
             ]
         )
     if leaving:

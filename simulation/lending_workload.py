@@ -9,16 +9,21 @@ preempted request are handed to others before their fence, and overwritten after
 from collections.abc import Sequence
 
 from ..ranks.host_cache import HostCache
-from ..ranks.orders import KV_POOL
 from ..ranks.rank_cache import RankCache
-from ..ranks.replica.serving import LoadState
-from ..ranks.replica.tree import HOST
-from .checkers import Violated, check_covered, check_loads
-from .device_pages import DevicePages
+from ..ranks.replica.node import HOST
+from ..ranks.replica.requests import LoadState
+from .checkers import check_loads
 from .engine import PATIENCE, Engine
+from .engine_pools import EnginePools, Held
 from .engine_request import EngineRequest, Stage
 from .faults import Fault
+from .findings.answers import ImpossibleAnswer, WrongHit
+from .findings.finding import Violated
+from .findings.pages import NotToBeHad
+from .lending_backups import LendingBackups
+from .lending_loads import LendingLoads
 from .lending_misuse import misuse
+from .lending_retracts import LendingRetracts
 from .memory import Memory
 from .prompts import TOKEN_BYTES
 from .sampling_apart import Bringing, host_cache_commands
@@ -35,8 +40,13 @@ class LendingWorkload(Engine[HostCache]):
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
         """See `Engine`."""
         super().begin_epoch(caches, memories)
-        self._pages = DevicePages([each.device[KV_POOL] for each in memories], self._random)
-        self._leaving: dict[str, list[int]] = {}
+        self._pools = EnginePools(self._model, memories, self._page, self._random)
+        self._model.begin_epoch(self._pools.pools)
+        unit, random, coverage = self._page, self._random, self._coverage
+        parts = (self._caches, self._pools, unit, random, coverage, self._ask)
+        self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
+        self._retracts = LendingRetracts(*parts)
+        self._leaving: dict[str, Held] = {}
         """Requests that were released, and their pages, which are not free yet."""
         self._generation = 0
         self._holds_copies = False
@@ -73,11 +83,17 @@ class LendingWorkload(Engine[HostCache]):
 
     def forward(self) -> None:
         """See `Engine`."""
+        self._pools.overwrite()
         for cache in self._caches:
             cache.begin_loads()
         for request in self.requests:
             if request.planned:
-                self._compute_planned(request)
+                self._model.compute(request, request.planned)
+                request.planned = 0
+                self._pools.publish(request)
+                if request.stage is Stage.COMPUTING:
+                    request.stage = self._stage(request)
+            self._pools.copy_state(request)
         for cache in self._caches:
             cache.begin_backups()
         self._holds_copies = False
@@ -90,31 +106,31 @@ class LendingWorkload(Engine[HostCache]):
 
     def check_pages(self) -> None:
         """See `Engine`."""
-        self._pages.check(self._model.expected(self.requests)[KV_POOL])
+        self._model.check_expected(self.requests)
+        self._pools.check_free()
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
         """Every device page is free, and a reset leaves every host page free."""
-        free, count = self._pages.free, self._pages.count
-        if self._leaving or free != count:
-            raise Violated(
-                f"{free} of the engine's {count} device pages are free at rest, and"
-                f" {list(self._leaving)} are still leaving"
-            )
+        for name, pool in self._pools.pools.items():
+            if self._leaving or pool.free != pool.count:
+                left = f"{pool.free} while {list(self._leaving)} are leaving"
+                raise Violated(NotToBeHad(pool.count, f"device {name} pages", left))
         self._ask_all("reset", lambda c: c.reset())
-        state = self._caches[0].replica.state
-        pool, nodes, roots = state.pools[HOST][0], state.tree.node_count, len(state.tree.roots)
-        if pool.free != pool.capacity or nodes or roots:
-            raise Violated(
-                f"{pool.free} of {pool.capacity} host pages are free after a reset at rest, and the "
-                f"tree has {nodes} nodes and {roots} roots"
-            )
+        prefixes = self._caches[0].replica.prefixes
+        nodes, roots = prefixes.tree.node_count, len(prefixes.tree.roots)
+        for host in prefixes.residence.pools[HOST]:
+            if host.free != host.capacity or nodes or roots:
+                left = f"{host.free} free after a reset, and a tree of {nodes} nodes, {roots} roots"
+                raise Violated(NotToBeHad(host.capacity, f"{host.name} pages", left))
         return True
 
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[HostCache]]:
-        return host_cache_commands(self.requests, namespace, prompt, self._pages)
+        return host_cache_commands(self.requests, namespace, prompt, self._pools)
 
     def _act(self, request: EngineRequest) -> None:
+        if request.stage in (*_COMPUTES, Stage.PUBLISHED):
+            self._backups.let_go(request)
         match request.stage:
             case Stage.ARRIVED:
                 self._prefetch(request)
@@ -135,8 +151,12 @@ class LendingWorkload(Engine[HostCache]):
                 self._answer(request)
             case Stage.PUBLISHED:
                 self._release(request)
-            case Stage.RETRACTED | Stage.GONE:
+            case Stage.RETRACTED:
+                self._look_at_retract(request)
+            case Stage.GONE:
                 pass
+        if request.stage in _COMPUTES and self._random.random() < 0.04:
+            self._retract(request)
         if request.stage in _COMPUTES and self._random.random() < 0.015:
             self._preempt(request)
 
@@ -154,144 +174,64 @@ class LendingWorkload(Engine[HostCache]):
         if begun:
             request.stage = Stage.PREFETCHING
 
-    def _hit(self, request: EngineRequest, device_tokens: int) -> int:
-        """Ask what can be brought, and compare it with what the cache says that it has."""
-        tokens = request.head(request.prompt - 1)
-        hit = self._ask(
-            request,
-            "hit",
-            lambda c: c.hit(request.name, tokens, request.namespace, device_tokens=device_tokens),
-        )
-        found = self._ask(request, "match", lambda c: c.match(tokens, request.namespace))
-        expected = 0 if request.failed else max(0, found.host_tokens - device_tokens)
-        if hit != expected or hit % self._page or device_tokens + hit > request.prompt - 1:
-            raise Violated(
-                f"request {request.name} has {device_tokens} tokens on the device, match finds "
-                f"{found.host_tokens} on the host, and hit says {hit}, where it "
-                f"{'failed to load before' if request.failed else 'never failed to load'}"
-            )
-        return hit
-
     def _admit(self, request: EngineRequest) -> None:
-        whole = (request.prompt - 1) // self._page
-        table: list[int] = []
-        if self._random.random() < 0.7:
-            table = self._pages.share(self._model.full_pages(request, whole))
-        on_device = len(table)
-        asks = self._random.random() < 0.95
-        hit = self._hit(request, on_device * self._page) // self._page if asks else 0
-        if hit and self._random.random() < 0.15:
-            hit = self._random.randint(0, hit)
-        own = self._pages.allocate(hit)
-        if own is None:
-            self._pages.give_back(table)
+        first, last = self._loads.choose(request)
+        computes = first == last
+        if computes:
+            for each in self.requests:
+                # Pages of one that was preempted in this step are written at once.
+                self._fence_if_due(each)
+        forks = computes and first > 0
+        if not self._pools.begin(request, first, last * self._page, forks=forks):
             self._refused(request)
             return
-        request.table = table + own
-        request.computed = on_device * self._page
+        request.computed = first * self._page
         self._coverage["tokens from device"] += request.computed
-        self._check_table(request, request.computed)
-        if not hit:
+        if computes:
+            self._model.check_tables(request)
             request.stage = Stage.COMPUTING
-            return
-        end = (on_device + hit) * self._page
-        self._ask(
-            request,
-            "load",
-            lambda c: c.load(
-                request.name,
-                request.head(end),
-                self._pages.on(c.rank, own),
-                device_tokens=request.computed,
-            ),
-        )
-        self._coverage["loads"] += 1
-        self._holds_copies = request.admitted = True
-        request.bringing = end
-        request.stage = Stage.LOADING
+        else:
+            self._loads.load(request, first, last)
+            self._holds_copies = True
 
     def _look_at_load(self, request: EngineRequest) -> None:
-        state = self._ask(request, "load_state", lambda c: c.load_state(request.name))
+        state = self._loads.look(request)
         if state is LoadState.LOADING:
             return
-        first = request.computed // self._page
-        who = f"load of request {request.name}, which is {state.name}"
-        self._pages.require_untouched(who, request.table[first:])
+        pools, resumes, request.resumes = self._pools, request.resumes, False
         if state is LoadState.READY:
-            self._coverage["tokens from host"] += request.bringing - request.computed
-            request.computed = request.bringing
-            request.stage = Stage.COMPUTING
-            self._check_table(request, request.computed)
-            self._publish(request)
+            request.stage = self._stage(request)
+            self._model.check_tables(request)
+            pools.publish(request)
             return
-        self._coverage["loads failed"] += 1
-        request.failed = True
-        self._hit(request, 0)
+        self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
         request.stage = Stage.COMPUTING
-        if self._random.random() < 0.5:
+        if not pools.can_compute(request) or self._random.random() < 0.5:
             # Another engine would begin again from nothing, and others may have the pages at once.
-            self._give_back_table(request)
+            pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
             request.computed = 0
             request.stage = Stage.WAITING
 
     # While it computes.
 
+    def _stage(self, request: EngineRequest) -> Stage:
+        return Stage.ANSWERING if request.computed >= request.prompt else Stage.COMPUTING
+
     def _plan(self, request: EngineRequest, length: int) -> int:
         """Plan to compute up to `length` tokens, as far as there is room; return how far that is."""
-        missing = -(-length // self._page) - len(request.table)
-        own = self._pages.allocate(max(0, missing))
-        if own is None:
-            length = min(length, len(request.table) * self._page)
-            self._refused(request)
-        else:
-            request.table += own
+        if request.lends_state:
+            self._coverage["waits for a backup of its state"] += 1
+            return request.computed
+        length = self._pools.extend(request, length)
+        if length > request.computed:
             request.refused = 0
-        if length > request.computed and request.stage in _COMPUTES:
             request.planned = length
+        else:
+            self._refused(request)
         return length
 
-    def _compute_planned(self, request: EngineRequest) -> None:
-        length = request.planned
-        for index in range(request.computed // self._page, -(-length // self._page)):
-            before = self._model.content(request, index, request.computed)
-            after = self._model.content(request, index, length)
-            who = f"request {request.name}"
-            self._pages.compute(request.table[index], before, after, who)
-        request.computed, request.planned = length, 0
-        self._publish(request)
-        if request.stage is Stage.COMPUTING and length >= request.prompt:
-            request.stage = Stage.ANSWERING
-
-    def _publish(self, request: EngineRequest) -> None:
-        whole = request.computed // self._page
-        self._pages.publish(request.table[:whole], self._model.full_pages(request, whole))
-
-    def _check_table(self, request: EngineRequest, length: int) -> None:
-        """The pages of the first `length` tokens hold their content on every rank."""
-        wanted = self._model.full_pages(request, length // self._page)
-        self._pages.require_holding(f"request {request.name}", request.table, wanted)
-
     def _back_up(self, request: EngineRequest) -> None:
-        """Back up what is whole after this step's forward pass, or sometimes less of it."""
-        known = max(request.computed, request.planned)
-        if request.unknown or (known < self._page and self._random.random() < 0.9):
-            return
-        if self._random.random() < 0.15:
-            known = self._random.randint(0, known)
-        tokens, pages = request.head(known), known // self._page
-        table = request.table if self._random.random() < 0.2 else request.table[:pages]
-        covered = self._ask(
-            request,
-            "back_up",
-            lambda c: c.back_up(
-                request.name, tokens, self._pages.on(c.rank, table), request.namespace
-            ),
-        )
-        self._coverage["backups"] += 1
-        self._holds_copies = request.admitted = True
-        match = self._ask(request, "match", lambda c: c.match(tokens, request.namespace))
-        found = match.host_tokens if request.generation == self._generation else 0
-        check_covered(f"back_up of request {request.name}", covered, found, known, self._page)
+        self._holds_copies |= self._backups.back_up(request, self._generation)
 
     def _answer(self, request: EngineRequest) -> None:
         known = len(request.tokens) // TOKEN_BYTES
@@ -321,7 +261,27 @@ class LendingWorkload(Engine[HostCache]):
         elif self._random.random() < 0.3:
             computing = [each for each in self.requests if each.stage in _COMPUTES and each.table]
             if computing:
-                self._preempt(computing[-1])
+                evict = self._preempt if self._random.random() < 0.5 else self._retract
+                evict(computing[-1])
+
+    def _retract(self, request: EngineRequest) -> None:
+        self._holds_copies |= self._retracts.retract(request)
+
+    def _look_at_retract(self, request: EngineRequest) -> None:
+        became = self._retracts.look(request)
+        if became == "resumed":
+            self._holds_copies = True
+        elif became == "failed":
+            request.failed = True
+            request.stage = self._stage(request)
+            self._model.check_tables(request)
+        elif became == "lost":
+            self._begin_anew(request, max(request.prompt, request.bringing))
+            request.computed, request.stage = 0, Stage.ARRIVED
+            request.admitted = request.failed = False
+            request.generation = self._generation
+        elif request.refused > 2 * PATIENCE:
+            self._abort(request)
 
     def _preempt(self, request: EngineRequest) -> None:
         """Hand the request's pages to others at once; it begins again, perhaps with its answer."""
@@ -329,16 +289,22 @@ class LendingWorkload(Engine[HostCache]):
         if self._random.random() < 0.3:
             self._back_up(request)
         begins_anew = self._random.random() < 0.5
-        known = request.prompt if begins_anew else max(request.prompt, request.computed)
-        request.tokens = request.head(known)
-        request.answer = max(0, request.answer - (known - request.prompt))
-        request.prompt = known
-        request.computed = request.planned = request.refused = 0
+        self._begin_anew(
+            request, request.prompt if begins_anew else max(request.prompt, request.computed)
+        )
+        request.computed = request.planned = 0
         request.stage = Stage.ARRIVED
         request.fence_due = True
-        if self._random.random() < 0.5:
+        held, fenced = self._pools.take_all(request), self._random.random() < 0.5
+        if fenced:
             self._fence_if_due(request)
-        self._give_back_table(request)
+        self._pools.give_back(held, overwrite=fenced and self._random.random() < 0.5)
+
+    def _begin_anew(self, request: EngineRequest, known: int) -> None:
+        """Let a request compute its first `known` tokens again, as its prompt."""
+        request.tokens = request.head(known)
+        request.answer = max(0, request.answer - (known - request.prompt))
+        request.prompt, request.refused = known, 0
 
     def _fence_if_due(self, request: EngineRequest) -> None:
         if request.fence_due:
@@ -355,29 +321,25 @@ class LendingWorkload(Engine[HostCache]):
     def _release(self, request: EngineRequest) -> None:
         request.planned = 0
         request.stage = Stage.GONE
+        held = self._pools.take_all(request)
         if self._ask(request, "release", lambda c: c.release(request.name)):
-            self._freed(request.name, request.table)
+            self._freed(request.name, held)
         else:
             self._coverage["delayed frees"] += 1
-            self._leaving[request.name] = request.table
-        request.table = []
+            self._leaving[request.name] = held
 
     def _take_freed(self) -> None:
         for name in self._ask_all("take_freed", lambda c: c.take_freed()):
             if name not in self._leaving:
-                raise Violated(f"take_freed names {name}, which is not leaving")
+                raise Violated(ImpossibleAnswer("a take_freed", f"names {name}, which is staying"))
             self._freed(name, self._leaving.pop(name))
         # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
-            raise Violated("nobody is leaving, and pending_frees says otherwise")
+            raise Violated(ImpossibleAnswer("a pending_frees", "is true, and nobody is leaving"))
 
-    def _freed(self, name: str, pages: list[int]) -> None:
-        self._pages.give_back(pages)
+    def _freed(self, name: str, held: Held) -> None:
+        self._pools.give_back(held, overwrite=self._random.random() < 0.5)
         self._old_names.append(name)
-
-    def _give_back_table(self, request: EngineRequest) -> None:
-        pages, request.table = request.table, []
-        self._pages.give_back(pages)
 
     def _reset(self) -> None:
         """Drop all that is cached; what begins from here on must see nothing of it."""
@@ -390,11 +352,12 @@ class LendingWorkload(Engine[HostCache]):
         version = f"weights {self._generation}" if self._generation % 3 else None
         self._ask_all("reset", lambda c: c.reset(version))
         self._coverage["resets"] += 1
-        self._pages.forget_cached()
+        self._pools.forget_cached()
         for request in self.requests:
             if not request.admitted and not request.computed:
                 request.generation = self._generation
-                if request.stage in (Stage.PREFETCHING, Stage.WAITING) and self._hit(request, 0):
-                    raise Violated(f"request {request.name} gets a hit right after a reset")
+                asks = request.stage in (Stage.PREFETCHING, Stage.WAITING)
+                if asks and (hit := self._loads.hit(request, 0)):
+                    raise Violated(WrongHit(request.name, 0, hit, hit, "right after a reset"))
             elif not request.admitted:
                 request.unknown = True

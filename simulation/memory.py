@@ -1,50 +1,13 @@
-"""Symbolic memory: what every page slot holds, who touches it, and what lies in a rank's store.
+"""Symbolic memory: what every page slot holds, who touches it, and what lies in a rank's store."""
 
-A page's content is a number that stands for its pool and the token prefix whose last page it is, so
-the checkers can tell the right page from every wrong one without looking at keys or trees. A recurrent
-state stands for the prefix after which it is the state. Numbers below one stand for bytes that belong
-to nobody.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ..ranks.orders import KV_POOL
-from ..ranks.replica.tree import DEVICE, HOST
-
-EMPTY = 0
-"""Nothing was ever written here."""
-TORN = -1
-"""A transfer writes here at this moment."""
-GARBAGE = -2
-"""A transfer into this slot ended badly."""
-
-Finding = Callable[[str], None]
-"""Receives one sentence that says which promise was broken."""
-
-
-def describe(content: int) -> str:
-    """Say in words what a slot holds."""
-    names = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
-    return names.get(content) or f"content {content}"
-
-
-class Contents:
-    """Numbers for token prefixes: equal exactly when pool, namespace and all tokens are equal.
-
-    What was computed before a reset and what is computed after it differ, too, as when the model has
-    got new weights in between.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str, int, bytes], int] = {}
-
-    def of(self, namespace: str, prefix: bytes, generation: int = 0, *, pool: str = KV_POOL) -> int:
-        """Return the content of the last page of `prefix`, which may be partly filled.
-
-        For a pool of states it is the state after all of `prefix`.
-        """
-        name = (pool, namespace, generation, prefix)
-        return self._numbers.setdefault(name, len(self._numbers) + 1)
+from ..ranks.replica.node import DEVICE, HOST
+from .contents import EMPTY, SHARDS
+from .findings.finding import Record
+from .findings.pages import NothingToCopy, Slot, StillTouched, TwoTransfers, WrongObject, WrongPage
+from .findings.transfers import BadOrder
 
 
 class Slots:
@@ -54,39 +17,40 @@ class Slots:
     may read a slot; one that writes must be alone with it.
     """
 
-    def __init__(self, name: str, pages: int, finding: Finding) -> None:
-        self.name = name
+    def __init__(
+        self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
+    ) -> None:
         self.content = [EMPTY] * pages
-        self._writer: list[int | None] = [None] * pages
+        """What each slot holds: of a prefix, the shard of some rank."""
+        self.shard = rank * SHARDS
+        """What this rank's shard of a content is more than the content."""
+        self._tier, self._pool, self._rank = tier, pool, rank
+        self.writer: list[int | None] = [None] * pages
+        """The operation that writes each slot, or may still write it."""
         self._readers = [0] * pages
-        self._finding = finding
+        self._record = record
+
+    def slot(self, page: int) -> Slot:
+        """Return the name of a slot."""
+        return Slot(self._rank, self._tier, self._pool, page)
 
     def claim_to_read(self, page: int, operation: int) -> None:
         """Note that `operation` will read the slot."""
         if not self._exists(page, f"operation {operation}"):
             return
-        if self._writer[page] is not None:
-            self._finding(
-                f"operation {operation} reads {self.name} page {page} while operation "
-                f"{self._writer[page]} still writes it"
-            )
+        writer = self.writer[page]
+        if writer is not None:
+            self._record(TwoTransfers(self.slot(page), operation, writes=False, writer=writer))
         self._readers[page] += 1
 
     def claim_to_write(self, page: int, operation: int) -> None:
         """Note that `operation` will write the slot."""
         if not self._exists(page, f"operation {operation}"):
             return
-        if self._writer[page] is not None:
-            self._finding(
-                f"operation {operation} writes {self.name} page {page} while operation "
-                f"{self._writer[page]} still writes it"
-            )
-        elif self._readers[page]:
-            self._finding(
-                f"operation {operation} writes {self.name} page {page} while "
-                f"{self._readers[page]} transfers still read it"
-            )
-        self._writer[page] = operation
+        if self.touched(page):
+            writer = self.writer[page]
+            self._record(TwoTransfers(self.slot(page), operation, writes=True, writer=writer))
+        self.writer[page] = operation
 
     def finish_reading(self, page: int) -> None:
         """Drop one claim to read."""
@@ -94,44 +58,33 @@ class Slots:
 
     def finish_writing(self, page: int, operation: int) -> None:
         """Drop the claim to write."""
-        if self._writer[page] == operation:
-            self._writer[page] = None
+        if self.writer[page] == operation:
+            self.writer[page] = None
 
-    def compute(self, page: int, before: int, after: int, who: str) -> None:
-        """Let the model turn the slot's content from `before` to `after`; EMPTY stands for any."""
+    def compute(self, page: int, before: int, after: int, request: str) -> None:
+        """Let the model turn this rank's shard of `before` into that of `after`; EMPTY is any."""
         if self.touched(page):
-            self._finding(
-                f"{who} computes into {self.name} page {page} while a transfer touches it"
-            )
-        if before != EMPTY and self.content[page] != before:
-            self._finding(
-                f"{who} continues {self.name} page {page}, which holds "
-                f"{describe(self.content[page])} instead of {describe(before)}"
-            )
-        self.content[page] = after
+            why = f"request {request} computes into it"
+            self._record(StillTouched(self.slot(page), why))
+        holds, wanted = self.content[page], before + self.shard
+        if before != EMPTY and holds != wanted:
+            self._record(WrongPage(self.slot(page), request, wanted, holds))
+        self.content[page] = after + self.shard
 
-    def fork(self, source: int, destination: int, who: str) -> None:
+    def fork(self, source: int, destination: int) -> None:
         """Copy one slot to another at once, as in the engine's own order of work."""
-        if not (self._exists(source, who) and self._exists(destination, who)):
+        if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
             return
         content = self.content[source]
-        if content <= EMPTY or self.written(source):
-            self._finding(
-                f"{who} copies {self.name} page {source}, which holds {describe(content)}"
-            )
+        if content <= EMPTY or self.writer[source] is not None:
+            self._record(NothingToCopy(self.slot(source), "a fork", content))
         if self.touched(destination):
-            self._finding(
-                f"{who} writes {self.name} page {destination} while a transfer touches it"
-            )
+            self._record(StillTouched(self.slot(destination), "a state is copied into it"))
         self.content[destination] = content
 
     def touched(self, page: int) -> bool:
         """Whether some transfer has a claim on the slot."""
-        return self._writer[page] is not None or self._readers[page] > 0
-
-    def written(self, page: int) -> bool:
-        """Whether some transfer writes, or may still write, the slot."""
-        return self._writer[page] is not None
+        return self.writer[page] is not None or self._readers[page] > 0
 
     def claims(self) -> list[int]:
         """Return the slots on which some transfer has a claim."""
@@ -140,23 +93,23 @@ class Slots:
     def _exists(self, page: int, who: str) -> bool:
         if 0 <= page < len(self.content):
             return True
-        self._finding(
-            f"{who} names {self.name} page {page}, but the pool has {len(self.content)} pages"
-        )
+        wrong = f"names {self.slot(page).plain}, which has {len(self.content)} pages"
+        self._record(BadOrder(self._rank, who, wrong))
         return False
 
 
 class Memory:
     """The page slots of one rank: of each pool, on each tier."""
 
-    def __init__(self, pools: Mapping[str, tuple[int, int]], finding: Finding) -> None:
+    def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
         """`pools` has the number of pages on the device and on the host, by name."""
         self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
         """By tier (`DEVICE`, `HOST`) and pool."""
         for pool, sizes in pools.items():
             for tier, name in ((DEVICE, "device"), (HOST, "host")):
-                self.tiers[tier][pool] = Slots(f"{name} {pool}", sizes[tier], finding)
-        self._finding = finding
+                self.tiers[tier][pool] = Slots(name, sizes[tier], record, pool=pool, rank=rank)
+        self._record = record
+        self._rank = rank
 
     @property
     def device(self) -> dict[str, Slots]:
@@ -171,7 +124,8 @@ class Memory:
     def named(self, tier: int, pool: str) -> Slots:
         """Return the slots of the pool that an order names."""
         if pool not in self.tiers[tier]:
-            self._finding(f"an order names the unknown pool {pool!r}")
+            wrong = f"names the pool {pool!r}, which is unknown"
+            self._record(BadOrder(self._rank, "an order", wrong))
             pool = KV_POOL
         return self.tiers[tier][pool]
 
@@ -180,12 +134,13 @@ class Store:
     """One rank's objects in storage. It outlives the processes of the group.
 
     `meanings` is shared by all ranks: a key of a pool stands for one token prefix, everywhere and for
-    ever.
+    ever. Each rank's object of it is that rank's shard.
     """
 
-    def __init__(self, meanings: dict[tuple[str, bytes], int]) -> None:
+    def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
         self._objects: dict[tuple[str, bytes], int] = {}
         self._meanings = meanings
+        self._rank = rank
 
     def has(self, pool: str, key: bytes) -> bool:
         """Say whether an object is there."""
@@ -195,14 +150,16 @@ class Store:
         """Return the content of an object, or None where there is none."""
         return self._objects.get((pool, key))
 
-    def write(self, pool: str, key: bytes, content: int) -> str | None:
-        """Write an object unless it is there, and say what is wrong with its content, if anything."""
-        name = (pool, key)
+    def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+        """Write an object unless it is there, and return what is wrong with it, if anything."""
+        name, shard = (pool, key), self._rank * SHARDS
         wrong = None
         if content <= EMPTY:
-            wrong = f"stores {describe(content)} under a page key"
-        elif self._meanings.setdefault(name, content) != content:
-            wrong = f"stores content {content} under the key of content {self._meanings[name]}"
+            wrong = WrongObject(self._rank, content, None)
+        else:
+            meaning = self._meanings.setdefault(name, content % SHARDS) + shard
+            if content != meaning:
+                wrong = WrongObject(self._rank, content, meaning)
         self._objects.setdefault(name, content)
         return wrong
 

@@ -5,10 +5,12 @@ from random import Random
 
 from ..errors import UsageError
 from ..ranks.cache import Cache
-from ..ranks.replica.serving import LoadState
-from .checkers import Violated
+from ..ranks.replica.digest import state_digest
+from ..ranks.replica.requests import LoadState
 from .cluster import AnyCache
 from .engine_request import EngineRequest, Stage
+from .findings.answers import NotRefused, RefusedAndChanged
+from .findings.finding import Violated
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
 """What is wrong with a call, and the call."""
@@ -29,15 +31,15 @@ def misuse(
 def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
     """Make a wrong call, which must be refused on every rank and change nothing."""
     for rank, cache in enumerate(caches):
-        before = (cache.replica.digest, cache.replica.state_digest())
+        before = (cache.replica.digest, state_digest(cache.replica))
         try:
             command(cache)
         except UsageError:
             pass
         else:
-            raise Violated(f"rank {rank}: {what} was not refused")
-        if (cache.replica.digest, cache.replica.state_digest()) != before:
-            raise Violated(f"rank {rank}: {what} was refused, and changed something all the same")
+            raise Violated(NotRefused(rank, what))
+        if (cache.replica.digest, state_digest(cache.replica)) != before:
+            raise Violated(RefusedAndChanged(rank, what))
 
 
 def _wrong_calls(

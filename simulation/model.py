@@ -6,20 +6,22 @@ slot that the model advances in place.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..ranks.config import CacheConfig, SlidingWindow
 from ..ranks.orders import KV_POOL
-from .checkers import Violated, check_expected, check_hit
+from .contents import EMPTY, Contents
 from .engine_request import EngineRequest
-from .memory import EMPTY, Contents, Memory, Slots
-
-NO_PAGE = -1
-"""In a page table: the request has no page any more at this position."""
+from .every_rank import NO_PAGE, EveryRank
+from .findings.finding import Violated
+from .findings.pages import PagesMissing, Slot, TwoOwners
 
 
 class Layers(ABC):
     """The layers of one component, and the pool in which they keep what they compute."""
+
+    per_page = True
+    """Whether a request's table has an entry for each page of tokens, or one in all."""
 
     def __init__(self, pool: str, page_tokens: int, contents: Contents) -> None:
         self.pool = pool
@@ -82,10 +84,12 @@ class SlidingWindowLayers(FullAttentionLayers):
 class RecurrentLayers(Layers):
     """They have one state, which stands for all tokens before."""
 
+    per_page = False
+
     def content(self, request: EngineRequest, index: int, length: int) -> int:
         """See `Layers`."""
         del index
-        return self._of(request, length) if length else EMPTY
+        return self._of(request, length) if length and not request.state_comes else EMPTY
 
     def needed(self, length: int, room: int) -> range:
         """See `Layers`."""
@@ -110,19 +114,11 @@ class Model:
                 if isinstance(component, SlidingWindow)
                 else RecurrentLayers(pool, page_tokens, contents)
             )
-        self._memories: Sequence[Memory] = ()
+        self._device: Mapping[str, EveryRank] = {}
 
-    def begin_epoch(self, memories: Sequence[Memory]) -> None:
-        """Go on with the memory of a new group."""
-        self._memories = memories
-
-    def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return what page `index` of full attention holds once `length` tokens are computed."""
-        return self.layers[0].content(request, index, length)
-
-    def full_pages(self, request: EngineRequest, pages: int) -> list[int]:
-        """Return what the first `pages` pages of full attention hold once they are full."""
-        return [self.content(request, index, pages * self._page) for index in range(pages)]
+    def begin_epoch(self, device: Mapping[str, EveryRank]) -> None:
+        """Go on with the device memory of a new group, by pool."""
+        self._device = device
 
     def check_tables(self, request: EngineRequest) -> None:
         """The request has the pages that it needs, and they hold on every rank what they must."""
@@ -132,17 +128,14 @@ class Model:
             there = {index for index, page in enumerate(table) if page != NO_PAGE}
             needed = layers.needed(request.computed, request.room)
             if len(set(pages)) != len(pages) or not there.issuperset(needed):
-                raise Violated(
-                    f"request {request.name} has computed {request.computed} tokens and has room "
-                    f"for {request.room}, and its page table of pool {layers.pool!r} is {table}"
-                )
-            wanted = {
-                index: content
+                name, computed, room = request.name, request.computed, request.room
+                raise Violated(PagesMissing(name, computed, room, layers.pool, table))
+            wanted = [
+                (table[index], content, request.name)
                 for index in sorted(there)
                 if (content := layers.content(request, index, request.computed)) != EMPTY
-            }
-            for rank, slots in self._slots(layers):
-                check_hit(f"rank {rank}, request {request.name}", slots, table, wanted)
+            ]
+            self._device[layers.pool].require_holding(wanted)
 
     def compute(self, request: EngineRequest, length: int) -> None:
         """Compute the request's tokens up to `length`, on every rank."""
@@ -151,42 +144,33 @@ class Model:
             for index in layers.written(request.computed, length):
                 before = layers.content(request, index, request.computed)
                 after = layers.content(request, index, length)
-                for rank, slots in self._slots(layers):
-                    slots.compute(
-                        table[index], before, after, f"rank {rank}, request {request.name}"
-                    )
+                self._device[layers.pool].compute(table[index], before, after, request.name)
         request.computed = max(request.computed, length)
 
-    def expected(self, requests: Iterable[EngineRequest]) -> dict[str, dict[int, int]]:
-        """Return by pool what the pages in the requests' tables must hold, as far as it is known."""
-        requests = list(requests)
-        return {layers.pool: _expected(layers, requests) for layers in self.layers}
-
-    def check_expected(self, requests: Iterable[EngineRequest]) -> None:
+    def check_expected(self, requests: Sequence[EngineRequest]) -> None:
         """The pages in the requests' tables hold on every rank what they must."""
-        expected = self.expected(requests)
         for layers in self.layers:
-            for rank, slots in self._slots(layers):
-                check_expected(f"rank {rank}", slots, expected[layers.pool])
-
-    def _slots(self, layers: Layers) -> Iterator[tuple[int, Slots]]:
-        for rank, memory in enumerate(self._memories):
-            yield rank, memory.device[layers.pool]
+            self._device[layers.pool].require_holding(_expected(layers, requests))
 
 
-def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> dict[int, int]:
-    expected: dict[int, int] = {}
+def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
+    """Return the pages in the requests' tables, with what each must hold, and for which request.
+
+    Those of which that is not known are left out.
+    """
+    contents: dict[int, int] = {}
+    wanted: list[tuple[int, int, str]] = []
     for request in requests:
         for index, page in enumerate(request.tables.get(layers.pool, ())):
             if page == NO_PAGE:
                 continue
             content = layers.content(request, index, request.computed)
             if content == EMPTY:
-                content = -1 - len(expected)
-            other = expected.setdefault(page, content)
+                content = -1 - len(contents)
+            other = contents.setdefault(page, content)
             if other != content:
-                raise Violated(
-                    f"device {layers.pool} page {page} belongs to request {request.name} at {index} "
-                    "and to another request with another prefix"
-                )
-    return {page: content for page, content in expected.items() if content > EMPTY}
+                owners = (f"request {request.name}", "another request with another prefix")
+                raise Violated(TwoOwners(Slot(0, "device", layers.pool, page), owners))
+            if content > EMPTY:
+                wanted.append((page, content, request.name))
+    return wanted

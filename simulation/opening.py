@@ -5,6 +5,7 @@ from functools import partial
 
 from ..coordinator.proposal import Change, Proposal, Readiness
 from .conditions import Conditions
+from .findings.storage import NotOpen
 from .memory import Store
 from .stores import FIRST_STORE, OpenStore
 
@@ -19,7 +20,7 @@ class Stores:
         """Returns the store of a URI."""
         self.refusals = 0.0
         """How often a store that is to be attached does not open."""
-        self.used = OpenStore(FIRST_STORE, store, conditions.find)
+        self.used = OpenStore(FIRST_STORE, store, conditions.find, conditions.rank)
         """The store in use, or the last one, which is closed."""
         self._conditions = conditions
         self._staged: dict[int, OpenStore] = {}
@@ -37,7 +38,8 @@ class Stores:
             self._readiness[number] = Readiness.READY
             return
         self._readiness[number] = Readiness.STAGED
-        store = OpenStore(proposal.store, self.find(proposal.store), self._conditions.find)
+        opened, rank = self.find(proposal.store), self._conditions.rank
+        store = OpenStore(proposal.store, opened, self._conditions.find, rank)
         self._staged[number] = store
         draw = self._conditions.random.random()
         became = "nobody answers" if draw < self.refusals else Readiness.READY
@@ -56,7 +58,7 @@ class Stores:
     def attach(self, proposal: int) -> None:
         """Use a store that was staged."""
         if self._readiness.get(proposal) != Readiness.READY or not self.used.closed:
-            self._conditions.find("a store is attached that is not open, or beside another")
+            self._conditions.find(NotOpen(self._conditions.rank))
         self.used = self._staged.pop(proposal)
 
     def detach(self) -> None:

@@ -16,8 +16,18 @@ from ..coordinator.proposal import Change, Proposal
 from ..errors import LockstepError, UsageError
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
-from .checkers import Violated
+from ..ranks.replica.replica import KEEPS_TOO_MUCH
 from .executor import SimulatedExecutor
+from .findings.finding import Violated
+from .findings.storage import (
+    AgreedOtherwise,
+    DoneOnSome,
+    DoneUntold,
+    LeftWaiting,
+    OtherStores,
+    StoreKept,
+    Unanswered,
+)
 from .stores import FIRST_STORE, OTHER_STORE
 from .world import World
 
@@ -64,7 +74,7 @@ class Proposing:
         self.refusals = 0.0 if world.faults.calm else self._random.choice((0.0, 0.1, 0.3))
         """How often a rank cannot open a store."""
         self._can_attach = world.config.host_pages > 0
-        self._patience_us = int(world.config.timeouts.open_s * 1_000_000)
+        self._patience_us = int(world.config.timeouts.open_s * 1_000_000) + world.faults.still_us
         self._coverage = coverage
         self._trace = trace
         self._caches: Sequence[RankCache] = ()
@@ -85,7 +95,7 @@ class Proposing:
         self._errands.clear()
         self._told.clear()
         self._attached = caches[0].store_state() is StoreState.ATTACHED
-        self._recorded = caches[0].replica.state.journal.count
+        self._recorded = caches[0].replica.journal.count
         for executor in executors:
             executor.stores.refusals = self.refusals
 
@@ -126,27 +136,27 @@ class Proposing:
         states = [cache.store_state() for cache in self._caches]
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
-            raise Violated(f"the ranks have different stores: {states}, {used}")
+            raise Violated(OtherStores([str(state) for state in states], used))
         if (used[0] is None) != (states[0] in (StoreState.DETACHED, StoreState.ATTACHING)):
-            raise Violated(f"the store is {states[0]} on every rank, and they use {used[0]}")
+            raise Violated(AgreedOtherwise(str(states[0]), used[0]))
         self._check_ended_alike([told for told in self._told if told.outcome.done()])
         self._told = [told for told in self._told if not told.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
-        self._recorded = self._caches[0].replica.state.journal.count
+        self._recorded = self._caches[0].replica.journal.count
         for told in self._told:
             told.late_steps += now_us - told.since_us > self._patience_us
             if told.late_steps > _STEPS_TO_END:
-                raise Violated(f"rank {told.rank} was told: {told.proposal}, and it does not end")
+                raise Violated(Unanswered(told.rank, told.proposal))
 
     def check_rest(self) -> None:
         """At rest nothing drains."""
         if self._caches[0].store_state() is StoreState.DRAINING:
-            raise Violated("nothing is in flight, and the store is not let go of")
+            raise Violated(StoreKept())
 
     def check_gone(self, rank: int) -> None:
         """After the end of an epoch nobody waits for what a rank was told."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
-            raise Violated(f"rank {rank} has left its group, and a proposal waits for it")
+            raise Violated(LeftWaiting(rank))
 
     def _begin_campaign(self) -> None:
         random, ranks = self._random, range(len(self._caches))
@@ -169,6 +179,8 @@ class Proposing:
             self._errands.append(_Errand(step, rank, its, random.random() < 0.5))
 
     def _check_ended_alike(self, ended: Sequence[_Told]) -> None:
+        if not ended:
+            return
         had_store = self._had_store()
         groups: defaultdict[tuple[int, Proposal], list[_Told]] = defaultdict(list)
         for told in sorted(ended, key=attrgetter("ended_in")):
@@ -177,10 +189,10 @@ class Proposing:
             errors = [told.outcome.exception() for told in mine]
             done = sum(error is None for error in errors)
             if done and done != len(errors):
-                raise Violated(f"{proposal} was done on {done} of the ranks that were told")
+                raise Violated(DoneOnSome(proposal, done))
             needs_all = proposal.change is Change.ATTACH or had_store
             if done and needs_all and {told.rank for told in mine} != set(range(len(self._caches))):
-                raise Violated(f"{proposal} was done, and not every rank was told of it")
+                raise Violated(DoneUntold(proposal))
             if done:
                 had_store = proposal.change is Change.ATTACH
                 self._coverage[f"stores {proposal.change.name.lower()}ed"] += 1
@@ -196,6 +208,7 @@ class Proposing:
 
         The group lets go by itself of a store that keeps too much.
         """
-        state = self._caches[0].replica.state
-        _, entries = state.journal.last(state.journal.count - self._recorded)
-        return self._attached and "detach 1" not in entries
+        journal = self._caches[0].replica.journal
+        _, entries = journal.last(journal.count - self._recorded)
+        let_go = any(entry.endswith(KEEPS_TOO_MUCH) for entry in entries)
+        return self._attached and not let_go

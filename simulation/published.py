@@ -7,13 +7,14 @@ state is the exception: a request works on a copy of its own, so what the tree h
 
 from collections.abc import Iterable
 
+from ..ranks.replica.answers import Admission
 from ..ranks.replica.matching import Match
-from ..ranks.replica.serving import Admission
-from ..ranks.replica.state import ReplicaState
-from ..ranks.replica.tree import DEVICE
-from .checkers import Violated
+from ..ranks.replica.node import DEVICE
+from ..ranks.replica.replica import Replica
+from .contents import Contents
 from .engine_request import EngineRequest
-from .memory import Contents
+from .findings.answers import Forgotten
+from .findings.finding import Violated
 from .prompts import TOKEN_BYTES
 from .world import World
 
@@ -70,12 +71,10 @@ class Published:
         while count < whole and self._content(namespace, tokens, count + 1) in self._pages:
             count += 1
         if found.device_tokens < count * self._page:
-            raise Violated(
-                f"match finds {found.device_tokens} tokens on the device, of which "
-                f"{count * self._page} were published and never had to leave"
-            )
+            why = "were published and never had to leave the device"
+            raise Violated(Forgotten(count * self._page, why, found.device_tokens))
 
-    def check_shared(self, found: Match, request: EngineRequest, state: ReplicaState) -> None:
+    def check_shared(self, found: Match, request: EngineRequest, replica: Replica) -> None:
         """What a request that is admitted shares is found, right after it was published or restored.
 
         In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
@@ -84,26 +83,22 @@ class Published:
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:
-            if not self._keeps_state(request, state):
+            if not self._keeps_state(request, replica):
                 return
             there = found.host_tokens
         if there < shared:
-            raise Violated(
-                f"request {request.name} shares {shared} tokens, and match finds {there} of them"
-            )
+            raise Violated(Forgotten(shared, f"are shared by request {request.name}", there))
 
-    def _keeps_state(self, request: EngineRequest, state: ReplicaState) -> bool:
+    def _keeps_state(self, request: EngineRequest, replica: Replica) -> bool:
         """Say whether the tree must have the state that the request has computed last."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         # Each request works on a slot of its own.
         used = len(self._ends) + self._loads + self._world.requests_max
         slots = min(
-            state.pools[DEVICE][each.index].capacity
-            - sum(
-                len(o.owned_pages(DEVICE, each.index)) for o in state.operations.in_flight.values()
-            )
-            for each in state.components
+            replica.prefixes.residence.pools[DEVICE][each.index].capacity
+            - sum(len(o.owned_pages(DEVICE, each.index)) for o in replica.agenda.in_flight.values())
+            for each in replica.prefixes.components
             if not each.per_page
         )
         is_checkpoint = not shared % every or shared in request.checkpoints

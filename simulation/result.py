@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .findings.finding import Finding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
@@ -10,8 +12,7 @@ class Violation:
 
     seed: int
     step: int
-    what: str
-    """One sentence."""
+    finding: Finding
     replay: str
     """The command that shows it again."""
 

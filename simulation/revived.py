@@ -1,16 +1,16 @@
 """Bugs of the field, put back on purpose: what proves that the simulator would have found them.
 
-Each is one that a serving engine has had. While it is revived, a method of the real code is replaced by
-one that does what the old code did; nothing in the code itself knows of it. Which checker notices,
-and in which step, is for the simulator to show.
+Each is one that a serving engine has had. To revive it is to put the ranks together with a part that
+does what the old code did; nothing in the code itself knows of it. Which checker notices, and in which
+step, is for the simulator to show.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from . import revived_incidents as incidents
 from . import revived_votes as votes
+from .epoch import Build
 from .world import REPLICA
 
 SEEDS = range(2_000)
@@ -24,8 +24,8 @@ class RevivedBug:
     name: str
     about: str
     """What the code did wrong, and where that happened, in one line."""
-    put_back: Callable[[], AbstractContextManager[None]]
-    """The bug is there inside this context."""
+    build: Callable[[], Build]
+    """Returns what to put the ranks together from, for the bug to be there."""
     profile: str
     """A model that has what the bug needs."""
     faults: str = "mixed"
@@ -37,7 +37,7 @@ _BUGS = (
         name="A",
         about="a transfer shares the page numbers of a cached prefix, and moving them to the device"
         " changes them in place (incident A)",
-        put_back=incidents.shared_descriptor,
+        build=incidents.shared_descriptor,
         profile="gemma",
         faults="pressure",
     ),
@@ -45,7 +45,7 @@ _BUGS = (
         name="B",
         about="a load back goes down to where full attention is in host memory, and not to where"
         " every component accepts a match (incident B)",
-        put_back=incidents.load_back_from_the_last_host_node,
+        build=incidents.load_back_from_the_last_host_node,
         profile="gemma",
         faults="pressure",
     ),
@@ -53,7 +53,7 @@ _BUGS = (
         name="C",
         about="a prefetch is over once its KV has landed, and its other pools' transfers run on"
         " (incident C)",
-        put_back=incidents.complete_without_the_other_pools,
+        build=incidents.complete_without_the_other_pools,
         profile="gemma",
         faults="storage",
     ),
@@ -61,7 +61,7 @@ _BUGS = (
         name="D",
         about="the cleanup after an eviction looks at device locks only, and removes a parent that a"
         " prefetch or backup has pinned (incident D)",
-        put_back=incidents.cascade_past_pins,
+        build=incidents.cascade_past_pins,
         profile="hybrid-all",
         faults="pressure",
     ),
@@ -69,21 +69,21 @@ _BUGS = (
         name="E",
         about="a request that is retracted saves its KV alone, and resumes in slots of the other pools"
         " that were used in between (incident E)",
-        put_back=incidents.retract_the_kv_alone,
+        build=incidents.retract_the_kv_alone,
         profile="qwen-next",
     ),
     RevivedBug(
         name="views",
         about="what a retracted request saves are views of its slots on the device, which others use"
         " until it resumes (incident E)",
-        put_back=incidents.retract_hands_out_views,
+        build=incidents.retract_hands_out_views,
         profile="qwen-next",
     ),
     RevivedBug(
         name="local-free",
         about="a rank gives pages back once its own transfers are over, before the others' are"
         " (sglang#33442, TensorRT-LLM#14020)",
-        put_back=votes.free_on_local_evidence,
+        build=votes.free_on_local_evidence,
         profile="llama",
         faults="storage",
     ),
@@ -91,21 +91,21 @@ _BUGS = (
         name="count-not-name",
         about="the ranks agree on how many copies have ended, and each takes those of its own that"
         " have (sglang#28429)",
-        put_back=votes.count_without_names,
+        build=votes.count_without_names,
         profile="llama",
     ),
     RevivedBug(
         name="early-return",
         about="a rank whose own transfers are over returns before the vote, and the others wait for"
         " it (sglang#30760, #33029, #26923)",
-        put_back=votes.return_before_the_vote,
+        build=votes.return_before_the_vote,
         profile="llama",
     ),
     RevivedBug(
         name="min-of-lengths",
         about="the ranks restore the smallest of their longest lengths, at which one of them may have"
         " no recurrent state (rule R4)",
-        put_back=votes.smallest_of_the_longest,
+        build=votes.smallest_of_the_longest,
         profile="qwen-next",
         faults="crash",
     ),

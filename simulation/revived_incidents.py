@@ -1,38 +1,43 @@
 """The incidents that the project starts from, each as what the old code did; see `revived`."""
 
-# The old code lay inside of what is private here.
-# ruff: noqa: SLF001
-# pyright: reportPrivateUsage=false
-
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from ..coordinator.operation import Phase
 from ..coordinator.verdict import Arrived
 from ..ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
-from ..ranks.replica import serving
-from ..ranks.replica.components.needs import Needs
+from ..ranks.replica.components.base import Component
 from ..ranks.replica.loading_back import LoadingBack
-from ..ranks.replica.matching import Missing, reach
-from ..ranks.replica.pages import PageRun, page_run
+from ..ranks.replica.matching import reach
+from ..ranks.replica.node import DEVICE, HOST, Node
+from ..ranks.replica.owned import OwnedDevice
+from ..ranks.replica.pages import PageRun
+from ..ranks.replica.parts import Parts
 from ..ranks.replica.prefetching import Prefetching
-from ..ranks.replica.request import Request
-from ..ranks.replica.residence import TIERS, Freed, Residence
-from ..ranks.replica.retracting import Retracting
-from ..ranks.replica.tree import DEVICE, HOST, Node
-from .conditions import Work
+from ..ranks.replica.requests import Request
+from ..ranks.replica.residence import TIERS, Leaving, Residence
+from .conditions import Conditions, Work
 from .copies import Copies
+from .epoch import Build, make_executor
 from .executor import SimulatedExecutor
-from .memory import Slots
-from .replacing import replaced
+from .memory import Memory
 
 
-@dataclass(frozen=True, slots=True)
+def shared_descriptor() -> Build:
+    """Incident A: a load back has the node's own page numbers, and the executor changes them.
+
+    Of the pools beside full attention's, whose transfers were the new ones.
+    """
+    make = partial(make_executor, kind=_MovesDescriptors)
+    return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedTransfer(CopyTransfer):
     """A transfer that has a node's own array of page numbers in it."""
 
-    shared: PageRun = field(default_factory=page_run)
+    shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
         """Let the numbers be those of the device, which counts the pinned pages from the other end."""
@@ -40,140 +45,106 @@ class _SharedTransfer(CopyTransfer):
             self.shared[at] = host_pages - 1 - page
 
 
-@contextmanager
-def shared_descriptor() -> Generator[None]:
-    """Incident A: a load back has the node's own page numbers, and the executor changes them.
+class _SharesDescriptors(LoadingBack):
+    def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
+        made = super()._transfer(node, component, destinations)
+        shared = node.values[HOST][component.index]
+        if not component.index or shared is None:
+            return made
+        return _SharedTransfer(made.pool, made.sources, made.destinations, shared=shared)
 
-    Of the pools beside full attention's, whose transfers were the new ones.
-    """
-    begin, carry_out = LoadingBack.begin, SimulatedExecutor.carry_out
 
-    def begin_sharing(  # noqa: PLR0917 - the arguments are those of the method.
-        self: LoadingBack,
-        request: Request,
-        last: Node,
-        missing: Sequence[Missing],
-        pages: Sequence[PageRun],
-        more: Sequence[CopyTransfer] = (),
-    ) -> int:
-        number = begin(self, request, last, missing, pages, more)
-        order = self._state.orders[-1]
-        assert isinstance(order, CopyToDevice)
-        of_nodes = order.transfers[len(more) :]
-        shared = [
-            _share(transfer, node.values[HOST][index]) if index else transfer
-            for transfer, (node, index) in zip(of_nodes, missing, strict=True)
-        ]
-        self._state.orders[-1] = replace(order, transfers=(*more, *shared))
-        return number
-
-    def carry_out_moving(self: SimulatedExecutor, orders: Sequence[Order]) -> None:
-        carry_out(self, orders)
+class _MovesDescriptors(SimulatedExecutor):
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
         for order in orders:
             for transfer in order.transfers if isinstance(order, CopyToDevice) else ():
                 if isinstance(transfer, _SharedTransfer):
                     transfer.move_to_device(len(self.memory.host[transfer.pool].content))
 
-    with ExitStack() as stack:
-        stack.enter_context(replaced(LoadingBack, "begin", begin_sharing))
-        stack.enter_context(replaced(SimulatedExecutor, "carry_out", carry_out_moving))
-        yield
 
-
-def _share(transfer: CopyTransfer, pages: PageRun | None) -> CopyTransfer:
-    assert pages is not None
-    return _SharedTransfer(transfer.pool, transfer.sources, transfer.destinations, shared=pages)
-
-
-@contextmanager
-def load_back_from_the_last_host_node() -> Generator[None]:
+def load_back_from_the_last_host_node() -> Build:
     """Incident B: admission takes `last_host_node` for `best_match_node`."""
-
-    def reach_last_host(needs: Needs, nodes: list[Node]) -> tuple[int, int, int]:
-        device, best, last_host = reach(needs, nodes)
-        return device, max(best, last_host), last_host
-
-    with replaced(serving, "reach", reach_last_host):
-        yield
+    return Build(parts=Parts(owned=_ReachesTheLastHostNode))
 
 
-@contextmanager
-def complete_without_the_other_pools() -> Generator[None]:
+class _ReachesTheLastHostNode(OwnedDevice):
+    def _reach(self, nodes: list[Node]) -> tuple[int, int]:
+        device, best, last_host = reach(self._prefixes.needs, nodes)
+        return device, max(best, last_host)
+
+
+def complete_without_the_other_pools() -> Build:
     """Incident C: once the pages of full attention have landed, all is taken to have."""
-    arrived = Prefetching.arrived
+    return Build(parts=Parts(prefetching=_WaitsForTheKvAlone))
 
-    def arrived_with_kv(self: Prefetching, verdict: Arrived) -> None:
+
+class _WaitsForTheKvAlone(Prefetching):
+    def arrived(self, verdict: Arrived) -> None:
         operation = self.active.get(verdict.operation)
         if operation is not None and operation.phase is Phase.TRANSFER:
             kv = sum(len(each.keys) for each in operation.wanted if not each.component)
             if kv and verdict.pages >= kv:
                 verdict = verdict._replace(pages=operation.wanted_count)
-        arrived(self, verdict)
-
-    with replaced(Prefetching, "arrived", arrived_with_kv):
-        yield
+        super().arrived(verdict)
 
 
-@contextmanager
-def cascade_past_pins() -> Generator[None]:
+def cascade_past_pins() -> Build:
     """Incident D: the cascade stops at locks on the device, and at nothing else."""
+    return Build(parts=Parts(residence=_LooksAtLocksOnly))
 
-    def cascade(self: Residence, node: Node, freed: Freed) -> None:
+
+class _LooksAtLocksOnly(Residence):
+    def cascade(self, node: Node, leaving: Leaving) -> None:
         while node.parent is not None and not (node.children or node.is_held_on(DEVICE)):
             if self._tree.is_whole(node):
                 return
             parent = node.parent
             for tier in TIERS:
-                for index in range(len(node.values[tier]) - 1, -1, -1):
+                for index in reversed(range(len(self.components))):
                     if node.values[tier][index] is not None:
-                        freed[tier][index].extend(self.detach(node, tier, index))
+                        self.detach(node, tier, index, leaving)
             self._tree.remove(node)
             if parent.parent is None and not parent.children:
                 self._emptied(parent)
             node = parent
 
-    with replaced(Residence, "cascade", cascade):
-        yield
 
-
-@contextmanager
-def retract_the_kv_alone() -> Generator[None]:
+def retract_the_kv_alone() -> Build:
     """Incident E: of what a retracted request had computed in, only the KV pool's part is saved.
 
     In the other pools it goes on from slots that others have used in between.
     """
-    tail = Retracting._tail
-
-    def tail_of_kv(self: Retracting, request: Request, computed_bytes: int) -> list[PageRun]:
-        kept = tail(self, request, computed_bytes)
-        return [kept[0], *(run[:0] for run in kept[1:])]
-
-    with replaced(Retracting, "_tail", tail_of_kv):
-        yield
+    return Build(parts=Parts(owned=_SavesTheKvAlone))
 
 
-@contextmanager
-def retract_hands_out_views() -> Generator[None]:
+class _SavesTheKvAlone(OwnedDevice):
+    def _tail(self, request: Request, computed_bytes: int) -> list[PageRun]:
+        kv, *others = super()._tail(request, computed_bytes)
+        return [kv, *(run[:0] for run in others)]
+
+
+def retract_hands_out_views() -> Build:
     """Incident E, its other half: what a retracted request has of its own is saved as a view.
 
     What is read when it resumes is what its slots on the device hold by then.
     """
-    begin = Copies.begin
-    views: dict[tuple[Slots, int], tuple[Slots, int]] = {}
-    """By host pool and page: what the page is a view of."""
+    return Build(make=partial(make_executor, copies=_HandsOutViews))
 
-    def begin_with_views(self: Copies, order: CopyToHost | CopyToDevice, work: Work) -> None:
-        for transfer in order.transfers if isinstance(order, CopyToDevice) else ():
-            host = self._memory.host[transfer.pool]
-            for page in transfer.sources if transfer.sealed else ():
-                device, slot = views[host, page]
-                host.content[page] = device.content[slot]
-        begin(self, order, work)
-        for transfer in order.transfers if isinstance(order, CopyToHost) else ():
-            host, device = self._memory.host[transfer.pool], self._memory.device[transfer.pool]
-            if transfer.sealed:
-                for page, slot in zip(transfer.destinations, transfer.sources, strict=True):
-                    views[host, page] = device, slot
 
-    with replaced(Copies, "begin", begin_with_views):
-        yield
+class _HandsOutViews(Copies):
+    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
+        super().__init__(conditions, memory, page_bytes)
+        self._views: dict[tuple[str, int], int] = {}
+        """By pool and host page: the slot on the device of which the page is a view."""
+
+    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        sealed = [transfer for transfer in order.transfers if transfer.sealed]
+        for pool, sources in [(each.pool, each.sources) for each in sealed]:
+            host, device = self._memory.host[pool], self._memory.device[pool]
+            for page in sources if isinstance(order, CopyToDevice) else ():
+                host.content[page] = device.content[self._views[pool, page]]
+        super().begin(order, work)
+        for each in sealed if isinstance(order, CopyToHost) else ():
+            for page, slot in zip(each.destinations, each.sources, strict=True):
+                self._views[each.pool, page] = slot

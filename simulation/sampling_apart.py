@@ -9,7 +9,7 @@ from functools import partial
 from ..ranks.cache import Cache
 from ..ranks.host_cache import HostCache
 from .cluster import AnyCache
-from .device_pages import DevicePages
+from .engine_pools import EnginePools
 from .engine_request import EngineRequest, Stage
 from .prompts import TOKEN_BYTES
 
@@ -40,7 +40,7 @@ def cache_commands(
 
 
 def host_cache_commands(
-    requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pages: DevicePages
+    requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pools: EnginePools
 ) -> list[Bringing[HostCache]]:
     """Return commands that bring tokens to a `HostCache`."""
     commands: list[Bringing[HostCache]] = [
@@ -49,11 +49,13 @@ def host_cache_commands(
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
     computing = (Stage.COMPUTING, Stage.ANSWERING)
-    return commands + [
-        ("back_up", each.head(each.computed), partial(_back_up, pages, each))
-        for each in requests
-        if each.stage in computing and each.computed
-    ]
+    for each in requests:
+        if each.stage in computing and each.computed:
+            computed = each.head(each.computed)
+            commands.append(("back_up", computed, partial(_back_up, pools, each)))
+            if each.admitted:
+                commands.append(("retract", computed, partial(_retract, pools, each)))
+    return commands
 
 
 def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
@@ -68,6 +70,12 @@ def _insert(request: EngineRequest, cache: Cache, tokens: bytes) -> None:
     cache.insert(request.name, tokens, final=False)
 
 
-def _back_up(pages: DevicePages, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
-    table = pages.on(cache.rank, request.table)
-    cache.back_up(request.name, tokens, table, request.namespace)
+def _back_up(pools: EnginePools, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
+    lent = pools.lend(cache.rank, request, 0, len(request.table), [])
+    cache.back_up(request.name, tokens, lent, request.namespace)
+
+
+def _retract(pools: EnginePools, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
+    last = -(-request.computed * len(request.table) // max(1, request.room))
+    lent = pools.lend(cache.rank, request, 0, last, pools.slot(request))
+    cache.retract(request.name, tokens, lent)

@@ -1,8 +1,6 @@
 """One schedule: a seed's world, run step by step, with every checker after every step."""
 
-import traceback
 import zlib
-from collections.abc import Callable
 
 from ..coordinator.operation import Phase
 from ..errors import (
@@ -15,16 +13,18 @@ from ..errors import (
 )
 from .checkers import (
     Deadlines,
+    Replicas,
     TreeChecker,
-    Violated,
     check_at_rest,
-    check_replicas,
+    check_time,
 )
-from .clock import Clock
-from .epoch import Epoch, MakeExecutor, begin_epoch, make_executor
-from .faults import Fault, FaultSource
+from .clock import Clock, RankClock
+from .contents import Contents
+from .epoch import SOUND_BUILD, Build, Epoch, begin_epoch
+from .faults import ClockFault, Fault, FaultSource
+from .findings.finding import Finding, Violated
+from .findings.group import Crashed, EndedForNoReason, GoesOn, Miscounted, NotNoticed, Restless
 from .lending_workload import LendingWorkload
-from .memory import Contents
 from .proposing import Proposing
 from .result import ScheduleResult, Violation
 from .stores import FIRST_STORE, RankStores
@@ -56,10 +56,6 @@ class _CopiesLost(Exception):
     """All ranks have heard of copies that do not end, and of which the group cannot go on."""
 
 
-Tamper = Callable[[Epoch], None]
-"""Changes a group right after its start: a test plants a bug with it."""
-
-
 class Schedule:
     """Runs the schedule of one world. May be run once."""
 
@@ -68,23 +64,26 @@ class Schedule:
         world: World,
         *,
         record: bool = False,
-        make: MakeExecutor = make_executor,
-        tamper: Tamper | None = None,
+        build: Build = SOUND_BUILD,
     ) -> None:
         self.world = world
         self.result = ScheduleResult(seed=world.seed, l1=world.l1, profile=world.profile)
         self._record = record
-        self._make = make
-        self._tamper = tamper
+        self._build = build
         self._random = world.stream("schedule")
         self._clock = Clock()
+        self._clocks = [RankClock(self._clock, ahead_ms) for ahead_ms in world.faults.skews_ms]
         self._contents = Contents()
-        self._findings: list[str] = []
+        self._findings: list[Finding] = []
         self._faults = FaultSource(world.faults, world.stream("faults"), self.result.faults)
         meanings: dict[tuple[str, bytes], int] = {}
-        self._stores = [RankStores(meanings) for _ in range(world.ranks)]
+        self._stores = [RankStores(meanings, rank) for rank in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.config)
-        self._deadlines = Deadlines(world.config, step_us_max=world.whole_step_us_max)
+        self._deadlines = Deadlines(
+            world.config,
+            step_us_max=world.whole_step_us_max,
+            still_us=world.faults.still_us,
+        )
         self._workload = (LendingWorkload if world.l1 == ENGINE else Workload)(
             world,
             contents=self._contents,
@@ -115,25 +114,25 @@ class Schedule:
                 self._begin_anew()
                 self._end()
         except Violated as violated:
-            self._violated(step, str(violated))
+            self._violated(step, violated.finding)
         except (LockstepError, AssertionError, LookupError, TypeError, ValueError) as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}"
-            what = f": {error}" if str(error) else ""
-            self._violated(step, f"{type(error).__name__} at {where}{what}")
+            self._violated(step, Crashed.of(error))
         self._count()
         return self.result
 
-    def _violated(self, step: int, what: str) -> None:
-        self._trace(f"violated: {what}")
+    def _violated(self, step: int, finding: Finding) -> None:
+        self._trace(f"violated: {finding}")
         self.result.violation = Violation(
-            seed=self.world.seed, step=step, what=what, replay=self.world.replay
+            seed=self.world.seed, step=step, finding=finding, replay=self.world.replay
         )
 
     def _step(self, step: int) -> None:
         fault = self.world.faults.group_faults.get(step)
         if fault is not None:
             self._strike(*fault)
+        clock_fault = self.world.faults.clock_faults.get(step)
+        if clock_fault is not None:
+            self._strike_clocks(clock_fault)
         self._workload.step()
         self._proposing.step(self._clock.now_us)
         self._raise_findings()
@@ -172,20 +171,22 @@ class Schedule:
         self._check()
 
     def _unexpected(self, rank: int, error: GroupError) -> None:
-        what = f"rank {rank} ends the epoch for no reason: {type(error).__name__}: {error}"
-        if isinstance(error, DivergenceError):
-            what += f"; {self._epoch.cluster.first_difference()}"
-        raise Violated(what)
+        cluster, name = self._epoch.cluster, type(error).__name__
+        absent = cluster.absent() if isinstance(error, CollectiveTimeout) else None
+        diverged = isinstance(error, DivergenceError)
+        difference = cluster.first_difference() if diverged else None
+        raise Violated(EndedForNoReason(rank, name, str(error), absent, difference))
 
     def _check(self) -> None:
         epoch, steps = self._epoch, self._epoch.cluster.steps
-        check_replicas(epoch.caches, steps, thorough=steps % _THOROUGH_EVERY == 0)
+        self._replicas.check(steps, thorough=steps % _THOROUGH_EVERY == 0)
+        check_time(epoch.caches[0], [clock.now_ms() for clock in self._clocks])
         self._deadlines.check(epoch.caches[0], self._clock.now_us)
         if steps % _TREE_EVERY == 0:
             self._trees.check(epoch.caches[0], epoch.memories)
         self._workload.check_pages()
         self._proposing.check(self._clock.now_us)
-        in_flight = epoch.caches[0].replica.state.operations.in_flight.values()
+        in_flight = epoch.caches[0].replica.agenda.in_flight.values()
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
 
@@ -200,6 +201,15 @@ class Schedule:
         elif self.world.ranks > 1:
             self._lose(fault, rank)
         self._begin_anew()
+
+    def _strike_clocks(self, clock_fault: ClockFault) -> None:
+        self._faults.count(clock_fault.fault)
+        self._trace(f"{clock_fault}")
+        for rank in clock_fault.ranks:
+            if clock_fault.fault is Fault.CLOCK_LEAP:
+                self._clocks[rank].leap(clock_fault.duration_ms)
+            else:
+                self._clocks[rank].stand_still(clock_fault.duration_ms)
 
     def _begin_anew(self) -> None:
         """Let all processes end where they are, and others begin upon the same stores."""
@@ -238,10 +248,7 @@ class Schedule:
         expected = _EXPECTED[fault] + ((RankUnhealthy,) if epoch.lost else ())
         for each in others:
             if not isinstance(errors[each], expected):
-                raise Violated(
-                    f"{fault} struck rank {rank}, and rank {each} raised {errors[each]!r} where "
-                    f"others raised {errors}"
-                )
+                raise Violated(NotNoticed(fault, rank, each, [repr(error) for error in errors]))
             self._check_ended(each)
 
     def _check_ended(self, rank: int) -> None:
@@ -253,11 +260,11 @@ class Schedule:
         except GroupError:
             pass
         else:
-            raise Violated(f"rank {rank} steps on after the epoch has ended")
+            raise Violated(GoesOn(rank, "steps on"))
         cache.close()
         self._proposing.check_gone(rank)
         if len(collective.reached) != reached:
-            raise Violated(f"rank {rank} reaches a collective after the epoch has ended")
+            raise Violated(GoesOn(rank, "reaches a collective"))
 
     def _begin_epoch(self) -> Epoch:
         self.result.epochs += 1
@@ -265,23 +272,23 @@ class Schedule:
             self.world,
             self.result.epochs,
             clock=self._clock,
+            clocks=self._clocks,
             stores=self._stores,
             faults=self._faults,
-            finding=self._findings.append,
-            make=self._make,
+            find=self._findings.append,
+            build=self._build,
         )
-        if self._tamper is not None:
-            self._tamper(epoch)
         self._workload.begin_epoch(epoch.caches, epoch.memories)
         self._proposing.begin_epoch(epoch.caches, epoch.executors)
         self._deadlines.begin_epoch()
+        self._replicas = Replicas(epoch.caches)
         return epoch
 
     def _come_to_rest(self) -> None:
         """Let go of all requests; everything must end, and every page must be accounted for."""
         self._workload.drain()
         self._settle()
-        in_flight = self._epoch.caches[0].replica.state.operations.in_flight
+        in_flight = self._epoch.caches[0].replica.agenda.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
             # What a store or a copy never lets go of is not there to be had.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
@@ -290,7 +297,7 @@ class Schedule:
                 break
             self._take_step()
         else:
-            raise Violated(f"an idle group has no room for a request in {_DRAIN_STEPS_MAX} steps")
+            raise Violated(Restless("an idle group has no room for a request", _DRAIN_STEPS_MAX))
         self._take_step()
         self._settle()
 
@@ -303,14 +310,14 @@ class Schedule:
                 continue
             self._clock.advance(_LATE_ENDS_US)
             # Reports may come late, and those that are quarantined may be asked one at a time.
-            for _ in range(6 + len(replica.state.operations.in_flight)):
+            for _ in range(6 + len(replica.agenda.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
             # A backup may begin that waited for what was quarantined.
             if replica.idle:
                 break
         else:
-            raise Violated(f"the group does not come to rest in {_DRAIN_STEPS_MAX} steps")
+            raise Violated(Restless("the group does not come to rest", _DRAIN_STEPS_MAX))
         self._check_rest()
 
     def _check_rest(self) -> None:
@@ -325,10 +332,8 @@ class Schedule:
             cache.close(flush=False)
             stats = cache.stats()
             if not stats.steps == stats.rounds == stats.collectives:
-                raise Violated(
-                    f"rank {rank} counts {stats.steps} steps, {stats.rounds} rounds and "
-                    f"{stats.collectives} collectives"
-                )
+                counts = (stats.steps, stats.rounds, stats.collectives)
+                raise Violated(Miscounted(rank, *counts))
 
     def _count(self) -> None:
         cluster = self._epoch.cluster
@@ -365,9 +370,10 @@ def run_schedule(
     faults: str = "mixed",
     depth: int = 1,
     l1: str = BOTH,
+    build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
     """Run the schedule of one seed; the same arguments give the same run, always."""
     world = draw_world(
         seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1
     )
-    return Schedule(world).run()
+    return Schedule(world, build=build).run()

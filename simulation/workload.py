@@ -10,19 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..ranks.cache import Cache
-from ..ranks.config import WritePolicy
+from ..ranks.config import Eviction, WritePolicy
 from ..ranks.rank_cache import RankCache
+from ..ranks.replica.answers import Admission, Wait
 from ..ranks.replica.matching import Match
-from ..ranks.replica.serving import Admission, LoadState, Wait
-from .checkers import Violated, check_admission, check_match
+from ..ranks.replica.requests import LoadState
+from .checkers import check_admission, check_match
 from .cluster import ask
+from .contents import Contents
 from .engine import PATIENCE, Engine
 from .engine_request import EngineRequest, Stage
+from .every_rank import NO_PAGE
 from .faults import Fault, FaultSource
+from .findings.answers import ImpossibleAnswer, RefusedAndChanged
+from .findings.finding import Violated
+from .findings.pages import NotToBeHad
 from .keeping import Pins, Retracts
-from .memory import Contents, Memory
+from .memory import Memory
 from .misuse import misuse, refuse
-from .model import NO_PAGE
 from .prompts import TOKEN_BYTES
 from .published import Published
 from .sampling_apart import Bringing, cache_commands
@@ -89,7 +94,7 @@ class Workload(Engine[Cache]):
             table = [page for name in names for page in self._page_table(name, pool)]
             wanted = device if pool in states else pages
             if len(table) != wanted or len(set(table)) != wanted or NO_PAGE in table:
-                raise Violated(f"{wanted} device {pool} pages can be had, and these are: {table}")
+                raise Violated(NotToBeHad(wanted, f"device {pool} pages", str(table)))
         for name in names:
             self._let_go(name)
         return all(had)
@@ -101,7 +106,7 @@ class Workload(Engine[Cache]):
         if not isinstance(answer, Wait):
             return True
         if self._world.config.write_policy is not WritePolicy.WRITE_BACK:
-            raise Violated(f"nobody holds device pages, and not all can be had: {answer}")
+            raise Violated(NotToBeHad(tokens // self._page, "device pages", answer.value))
         return False
 
     def _let_go(self, name: str) -> None:
@@ -173,9 +178,10 @@ class Workload(Engine[Cache]):
         reserve = request.prompt
         if self._random.random() < 0.3:
             reserve = self._random.randint(0, request.prompt)
+        numbers = {"reserve_tokens": reserve, "priority": request.priority}
 
         def command(cache: Cache) -> Admission | Wait:
-            return cache.load_back(request.name, tokens, request.namespace, reserve_tokens=reserve)
+            return cache.load_back(request.name, tokens, request.namespace, **numbers)
 
         if not self._world.may_fit(before.host_tokens, reserve):
             refuse(self._caches, f"load_back of request {request.name}, too long", command)
@@ -190,7 +196,7 @@ class Workload(Engine[Cache]):
                 after.device_tokens != before.device_tokens
                 or after.host_tokens < before.host_tokens
             ):
-                raise Violated(f"an admission was put off, and {before} became {after}")
+                raise Violated(RefusedAndChanged(0, f"load_back of request {request.name}"))
             request.refused += 1
             if request.refused > PATIENCE:
                 self._coverage["given up"] += 1
@@ -206,10 +212,12 @@ class Workload(Engine[Cache]):
         total = answer.device_tokens + answer.host_tokens + answer.storage_tokens
         brought_max = max(0, total - request.cached_before) if request.prefetched else 0
         if answer.storage_tokens > brought_max:
-            raise Violated(
-                f"request {request.name} had {request.cached_before} tokens before its prefetch, "
-                f"and its admission says {answer}"
+            said = (
+                f"says {answer}, and there were {request.cached_before} tokens before its prefetch"
             )
+            raise Violated(ImpossibleAnswer("an admission", said))
+        if self._world.config.eviction is Eviction.PRIORITY:
+            self._coverage["admitted with a priority"] += request.priority > 0
         self._coverage["tokens from device"] += answer.device_tokens
         self._coverage["tokens from host"] += answer.host_tokens
         self._coverage["tokens from storage"] += answer.storage_tokens
@@ -266,7 +274,7 @@ class Workload(Engine[Cache]):
 
     def _check_shared(self, request: EngineRequest) -> None:
         found = self._match(request.namespace, request.head(request.shared))
-        self._published.check_shared(found, request, self._caches[0].replica.state)
+        self._published.check_shared(found, request, self._caches[0].replica)
 
     def _read_tables(self, request: EngineRequest) -> None:
         """Read the page tables, and check that the pages hold on every rank what they must."""
@@ -330,7 +338,7 @@ class Workload(Engine[Cache]):
                 tables = dict(request.tables)
                 self._read_tables(request)
                 if request.tables != tables:
-                    raise Violated(f"extend of request {request.name} was refused, and took pages")
+                    raise Violated(RefusedAndChanged(0, f"extend of request {request.name}"))
                 request.refused += 1
                 length = min(length, request.room)
                 if request.refused > PATIENCE // 3:
@@ -362,10 +370,9 @@ class Workload(Engine[Cache]):
             lambda c: c.insert(request.name, tokens, final=final),
         )
         if shared % self._page or not request.shared <= shared <= request.computed:
-            raise Violated(
-                f"request {request.name} shared {request.shared} tokens, computed "
-                f"{request.computed}, and insert says that {shared} are shared"
-            )
+            had = f"request {request.name} shared {request.shared} and computed {request.computed}"
+            said = f"says that {shared} tokens are shared, where {had}"
+            raise Violated(ImpossibleAnswer("an insert", said))
         request.shared = shared
         self._published.add(request, shared)
         before = request.table

@@ -1,6 +1,7 @@
 """The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from random import Random
 
 from ..coordinator.stop_policy import StopPolicy, StopRule
@@ -8,13 +9,12 @@ from ..ranks.config import Bounds, CacheConfig, Recurrent, SlidingWindow, Timeou
 from ..ranks.orders import KV_POOL
 from ..ranks.page_layout import Column, PageLayout
 from .faults import FAULT_PROFILES, FaultPlan, draw_plan
-from .models import LLAMA, MODEL_PROFILES, draw_components
+from .models import MODEL_PROFILES, draw_components
 from .policies import draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
-"""Who owns the device pages (L1); the seed decides between both. An engine lends full attention's only,
-so a model that has more is served by a cache with device pages of its own."""
+"""Who owns the device pages (L1); the seed decides between both."""
 
 IDLE_S = 0.002
 """How long an engine waits for progress in a step that computes nothing."""
@@ -37,8 +37,8 @@ class World:
     depth: int
     l1: str
     """Who owns the device pages: REPLICA or ENGINE."""
-    device_pages: int
-    """Full attention's pages of each rank, whoever owns them."""
+    device_pools: Mapping[str, int]
+    """By name: the pages that each pool has on the device of each rank, whoever owns them."""
     config: CacheConfig
     faults: FaultPlan
     requests_max: int
@@ -56,9 +56,15 @@ class World:
         return self.config.layout.page_tokens
 
     @property
+    def device_pages(self) -> int:
+        """Full attention's pages of each rank, whoever owns them."""
+        return self.device_pools[KV_POOL]
+
+    @property
     def pools(self) -> dict[str, tuple[int, int]]:
         """By name: the pages that each pool has on the device, whoever owns them, and on the host."""
-        return self.config.pool_sizes() | {KV_POOL: (self.device_pages, self.config.host_pages)}
+        sizes = self.config.pool_sizes()
+        return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
 
     @property
     def state_pools(self) -> frozenset[str]:
@@ -128,31 +134,31 @@ def draw_world(
     model = Random(f"{seed}/{faults}/{ranks}/model")
     l1, profile = _choose(owner, model, l1, profile)
     random = Random(f"{seed}/{faults}/{ranks}/world")
-    tokens = Random(f"{seed}/{faults}/{ranks}/tokens")
-    plan = draw_plan(random, tokens, profile=faults, ranks=ranks, steps=steps)
+    plan = _draw_plan(random, seed, faults=faults, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
     prompt_pages_max = random.randint(4, 14)
-    device_pages, host_pages = _draw_pools(
-        random, requests_max, prompt_pages_max, tiny=plan.tiny_pools
-    )
-    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), l1 == ENGINE)
+    pools = _draw_pools(random, requests_max, prompt_pages_max, tiny=plan.tiny_pools)
+    device_pages, host_pages = pools
+    owned = l1 == REPLICA
+    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), not owned)
     layout = PageLayout(
         page_tokens=random.choice((1, 2, 3, 4, 4, 4)),
         columns=(Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8"),),
     )
+    components = draw_components(
+        model,
+        profile,
+        page_tokens=layout.page_tokens,
+        ranks=ranks,
+        requests_max=requests_max,
+        prompt_pages_max=prompt_pages_max,
+        tiny=plan.tiny_pools,
+    )
     config = CacheConfig(
         model="simulated",
         layout=layout,
-        components=draw_components(
-            model,
-            profile,
-            page_tokens=layout.page_tokens,
-            ranks=ranks,
-            requests_max=requests_max,
-            prompt_pages_max=prompt_pages_max,
-            tiny=plan.tiny_pools,
-        ),
-        device_pages=device_pages if l1 == REPLICA else 0,
+        components=tuple(each if owned else replace(each, device_pages=0) for each in components),
+        device_pages=device_pages if owned else 0,
         host_pages=host_pages,
         store="memory://" if random.random() < 0.94 else None,
         stop_policy=_draw_stop_policy(random),
@@ -172,7 +178,8 @@ def draw_world(
         fault_profile=faults,
         depth=depth,
         l1=l1,
-        device_pages=device_pages,
+        device_pools={KV_POOL: device_pages}
+        | {each.pool: each.device_pages for each in components},
         config=config,
         faults=plan,
         requests_max=requests_max,
@@ -182,14 +189,15 @@ def draw_world(
     )
 
 
+def _draw_plan(random: Random, seed: int, *, faults: str, ranks: int, steps: int) -> FaultPlan:
+    apart = Random(f"{seed}/{faults}/{ranks}/tokens")
+    return draw_plan(random, apart, profile=faults, ranks=ranks, steps=steps)
+
+
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
     """Return who owns L1 and the model, drawn as far as they are not given."""
     drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
-    if l1 == BOTH:
-        l1 = drawn_l1 if profile in (None, LLAMA) else REPLICA
-    if profile is None:
-        profile = LLAMA if l1 == ENGINE else drawn_profile
-    return l1, profile
+    return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
 
 
 def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str) -> None:
@@ -204,11 +212,6 @@ def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str)
         raise ValueError(f"steps is {steps}, must be {STEPS_MIN} or more")
     if l1 not in L1_CHOICES:
         raise ValueError(f"unknown owner of L1 {l1!r}; known: {', '.join(L1_CHOICES)}")
-    if l1 == ENGINE and profile not in (None, LLAMA):
-        raise ValueError(
-            f"an engine that owns L1 has full attention only, and profile {profile!r} has more;"
-            f" use l1 {REPLICA!r}"
-        )
 
 
 def _draw_stop_policy(random: Random) -> StopPolicy:

@@ -12,6 +12,11 @@ settings.register_profile("lockstep", derandomize=True, deadline=None)
 settings.load_profile("lockstep")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make scenarios` write anew what comes out of them."""
+    parser.addoption("--write-scenarios", action="store_true", help="write what comes out of them")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Generator[None]:
     """Let a test fail whose stores go on after it, or whose event loops had tasks when they closed."""

@@ -15,8 +15,8 @@ from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.orders import KV_POOL, Order
-from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout, ShardPlace
+from lockstep.ranks.orders import KV_POOL, Direction, Order
+from lockstep.ranks.page_layout import Column, ColumnShard, PageLayout, ShardLayout, ShardPlace
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,
@@ -133,8 +133,10 @@ def make_executor(
 def happened(
     executor: RankExecutor, orders: Iterable[Order], enough: Callable[[list[Progress]], bool]
 ) -> list[Progress]:
-    """Give orders, and return the progress once it is `enough`."""
+    """Give orders, begin all copies, and return the progress once it is `enough`."""
     executor.carry_out(list(orders))
+    for direction in Direction:
+        executor.begin_copies(direction)
     return waited(executor, enough)
 
 
@@ -175,6 +177,15 @@ def fill_device(pool: DevicePool, seed: int) -> None:
     for number, shard in enumerate(pool.layout.columns):
         content = pool.column_bytes(shard)
         content.copy_(random_bytes(content.shape, seed * 1000 + number))
+
+
+def host_rows(pages: torch.Tensor, shard: ColumnShard) -> torch.Tensor:
+    """Return a column in host pages as a view [layers, pages, units, bytes]."""
+    return pages.as_strided(
+        (shard.layers, len(pages), shard.units, shard.unit_layer_bytes),
+        (shard.unit_layer_bytes, pages.stride(0), shard.stride_bytes, 1),
+        pages.storage_offset() + shard.offset_bytes,
+    )
 
 
 def fill_host(pool: HostPool, seed: int) -> list[bytes]:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.simulation.conditions import Conditions
-from lockstep.simulation.epoch import MakeExecutor, make_executor
+from lockstep.simulation.epoch import SOUND_BUILD, Build, make_executor
 from lockstep.simulation.executor import SimulatedExecutor
+from lockstep.simulation.findings.finding import Finding
 from lockstep.simulation.memory import Memory, Store
 from lockstep.simulation.models import LLAMA
-from lockstep.simulation.schedule import Schedule, Tamper
-from lockstep.simulation.world import REPLICA, draw_world
+from lockstep.simulation.schedule import run_schedule
+from lockstep.simulation.world import REPLICA
 
 SEEDS_MAX = 60
 
@@ -30,40 +31,38 @@ def seeds_from(first: int, among: int = SEEDS_MAX) -> pytest.MarkDecorator:
 
 
 def violations(
+    build: Build = SOUND_BUILD,
     *,
-    make: MakeExecutor = make_executor,
-    tamper: Tamper | None = None,
     profile: str = LLAMA,
     faults: str = "mixed",
     l1: str = REPLICA,
     seeds: range = range(SEEDS_MAX),
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     """Yield what the schedules of `seeds` find, with the model and the owner of L1 that are named."""
     for seed in seeds:
-        world = draw_world(
-            seed, ranks=2, steps=100, profile=profile, faults=faults, depth=seed % 2, l1=l1
-        )
-        violation = Schedule(world, make=make, tamper=tamper).run().violation
+        violation = run_schedule(
+            seed, profile=profile, faults=faults, depth=seed % 2, l1=l1, build=build
+        ).violation
         if violation is not None:
-            yield violation.what
+            yield violation.finding
 
 
-def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> MakeExecutor:
+def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
     """Make executors of a broken kind, and a sound one for rank 0 unless `every_rank` is broken."""
 
     def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
-        if conditions.rank == 0 and not every_rank:
-            return make_executor(conditions, memory, store)
-        return kind(conditions, memory=memory, store=store, page_bytes=1)
+        broken = conditions.rank or every_rank
+        used = kind if broken else SimulatedExecutor
+        return make_executor(conditions, memory, store, kind=used)
 
-    return make
+    return Build(make=make)
 
 
-def assert_found(found: Iterator[str], *words: str) -> None:
+def assert_found(found: Iterator[Finding], *words: str) -> None:
     """Some schedule finds the bug, and says so in one of the given words."""
     seen: list[str] = []
-    for what in found:
-        seen.append(what)
-        if any(word in what for word in words):
+    for finding in found:
+        seen.append(str(finding))
+        if any(word in seen[-1] for word in words):
             return
     pytest.fail(f"no violation of any schedule names {words}; those that were found: {seen}")

@@ -27,6 +27,7 @@ from lockstep.ranks.orders import (
     CopyToDevice,
     CopyToHost,
     DetachStore,
+    Direction,
     Fence,
     Fetch,
     Fork,
@@ -36,6 +37,8 @@ from lockstep.ranks.orders import (
 )
 from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.settings import ReplicaConfig
 from lockstep.ranks.restorable import restorable
 
@@ -51,6 +54,8 @@ class ToldExecutor:
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
+        self.begun: list[Direction] = []
+        """The directions in which copies were told to begin, in their order."""
         self.said: list[Progress] = []
         self.ill: str | None = None
         self.staged: dict[int, Readiness | str] = {}
@@ -59,6 +64,9 @@ class ToldExecutor:
 
     def carry_out(self, orders: Sequence[Order]) -> None:
         self.orders.extend(orders)
+
+    def begin_copies(self, direction: Direction) -> None:
+        self.begun.append(direction)
 
     def progress(self) -> list[Progress]:
         said, self.said = self.said, []
@@ -107,6 +115,14 @@ class ToldExecutor:
         self.orders = [order for order in self.orders if isinstance(order, kind)]
         self.obey()
         self.orders = others
+
+    def fail(self) -> None:
+        """Report the copies and writes that were ordered as failed."""
+        moves: list[Persist | CopyToHost | CopyToDevice] = []
+        moves += self.take(Persist)
+        moves += self.take(CopyToHost)
+        moves += self.take(CopyToDevice)
+        self.said += [Ended(order.operation, ok=False) for order in moves]
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Report every order as done well; `stored` says which keys the store has."""
@@ -203,9 +219,9 @@ class InTurn(Generic[CacheT]):
     def check(self) -> None:
         """Check the invariants of every replica, and that all are the same."""
         for cache in self.caches:
-            cache.replica.check()
+            check(cache.replica)
         assert len({cache.replica.digest for cache in self.caches}) == 1
-        assert len({cache.replica.state_digest() for cache in self.caches}) == 1
+        assert len({state_digest(cache.replica) for cache in self.caches}) == 1
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Let all I/O that was ordered so far end well, and take the step that hears of it."""
@@ -225,8 +241,8 @@ class InTurn(Generic[CacheT]):
         """Return the name of an operation's phase on all ranks, DONE if it is gone."""
         return self.every(
             lambda cache: (
-                cache.replica.state.operations.in_flight[operation].phase.name
-                if operation in cache.replica.state.operations.in_flight
+                cache.replica.agenda.in_flight[operation].phase.name
+                if operation in cache.replica.agenda.in_flight
                 else "DONE"
             )
         )

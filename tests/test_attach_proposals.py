@@ -52,7 +52,6 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.quarantine import stores_keep_too_much
 
 URI = "memory://other"
 ATTACH = Proposal(Change.ATTACH, URI)
@@ -401,7 +400,7 @@ def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int)
 def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(depth: int) -> None:
     busy = Busy(depth, quarantine_pages=3)
     ranks = busy.ranks
-    free = ranks.every(lambda cache: cache.replica.state.pools[1][0].free)
+    free = ranks.every(lambda cache: cache.replica.prefixes.residence.pools[1][0].free)
     ranks.every(lambda cache: cache.abort("reader"))
     ranks.executors[1].said.append(QuiesceExpired(busy.fetch))
     for _ in range(2):
@@ -415,11 +414,11 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
     ready(ranks)
     assert state(ranks) is StoreState.ATTACHED
     assert ranks.phase(busy.fetch) == "QUARANTINED"
-    assert not ranks.every(lambda cache: stores_keep_too_much(cache.replica.state))
+    assert not ranks.every(lambda cache: cache.replica.quarantine.store_keeps_too_much())
 
     busy.both(Quiesced(busy.fetch))
     assert ranks.phase(busy.fetch) == "DONE"
-    assert ranks.every(lambda cache: cache.replica.state.pools[1][0].free) == free + 5
+    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[1][0].free) == free + 5
     assert state(ranks) is StoreState.ATTACHED
 
 

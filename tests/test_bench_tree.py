@@ -14,10 +14,22 @@ from lockstep.benchmarks import tree_memory
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
 from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
 from lockstep.launch import command
+from lockstep.ranks.replica.check import check
 
 Run = Callable[..., tuple[int, str, str]]
 
-TINY = ["--nodes", "128", "--page-tokens", "4", "--repetitions", "2"]
+TINY = [
+    "--nodes",
+    "128",
+    "--page-tokens",
+    "4",
+    "--repetitions",
+    "2",
+    "--blocks",
+    "2",
+    "--blocks",
+    "8",
+]
 
 
 @pytest.fixture
@@ -44,7 +56,7 @@ def cached_prompts(components: str = "full", spare_tokens: int = 0) -> CachedPro
 
 
 def nodes_of(cached: CachedPrompts) -> int:
-    return cached.cache.replica.state.tree.node_count
+    return cached.cache.replica.prefixes.tree.node_count
 
 
 def test_the_report_has_a_point_for_every_call_tree_and_prompt(
@@ -65,6 +77,8 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
         points = [each for each in report["points"] if each["components"] == components]
         assert sorted(point["op"] for point in points) == ops
     assert set(report["convert_list_us"]) == {"64", "128"}
+    assert report["decode_us"].keys() == {"lent", "owned"}
+    assert all(blocks.keys() == {"2", "8"} for blocks in report["decode_us"].values())
     assert 0 < report["bytes_per_page_without_keys"] < report["bytes_per_page"]
     assert report["bytes_by_components"].keys() == {"full", "full+window"}
     assert report["python"]
@@ -121,7 +135,7 @@ def test_an_eviction_takes_64_nodes_and_finds_the_next_64_as_the_first(component
     cached.add_group()
 
     assert (before, between, nodes_of(cached)) == (128, 128 - LEAVES, 128)
-    cached.cache.replica.check()
+    check(cached.cache.replica)
 
 
 def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from lockstep.coordinator.collectives.base import Vector
-from lockstep.ranks.replica.check import InvariantViolation
+from lockstep.ranks.replica.digest import state_digest
 from lockstep.simulation import host_ring
 from lockstep.simulation.crowd import CrowdRounds, CrowdSettings
+from lockstep.simulation.findings.finding import Violated
 
 
 @pytest.mark.parametrize(
@@ -21,12 +22,12 @@ def test_a_crowd_comes_to_rest_with_equal_folds_and_equal_replicas(
     settings = CrowdSettings(ranks=ranks, hosts=hosts, operations=operations, failing=0.1, seed=7)
 
     crowd = CrowdRounds(settings, lambda: 0.0)
-    in_flight = len(crowd.replica.state.operations.in_flight)
+    in_flight = len(crowd.replica.agenda.in_flight)
     crowd.run()
 
     assert in_flight == operations, settings
     assert crowd.replica.idle
-    assert crowd.replica.state_digest() == crowd.flat_replica.state_digest()
+    assert state_digest(crowd.replica) == state_digest(crowd.flat_replica)
     assert crowd.rounds > 2
 
 
@@ -40,7 +41,7 @@ def test_a_host_that_comes_to_another_fold_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(host_ring, "gather", one_lane_is_off_by_one)
 
-    with pytest.raises(InvariantViolation, match="the folds of round 1 differ"):
+    with pytest.raises(Violated, match="the folds of round 1 differ"):
         CrowdRounds(CrowdSettings(ranks=8, hosts=4, operations=64), lambda: 0.0)
 
 
@@ -49,7 +50,7 @@ def test_a_rank_whose_replica_differs_is_found() -> None:
 
     crowd.flat_replica.prefetch("one more", "", bytes(4096))
 
-    with pytest.raises(InvariantViolation, match="replicas differ"):
+    with pytest.raises(Violated, match="replicas differ"):
         crowd.run()
 
 

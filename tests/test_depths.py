@@ -134,7 +134,7 @@ def test_whatever_comes_on_whichever_side_of_a_round_the_promises_hold(
         assert cached <= everywhere, what
         if not play.aborted and schedule.deadline is None:
             assert cached == everywhere == PAGES - 1, what
-        assert cache.replica.state.pools[1][0].free == HOST_PAGES - cached, what
+        assert cache.replica.prefixes.residence.pools[1][0].free == HOST_PAGES - cached, what
         assert sum(cache.stats().operations["prefetch"].values()) == 1, what
         assert [executor.given(Fetch) for executor in play.ranks.executors] == [[], []], what
 

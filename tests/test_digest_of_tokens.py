@@ -101,7 +101,7 @@ def test_every_rank_raises_in_the_round_after_its_engine_brought_other_tokens(
 def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
     """The digests differ, and the first entry that does is one of tokens."""
     assert len({cache.replica.digest for cache in ranks.caches}) == 2
-    journals = [cache.replica.state.journal.last(4096) for cache in ranks.caches]
+    journals = [cache.replica.journal.last(4096) for cache in ranks.caches]
     assert "(rank 0: tokens " in (first_difference(journals) or "")
 
 

@@ -15,6 +15,7 @@ from executor_parts import (
     fill_device,
     grouped_layout,
     happened,
+    host_rows,
     includes,
     make_executor,
     mixed_layout,
@@ -30,7 +31,7 @@ from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.staging import gather, host_rows, scatter
+from lockstep.ranks.executor.staging import gather, scatter, slab_pairs
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
 from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 
@@ -432,14 +433,14 @@ def test_gather_and_scatter_are_each_other_s_inverse(layout: str) -> None:
     staging = torch.zeros(4, shard.page_bytes, dtype=torch.uint8)
     before = [device_page(device, page) for page in range(9)]
 
-    gather(pools, pages, staging)
+    gather(slab_pairs(pools), pages, staging)
 
     rows = [row.numpy().tobytes() for row in staging]
     assert rows == [before[page] for page in chosen]
 
     fill_device(device, seed=10)
     after = [device_page(device, page) for page in range(9)]
-    scatter(pools, pages, staging)
+    scatter(slab_pairs(pools), pages, staging)
     expected = dict(zip(chosen, rows, strict=True))
     assert [device_page(device, page) for page in range(9)] == [
         expected.get(page, after[page]) for page in range(9)

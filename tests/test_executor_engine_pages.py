@@ -2,29 +2,24 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from executor_parts import PATIENCE_S, happened, includes, waited
+from executor_parts import PATIENCE_S, happened, host_rows, includes
 
-from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.ballot import Ended
 from lockstep.errors import ConfigError, UsageError
 from lockstep.ranks.executor import population
-from lockstep.ranks.executor.copies import CpuCopies
 from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
-from lockstep.ranks.executor.staging import gather, host_rows, scatter
+from lockstep.ranks.executor.staging import gather, scatter, slab_pairs
 from lockstep.ranks.orders import (
     KV_POOL,
-    Cancel,
     CopyToDevice,
     CopyToHost,
     CopyTransfer,
-    Fence,
 )
 from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
 
@@ -42,6 +37,26 @@ def separate() -> list[torch.Tensor]:
     return [torch.rand(BLOCKS, HEADS, TOKENS, ELEMENTS) for _ in range(LAYERS)]
 
 
+def tokens_first() -> list[torch.Tensor]:
+    """Tensors that name tokens before heads, as SGLang's do."""
+    return [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS) for _ in range(LAYERS)]
+
+
+def tokens_first_in_memory() -> list[torch.Tensor]:
+    """Tensors that name heads first and have tokens first in memory, as vLLM's LBNHC has."""
+    return [each.transpose(1, 2) for each in tokens_first()]
+
+
+def heads_before_blocks() -> list[torch.Tensor]:
+    """Each head's part of all blocks together, as vLLM's LHBNC has it."""
+    return list(torch.rand(LAYERS, HEADS, BLOCKS, TOKENS, ELEMENTS).transpose(1, 2))
+
+
+def blocks_of_heads() -> list[torch.Tensor]:
+    """A block's layers within each of its heads, as vLLM's BHLNC has them."""
+    return list(torch.rand(BLOCKS, HEADS, LAYERS, TOKENS, ELEMENTS).permute(2, 0, 1, 3, 4))
+
+
 def layers_in_one_storage() -> list[torch.Tensor]:
     """Layer after layer in one allocation, as vLLM has them on the CPU."""
     return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS))
@@ -57,6 +72,9 @@ ARRANGEMENTS = {
     "separate": separate,
     "layers first": layers_in_one_storage,
     "blocks first": blocks_in_one_storage,
+    "tokens first in memory": tokens_first_in_memory,
+    "heads before blocks": heads_before_blocks,
+    "blocks of heads": blocks_of_heads,
 }
 
 
@@ -108,13 +126,13 @@ def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tens
     staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8)
     expected = [torch.stack([layer[page] for layer in layers]) for page in (4, 1)]
 
-    gather(pools, chosen, staging)
+    gather(slab_pairs(pools), chosen, staging)
 
     [column] = shard().columns
-    rows = host_rows(staging, column, torch.float32)
+    rows = host_rows(staging, column).view(torch.float32)
     for row, want in enumerate(expected):
         assert torch.equal(rows[:, row].reshape(want.shape), want)
-    scatter(pools, torch.tensor([2, 3]), staging)
+    scatter(slab_pairs(pools), torch.tensor([2, 3]), staging)
     assert all(torch.equal(layer[2], layer[4]) for layer in layers)
     assert all(torch.equal(layer[3], layer[1]) for layer in layers)
 
@@ -126,7 +144,7 @@ def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -
     pools = TierPools(pages, HostPool(shard(), 1, pinned=False))
     staging = torch.zeros(1, shard().page_bytes, dtype=torch.uint8)
 
-    gather(pools, torch.tensor([2]), staging)
+    gather(slab_pairs(pools), torch.tensor([2]), staging)
 
     [column] = shard().columns
     pools.host.bytes_tensor.copy_(staging)
@@ -142,11 +160,13 @@ def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -
         (separate()[:2], "3 layers, and the engine has 2 KV tensors"),
         (
             [torch.rand(BLOCKS, HEADS, TOKENS, 9)] * 3,
-            "has 288 bytes for each page, and the layout 160",
+            "4, 9] of float32, .* and a page of the layout has 2 heads, 4 tokens and 20 bytes",
         ),
+        (tokens_first(), "which is to be .pages, heads, tokens, elements."),
+        ([torch.rand(BLOCKS, HEADS * TOKENS, ELEMENTS)] * 3, "which is to be"),
         (
-            [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS).transpose(1, 2)] * 3,
-            "must be contiguous, heads first",
+            [torch.rand(BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(2, 3)] * 3,
+            "elements of one head and token must be contiguous",
         ),
         ([torch.rand(1, HEADS, TOKENS, ELEMENTS).expand(BLOCKS, -1, -1, -1)] * 3, "pages overlap"),
     ],
@@ -165,61 +185,6 @@ def test_a_type_that_no_column_has_is_refused() -> None:
 def test_an_engine_s_pages_are_no_pool_of_ours(executor: RankExecutor) -> None:
     with pytest.raises(UsageError, match="the device pages are the engine's"):
         _ = executor.device_pool
-
-
-class Gate:
-    """Holds copies until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened = threading.Event()
-        engine: Any = CpuCopies
-        copy = engine._copy
-
-        def held(copies: CpuCopies, job: Any) -> None:
-            self.opened.wait(PATIENCE_S)
-            copy(copies, job)
-
-        monkeypatch.setattr(engine, "_copy", held)
-
-
-def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:
-    progress = happened(
-        executor, [to_host(1, [0], [0]), Fence((1, 99), LONG_S)], includes(Ended(1, ok=True))
-    )
-
-    assert progress == [Ended(1, ok=True)]
-
-
-def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
-    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rule R3: it may have read what the engine has overwritten since."""
-    gate = Gate(monkeypatch)
-
-    progress = happened(
-        executor, [to_host(1, [0], [0]), Fence((1,), 0.01)], includes(Ended(1, ok=False))
-    )
-    gate.opened.set()
-    progress += happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
-
-    assert progress == [Ended(1, ok=False), Quiesced(1)]
-    assert executor.trouble() is None
-
-
-def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
-    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody can quarantine pages that are not ours."""
-    gate = Gate(monkeypatch)
-    executor.carry_out([replace(to_device(1, [0], [0]), timeout_s=0.01)])
-    waited(executor, includes(Ended(1, ok=False)))
-
-    happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
-
-    trouble = executor.trouble()
-    gate.opened.set()
-    assert trouble is not None
-    assert "does not end; the device is taken for lost" in trouble
 
 
 def test_population_changes_no_byte_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """Host and device pools: where pages lie, and what is refused before memory is promised."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from executor_parts import LAYOUTS, mixed_layout
+from executor_parts import LAYOUTS, host_rows, mixed_layout
 
 from lockstep.errors import ConfigError, InternalError
 from lockstep.ranks.agreed_pools import agreed_pools
@@ -13,8 +14,7 @@ from lockstep.ranks.executor.deadlines import Deadlines
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
-from lockstep.ranks.executor.pools import DevicePages, DevicePool, HostPool
-from lockstep.ranks.executor.staging import host_rows
+from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.page_layout import Column, PageLayout
 
@@ -57,7 +57,7 @@ def no_store(uri: str) -> StoreAccess:
     raise AssertionError(f"nobody names a store, and {uri} was asked for")
 
 
-def create(device: torch.device | DevicePages) -> RankExecutor:
+def create(device: torch.device | Mapping[str, EnginePages]) -> RankExecutor:
     """Make the executor of rank 1 of 2 of a hybrid model, with what the ranks agreed on."""
     return RankExecutor.create(
         HYBRID,
@@ -92,12 +92,56 @@ def test_memory_that_is_taken_ahead_is_zero_in_every_pool() -> None:
     assert not any(bool(pool.bytes_tensor.any()) for pool in executor.host_pools.values())
 
 
-def test_an_engine_that_owns_its_device_pages_can_use_full_attention_only() -> None:
-    layers = [torch.zeros(5, 2, 4, 3) for _ in range(2)]
-    pages = EnginePages(HYBRID.layout.shard(1, 2), {"k": layers})
+def lent(layout: PageLayout, pages: int = 5) -> EnginePages:
+    """An engine's pages of rank 0, which are described as those of any rank."""
+    shard = layout.shard(0, 2)
+    tensors = {
+        each.column.name: [
+            torch.zeros(
+                pages,
+                each.heads,
+                layout.page_tokens,
+                each.column.elements,
+                dtype=TORCH_DTYPES[each.column.dtype],
+            )
+            for _ in range(each.layers)
+        ]
+        for each in shard.columns
+    }
+    return EnginePages(shard, tensors)
 
-    with pytest.raises(ConfigError, match=r"other pools: window, state; .* full attention only"):
-        create(pages)
+
+@pytest.mark.parametrize(
+    ("layouts", "named"),
+    [
+        (
+            {"kv": HYBRID.layout, "window": WINDOW.layout},
+            "for the pools kv, window, and the model has the pools kv, state, window",
+        ),
+        (
+            {"kv": HYBRID.layout, "window": STATE.layout, "state": STATE.layout},
+            "lends for pool 'window' are not of its layout: they have 1 tokens in 2 layers",
+        ),
+    ],
+)
+def test_an_engine_lends_pages_of_just_the_model_s_pools(
+    layouts: dict[str, PageLayout], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        create({name: lent(layout) for name, layout in layouts.items()})
+
+
+def test_an_executor_takes_an_engine_s_pages_of_several_pools() -> None:
+    pages = {"kv": lent(HYBRID.layout), "window": lent(WINDOW.layout), "state": lent(STATE.layout)}
+
+    executor = create(pages)
+    executor.close()
+
+    assert {name: pool.pages for name, pool in executor.host_pools.items()} == {
+        "kv": 8,
+        "window": 6,
+        "state": 2,
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

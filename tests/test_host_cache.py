@@ -1,19 +1,32 @@
 """The engine owns the device pages: they are lent, held while copies run, and never looked at."""
 
 import logging
+import time
+from contextlib import closing
 from functools import partial
 
 import pytest
+import torch
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 
 from lockstep.coordinator.ballot import Answered, Ended, Quiesced, QuiesceExpired
+from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError, GroupError, UsageError
 from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fence, LookUp, Persist
+from lockstep.ranks.orders import (
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    Direction,
+    Fence,
+    LookUp,
+    Persist,
+)
 from lockstep.ranks.page_layout import Column, PageLayout
-from lockstep.ranks.replica.serving import LoadState
-from lockstep.ranks.replica.tree import HOST
+from lockstep.ranks.replica.node import HOST
+from lockstep.ranks.replica.requests import LoadState
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 
@@ -135,24 +148,57 @@ def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> No
         assert each.hit("r", PROMPT)
         each.load("r", PROMPT, range(4))
         each.back_up("s", other, [9])
-    assert not executor.take(CopyToDevice)
+    executor.begun.clear()
 
     cache.begin_loads()
-    assert [type(order) for order in executor.orders] == [CopyToDevice]
+    assert executor.begun == [Direction.TO_DEVICE]
     cache.begin_backups()
-    assert [type(order) for order in executor.orders] == [CopyToDevice, CopyToHost]
+    assert executor.begun == [Direction.TO_DEVICE, Direction.TO_HOST]
+
+
+def own_pages(*, named: bool = False) -> HostCache:
+    """One rank's cache under an engine's four pages, given alone or by name, which copies bytes."""
+    layout = PageLayout(
+        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=1, heads=1, elements=1),)
+    )
+    config = CacheConfig(model="m", layout=layout, host_pages=4, pipeline_depth=0)
+    pages = EnginePages(
+        layout.shard(0, 1), {"k": [torch.ones(4, 1, PAGE_TOKENS, 1, dtype=torch.bfloat16)]}
+    )
+    return HostCache.open(config, {"kv": pages} if named else pages, InProcessGroup(1).member(0))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_engine_s_pages_of_full_attention_may_be_given_alone_or_by_name(*, named: bool) -> None:
+    with closing(own_pages(named=named)) as cache:
+        cache.back_up("r", PROMPT, range(4))
+
+        assert cache.flush()
+        assert cache.hit("another", PROMPT) == len(PROMPT)
 
 
 def test_a_backup_that_was_not_begun_when_its_pages_are_taken_away_never_begins() -> None:
-    ranks = HostRanksInTurn()
-    for cache in ranks.caches:
+    with closing(own_pages()) as cache:
         cache.back_up("r", PROMPT, range(4))
         cache.fence("r")
         cache.begin_backups()
 
-    assert not any(executor.take(CopyToHost) for executor in ranks.executors)
-    ranks.settle()
-    assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
+        assert cache.flush()
+        assert cache.hit("another", PROMPT) == 0
+        assert cache.stats().bytes_moved.l1_to_l2 == 0
+
+
+def test_an_idle_step_does_not_wait_for_a_backup_that_the_engine_has_not_begun() -> None:
+    with closing(own_pages()) as cache:
+        cache.begin_step()
+        cache.back_up("r", PROMPT, range(4))
+
+        started = time.monotonic()
+        cache.end_step(idle_s=60.0)
+
+        assert time.monotonic() - started < 30.0
+        assert cache.flush()
+        assert cache.hit("another", PROMPT) == len(PROMPT)
 
 
 def test_pages_of_a_released_request_are_lent_until_its_copies_have_ended() -> None:
@@ -252,7 +298,7 @@ def test_a_pin_ends_with_a_reset_and_so_do_its_pages() -> None:
 
     ranks.every(lambda cache: cache.reset())
 
-    assert ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free) == 8
+    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free) == 8
     published(ranks)
     assert ranks.every(lambda cache: cache.pin("kept", PROMPT, ttl_s=1000.0)) == len(PROMPT)
     ranks.check()
@@ -264,7 +310,7 @@ def test_a_weights_version_must_be_text() -> None:
     with pytest.raises(UsageError, match="a weights version must be text"):
         ranks.caches[0].reset(7)  # type: ignore[arg-type]
 
-    assert ranks.caches[0].replica.state.generation == 0
+    assert ranks.caches[0].replica.requests.generation == 0
 
 
 def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:

@@ -24,8 +24,9 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.ranks.page_layout import Column, PageLayout
-from lockstep.ranks.replica.serving import Admission, LoadState
-from lockstep.ranks.replica.tree import DEVICE, HOST
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.node import DEVICE, HOST
+from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.restorable import restorable
 
 WINDOW_PAGES = 2
@@ -81,7 +82,7 @@ def prefetch_all(ranks: RanksInTurn, name: str, tokens: list[int]) -> int:
 
 def prefetch_of(ranks: RanksInTurn, name: str) -> int:
     """Return the prefetch in flight of a request."""
-    operation = ranks.caches[0].replica.state.request(name).prefetch
+    operation = ranks.caches[0].replica.requests.known(name).prefetch
     assert operation is not None
     return operation
 
@@ -96,7 +97,7 @@ def pages_by_pool(order: CopyToDevice) -> Counter[str]:
 
 def free(ranks: RanksInTurn, tier: int) -> list[int]:
     """Return how many pages of each pool can be had on a tier."""
-    residence = ranks.caches[0].replica.state.residence
+    residence = ranks.caches[0].replica.prefixes.residence
     return [residence.available(tier, index) for index in range(len(residence.pools[tier]))]
 
 
@@ -113,7 +114,7 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
     ranks.compute("a", END)
     ranks.compute("other", prompt(4, 12))
     ranks.every(lambda cache: cache.load_back("b", END))
-    node = ranks.caches[0].replica.state.request("b").node
+    node = ranks.caches[0].replica.requests.known("b").node
     assert node is not None
     (order,) = ranks.executors[0].given(CopyToDevice)
     window: Any = next(each for each in order.transfers if each.pool == "window")
@@ -342,11 +343,11 @@ def test_a_retracted_request_is_saved_in_every_pool_and_what_is_saved_belongs_to
     assert [each.pool for each in saved] == [KV_POOL, "window", "state"]
     ranks.settle()
     assert ranks.every(lambda cache: cache.load_state("a")) is LoadState.SAVED
-    state = ranks.caches[0].replica.state
+    prefixes = ranks.caches[0].replica.prefixes
     for index, transfer in enumerate(saved):
         pages = set(transfer.destinations)
-        assert not pages & set(state.pools[HOST][index].free_pages())
-        assert not any(pages & set(node.pages(HOST, index) or ()) for node in state.tree.nodes())
+        assert not pages & set(prefixes.residence.pools[HOST][index].free_pages())
+        assert not any(pages & set(node.pages(HOST, index) or ()) for node in prefixes.tree.nodes())
 
 
 def test_a_request_resumes_in_pages_of_its_own_with_all_that_was_saved() -> None:

@@ -6,7 +6,6 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
 from executor_parts import hashed_keys, waited
 
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, Timeouts
@@ -15,9 +14,7 @@ from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.launch.settings import ReplaySettings
 from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Persist
 from lockstep.storage_backends.uri import parse_uri
 
@@ -118,8 +115,8 @@ def test_of_the_pool_sizes_the_smallest_is_used() -> None:
     futures = open_on([CONFIG, replace(CONFIG, device_pages=5, host_pages=3)])
 
     caches = [future.result() for future in futures]
-    assert [cache.replica.state.pools[0][0].capacity for cache in caches] == [5, 5]
-    assert [cache.replica.state.pools[1][0].capacity for cache in caches] == [3, 3]
+    assert [cache.replica.prefixes.residence.pools[0][0].capacity for cache in caches] == [5, 5]
+    assert [cache.replica.prefixes.residence.pools[1][0].capacity for cache in caches] == [3, 3]
     for cache in caches:
         cache.close(flush=False)
 
@@ -227,15 +224,6 @@ def test_a_store_that_has_the_model_with_other_components_is_refused_by_the_pool
     (said,) = problems(open_on([replace(CONFIG, store=store)] * 2))
 
     assert "the store keeps the pool 'state', which is not configured here" in said
-
-
-def test_an_engine_that_owns_its_device_pages_is_told_that_it_can_use_full_attention_only() -> None:
-    components = tuple(replace(each, device_pages=0) for each in (WINDOW, STATE))
-    config = replace(CONFIG, device_pages=0, components=components)
-    pages = EnginePages(LAYOUT.shard(0, 1), {"k": [torch.zeros(3, 4, 4, 1, dtype=torch.bfloat16)]})
-
-    with pytest.raises(ConfigError, match="can use full attention only"):
-        HostCache.open(config, pages, InProcessGroup(1).member(0))
 
 
 @pytest.mark.parametrize(

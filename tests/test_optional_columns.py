@@ -27,7 +27,8 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.model_description import KeptState, ModelDescription
 from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Persist
 from lockstep.ranks.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
-from lockstep.ranks.replica.serving import Admission, LoadState
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.requests import LoadState
 from lockstep.storage_backends.base import Counters, ObjectName, StoredObject
 from lockstep.storage_backends.catalogue import full_shape, tp_size_of
 from lockstep.storage_backends.memory import MemoryBackend, Shelf

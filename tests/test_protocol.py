@@ -30,6 +30,7 @@ from lockstep.errors import (
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import LookUp
+from lockstep.ranks.replica.digest import state_digest
 
 T = TypeVar("T")
 
@@ -219,7 +220,7 @@ def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> Non
             if pace.random() < 0.4:
                 executor.obey(lambda key: True)
             cache.step()
-            history.append((cache.replica.digest, cache.replica.state_digest()))
+            history.append((cache.replica.digest, state_digest(cache.replica)))
         return history
 
     histories = in_threads(4, run)
@@ -289,8 +290,8 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str) -> No
 def test_a_rank_of_an_earlier_start_of_the_group_is_found_in_the_first_round() -> None:
     """P5, R2: whatever lets it reach this group, it is not taken for a rank of it."""
     ranks = RanksInTurn(2)
-    member, state = ranks.group.member(1), ranks.caches[1].replica.state
-    earlier = replace(state.config, life=b"another start of it")
+    member, config = ranks.group.member(1), ranks.caches[1].replica.config
+    earlier = replace(config, life=b"another start of it")
     ranks.caches[1] = Cache(ranks.caches[1].config, member, ranks.executors[1], earlier)
 
     def run(rank: int) -> str:
@@ -311,7 +312,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     ranks = RanksInTurn(3, depth=depth)
     ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
     ranks.step()
-    before = [cache.replica.state.journal.count for cache in ranks.caches]
+    before = [cache.replica.journal.count for cache in ranks.caches]
     ranks.caches[1].prefetch("alone", prompt(2))
     for executor in ranks.executors:
         executor.said.append(Answered(1, 3))
@@ -330,9 +331,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
     # At depth 1 the round before, in which all agreed, is applied first; the body of theirs is not.
-    assert {cache.replica.state.operations.in_flight[1].phase.name for cache in ranks.caches} == {
-        "QUERY"
-    }
+    assert {cache.replica.agenda.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 
 @DEPTHS
@@ -340,7 +339,7 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
     """P5, R3: free lists are replicated state, so one page of difference shows at once."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.compute("warm", prompt(1))
-    ranks.caches[0].replica.state.pools[1][0].take(1)
+    ranks.caches[0].replica.prefixes.residence.pools[1][0].take(1)
     rounds = ranks.caches[0].rounds.count
 
     def run(rank: int) -> tuple[int, str]:

@@ -10,9 +10,9 @@ from lockstep.errors import RankUnhealthy
 from lockstep.ranks.config import Bounds
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
 from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.serving import Wait
-from lockstep.ranks.replica.tree import DEVICE, HOST
+from lockstep.ranks.replica.node import DEVICE, HOST
 
 PAGES = 4
 
@@ -213,5 +213,5 @@ def hang_lent(ranks: HostRanksInTurn, number: int) -> str | None:
 def free(ranks: RanksInTurn) -> list[int]:
     """Return the pages of device and host that are free or can be evicted."""
     return ranks.every(
-        lambda cache: [cache.replica.state.residence.available(t, 0) for t in (DEVICE, HOST)]
+        lambda cache: [cache.replica.prefixes.residence.available(t, 0) for t in (DEVICE, HOST)]
     )

@@ -66,7 +66,7 @@ def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
     ranks = RanksInTurn(
         1,
         store=False,
-        device_pages=2 * nodes,
+        device_pages=4 * nodes,
         host_pages=2 * nodes,
         write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
         selective_hits=1,
@@ -74,12 +74,17 @@ def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
     (cache,) = ranks.caches
     tokens = prompt(1, pages=nodes)
     cache.load_back("r", [], reserve_tokens=len(tokens))
-    for page in range(1, nodes + 1):
-        cache.insert("r", tokens[: page * PAGE_TOKENS], final=page == nodes)
+    cache.insert("r", tokens)
     cache.release("r")
+    for page in range(1, nodes):
+        # What another prompt leaves in the middle of the path divides it there.
+        other = [*tokens[: page * PAGE_TOKENS], *range(PAGE_TOKENS)]
+        cache.load_back("other", [], reserve_tokens=len(other))
+        cache.insert("other", other)
+        cache.release("other")
     cache.load_back("hit", tokens)
-    assert cache.replica.state.tree.node_count == nodes
-    assert len(cache.replica.state.operations.in_flight) == 1
+    assert cache.replica.prefixes.tree.node_count == 2 * nodes - 1
+    assert len(cache.replica.agenda.in_flight) == 1
     return ranks
 
 

@@ -3,22 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.lanes import BallotShape
-from lockstep.coordinator.operation import Kind, Phase
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.orders import Need
-from lockstep.ranks.replica.lookups import room_for
+from lockstep.ranks.replica.lookups import Lookups
+from lockstep.ranks.replica.node import HOST, Place
 from lockstep.ranks.replica.operations import Prefetch
+from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
-from lockstep.ranks.replica.state import ReplicaState
-from lockstep.ranks.replica.tree import HOST, Place
 
 PAGES = 24
 
 
-def state_with_room(window: int, host_pages: int, slots: int) -> ReplicaState:
-    """Return the state of a model with a window and a recurrent state, and so much host memory."""
+def replica_with_room(window: int, host_pages: int, slots: int) -> Replica:
+    """Return the replica of a model with a window and a recurrent state, and so much host memory."""
     components = tuple(
         ComponentSettings(kind=kind, pool=kind, device_pages=4, host_pages=pages, every_pages=every)
         for kind, pages, every in (
@@ -34,7 +31,7 @@ def state_with_room(window: int, host_pages: int, slots: int) -> ReplicaState:
         has_store=True,
         model_digest=b"model",
     )
-    return ReplicaState(config, Ballot(BallotShape(world_size=1, seats=1), 0))
+    return Replica(config)
 
 
 @given(
@@ -56,16 +53,17 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
     held: set[int],
     checkpoints: set[int],
 ) -> None:
-    state = state_with_room(window, room, slots)
+    replica = replica_with_room(window, room, slots)
+    prefixes = replica.prefixes
     needs = [Need("kv", floor, ())]
-    for component, there in zip(state.components[1:], (held, checkpoints), strict=True):
+    for component, there in zip(prefixes.components[1:], (held, checkpoints), strict=True):
         first = component.needed_from(floor + 1)
         needs.append(Need(component.pool, first, (), component.span, frozenset(there)))
     operation = Prefetch(
-        id=1,
-        kind=Kind.PREFETCH,
-        phase=Phase.QUERY,
-        anchor=state.root(Place("")),
+        request="r",
+        tokens=b"",
+        waits_since_ms=0,
+        anchor=prefixes.root(Place("")),
         floor=floor,
         needs=tuple(needs),
     )
@@ -74,9 +72,9 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
         end = floor + pages
         return all(
             sum(p not in need.held for p in range(max(need.first, each.needed_from(end)), end))
-            <= state.residence.available(HOST, each.index)
-            for each, need in zip(state.components[1:], needs[1:], strict=True)
+            <= prefixes.residence.available(HOST, each.index)
+            for each, need in zip(prefixes.components[1:], needs[1:], strict=True)
         )
 
     expected = next(pages for pages in range(length, -1, -1) if not pages or fits(pages))
-    assert room_for(state, operation, length) == expected
+    assert Lookups(replica.config, prefixes, replica.store).room_for(operation, length) == expected

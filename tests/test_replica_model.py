@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.lanes import BallotShape
 from lockstep.coordinator.operation import Queue
 from lockstep.coordinator.verdict import Verdict, Watermark
 from lockstep.errors import UsageError
 from lockstep.ranks.orders import Fork
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.effects import Effects
 from lockstep.ranks.replica.matching import Match
+from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.serving import Admission, LoadState
+from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
-from lockstep.ranks.replica.tree import DEVICE, HOST
 
 PAGE_TOKENS = 2
 PAGE_BYTES = 4 * PAGE_TOKENS
@@ -67,16 +68,17 @@ class Driven:
     names: int = 0
     round: int = 0
     replica: Replica = field(init=False)
+    forks: list[Fork] = field(default_factory=list[Fork])
 
     def __post_init__(self) -> None:
-        self.replica = Replica(self.config, Ballot(BallotShape(world_size=1, seats=32), 0))
+        self.replica = Replica(self.config)
 
     def copies_end(self, *, failing: Queue | None = None) -> None:
         """Let every copy in flight end, the first of one queue badly."""
         self.round += 1
         marks: list[Watermark] = []
         for queue in Queue:
-            line = self.replica.state.operations.queues[queue]
+            line = self.replica.agenda.lines()[queue]
             failed = line[0][0] if line and queue is failing else None
             marks.append(
                 Watermark(
@@ -87,8 +89,12 @@ class Driven:
                 )
             )
         verdict = Verdict(round=self.round, time_ms=self.round, watermarks=tuple(marks), seats=())
-        self.replica.apply(verdict)
-        self.replica.check()
+        self.follow(self.replica.apply(verdict))
+        check(self.replica)
+
+    def follow(self, effects: Effects) -> None:
+        """Keep what was ordered of the engine's own stream."""
+        self.forks += [order for order in effects.orders if isinstance(order, Fork)]
 
     def serve(self, tokens: bytes, chunk: int) -> str | None:
         """Admit a request and compute its prompt in chunks; None if there was no room for it."""
@@ -96,11 +102,12 @@ class Driven:
         name = f"r{self.names}"
         total = len(tokens) // 4
         try:
-            answer = self.replica.load_back(name, "", tokens[:-4], total)
+            answer, effects = self.replica.load_back(name, "", tokens[:-4], total)
         except UsageError:
             # It is longer than a window's pool.
             return None
-        self.replica.check()
+        check(self.replica)
+        self.follow(effects)
         if not isinstance(answer, Admission):
             self.replica.release(name)
             return None
@@ -110,15 +117,16 @@ class Driven:
         stops = {*answer.checkpoints, *range(answer.cached_tokens + chunk, total, chunk), total}
         for stop in sorted(stops):
             if stop > answer.cached_tokens:
-                self.replica.insert(name, tokens[: stop * 4], final=stop == total)
-                self.replica.check()
+                _, effects = self.replica.insert(name, tokens[: stop * 4], final=stop == total)
+                self.follow(effects)
+                check(self.replica)
         return name
 
     def present(self, tier: int, component: int) -> Pages:
         """Return the pages that the tree has, page by page."""
         pages: Pages = set()
-        part = self.replica.state.components[component]
-        for node in self.replica.state.tree.nodes():
+        part = self.replica.prefixes.components[component]
+        for node in self.replica.prefixes.tree.nodes():
             run = node.pages(tier, component)
             if run is None:
                 continue
@@ -130,7 +138,7 @@ class Driven:
 
 def obvious_length(driven: Driven, tokens: bytes, tiers: tuple[int, ...]) -> int:
     """Return the longest prefix of whole pages for which every component has what it needs."""
-    components = driven.replica.state.components
+    components = driven.replica.prefixes.components
     have = [
         set[bytes]().union(*(driven.present(tier, each.index) for tier in tiers))
         for each in components
@@ -191,7 +199,7 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
             kept.append(name)
         if then != "keep" and kept:
             driven.replica.release(kept.pop(0))
-            driven.replica.check()
+            check(driven.replica)
         # Prompts that end, or turn elsewhere, anywhere in what was served.
         turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
         for prompt in (*turns, *(tokens[:at] for at in range(0, len(tokens), PAGE_BYTES))):
@@ -227,21 +235,19 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
 ) -> None:
     """Copy on write: what the tree has is read and never written, but when it is made."""
     driven = Driven(config(*sizes, *model))
-    state = driven.replica.state
+    prefixes = driven.replica.prefixes
     for tokens, chunk, _ in served:
         name = driven.serve(tokens, chunk)
-        for order in driven.replica.take_orders():
-            if isinstance(order, Fork):
-                assert order.source != order.destination
+        assert all(fork.source != fork.destination for fork in driven.forks)
         if name is None:
             continue
-        for component in state.components:
+        for component in prefixes.components:
             if component.per_page:
                 continue
             (working,) = driven.replica.page_table(name, component.pool)
             in_tree = [
                 page
-                for node in state.tree.nodes()
+                for node in prefixes.tree.nodes()
                 for page in node.pages(DEVICE, component.index) or ()
             ]
             assert working not in in_tree

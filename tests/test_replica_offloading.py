@@ -4,9 +4,8 @@ from array import array
 
 import pytest
 
-from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.lanes import BallotShape
 from lockstep.errors import UsageError
+from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ReplicaConfig
@@ -20,48 +19,49 @@ def replica() -> Replica:
     config = ReplicaConfig(
         page_tokens=PAGE_TOKENS, device_pages=0, host_pages=16, has_store=True, model_digest=b"m"
     )
-    return Replica(config, Ballot(BallotShape(world_size=1, seats=32), 0))
+    return Replica(config)
 
 
 def test_a_back_up_that_is_refused_makes_no_request_known(replica: Replica) -> None:
     """Found by simulation: the request was entered before its pages were counted."""
     with pytest.raises(UsageError, match="lends 3 device pages for 4 pages of tokens"):
-        replica.back_up("r", "", TOKENS, page_run(range(3)))
+        replica.back_up("r", "", TOKENS, [page_run(range(3))])
 
-    assert not replica.state.requests
+    assert not replica.requests
 
 
 def test_a_load_that_is_refused_leaves_the_prefetch_alone(replica: Replica) -> None:
     """Found by simulation: the prefetch was ended before the load was looked at."""
-    assert replica.prefetch("r", "", TOKENS)
+    started, _ = replica.prefetch("r", "", TOKENS)
+    assert started
     before = replica.digest
 
     with pytest.raises(UsageError, match="host memory has 0; ask `hit`"):
-        replica.load("r", TOKENS, 0, page_run(range(4)))
+        replica.load("r", TOKENS, 0, [page_run(range(4))])
 
     assert replica.digest == before
-    assert replica.state.requests["r"].prefetch is not None
+    assert replica.requests.known("r").prefetch is not None
 
 
 def test_a_fence_after_a_reset_ends_a_prefetch_into_what_was_reset(replica: Replica) -> None:
     """Found by simulation: the root under which the prefetch was to insert was gone."""
     replica.prefetch("r", "", TOKENS)
-    replica.back_up("r", "", b"", page_run())
+    replica.back_up("r", "", b"", [page_run()])
     replica.reset()
 
     replica.fence("r")
 
-    replica.check()
-    assert replica.state.requests["r"].prefetch is None
-    assert not replica.state.operations.in_flight
-    assert not replica.state.tree.roots
+    check(replica)
+    assert replica.requests.known("r").prefetch is None
+    assert not replica.agenda.in_flight
+    assert not replica.prefixes.tree.roots
 
 
 def test_a_fence_without_a_reset_leaves_the_prefetch_alone(replica: Replica) -> None:
     replica.prefetch("r", "", TOKENS)
-    replica.back_up("r", "", b"", page_run())
+    replica.back_up("r", "", b"", [page_run()])
 
     replica.fence("r")
 
-    replica.check()
-    assert replica.state.requests["r"].prefetch is not None
+    check(replica)
+    assert replica.requests.known("r").prefetch is not None

@@ -7,8 +7,9 @@ from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 from lockstep.errors import ConfigError, UsageError
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
+from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.eviction_policies import Ranked, known_policies, register
-from lockstep.ranks.replica.serving import Admission, Wait
 
 
 def prompt(first: int, pages: int = 2) -> list[int]:
@@ -40,7 +41,7 @@ def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tu
 
 
 def host_pages(ranks: RanksInTurn) -> int:
-    return ranks.every(lambda cache: cache.replica.state.residence.tree_pages[1][0])
+    return ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[1][0])
 
 
 def test_write_through_copies_what_was_computed_at_once() -> None:
@@ -134,7 +135,7 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy() -> None:
     ranks.every(lambda cache: cache.insert("a", tokens))
     ranks.every(lambda cache: cache.release("a"))
     ranks.every(lambda cache: cache.pin("p", tokens, ttl_s=60.0))
-    residence = ranks.caches[0].replica.state.residence
+    residence = ranks.caches[0].replica.prefixes.residence
     assert residence.available(0, 0) == 2
 
     ranks.settle()
@@ -261,7 +262,7 @@ def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
     for salt in range(20):
         back_up(ranks, f"r{salt}", prompt(2), namespace=f"salt {salt}")
 
-    assert cache.replica.state.residence.limits.namespaces == {""}
+    assert cache.replica.prefixes.residence.limits.namespaces == {""}
 
 
 def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
@@ -323,7 +324,7 @@ def test_what_is_pinned_is_copied_to_host_memory_whatever_the_write_policy() -> 
     ranks.settle()
     ranks.step()
 
-    residence = ranks.caches[0].replica.state.residence
+    residence = ranks.caches[0].replica.prefixes.residence
     assert host_pages(ranks) == 2
     assert residence.available(0, 0) == residence.pools[0][0].capacity
 
@@ -339,11 +340,11 @@ def test_pins_hold_at_most_half_of_the_device() -> None:
 
 def test_a_priority_that_is_no_integer_is_refused_and_changes_nothing() -> None:
     ranks = RanksInTurn(1)
-    before = ranks.caches[0].replica.state_digest()
+    before = state_digest(ranks.caches[0].replica)
 
     with pytest.raises(UsageError, match="priority must be an integer"):
         ranks.caches[0].load_back("a", [], priority=1.5)  # type: ignore[arg-type]
-    assert ranks.caches[0].replica.state_digest() == before
+    assert state_digest(ranks.caches[0].replica) == before
 
 
 def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:

@@ -14,13 +14,14 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
+from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp
+from lockstep.ranks.replica.agenda import Agenda
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.node import HOST
 from lockstep.ranks.replica.operations import Prefetch
-from lockstep.ranks.replica.prefetching import Prefetching
-from lockstep.ranks.replica.serving import Admission
-from lockstep.ranks.replica.tree import HOST
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
@@ -31,7 +32,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks = RanksInTurn(2)
     tokens = prompt(16)
     ranks.compute("warm", tokens[: 4 * PAGE_TOKENS])
-    free = ranks.caches[0].replica.state.pools[1][0].free
+    free = ranks.caches[0].replica.prefixes.residence.pools[1][0].free
 
     assert ranks.every(lambda cache: cache.prefetch("7", tokens))
     lookups = [executor.take(LookUp)[0] for executor in ranks.executors]
@@ -46,7 +47,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Answered(operation, 10))
     ranks.step()
     assert ranks.phase(operation) == "TRANSFER"
-    assert ranks.caches[0].replica.state.pools[1][0].free == free - 10
+    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 10
     assert [len(executor.take(Fetch)[0].transfers[0].pages) for executor in ranks.executors] == [
         10,
         10,
@@ -61,8 +62,8 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.step()
     assert ranks.phase(operation) == "QUIESCE"
     assert ranks.every(lambda cache: cache.match(tokens).host_tokens) == 12 * PAGE_TOKENS
-    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].replica.state.misses
-    assert ranks.caches[0].replica.state.pools[1][0].free == free - 10
+    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].replica.store.misses
+    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 10
 
     assert [len(executor.take(Cancel)) for executor in ranks.executors] == [1, 1]
     ranks.executors[0].said.append(Quiesced(operation))
@@ -72,22 +73,25 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Quiesced(operation))
     ranks.step()
     assert ranks.phase(operation) == "DONE"
-    assert ranks.caches[0].replica.state.pools[1][0].free == free - 8
+    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 8
 
 
 def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 10: before anything has landed there, and although they read the same pages."""
-    assign = Prefetching._assign  # pyright: ignore[reportPrivateUsage]
+    vote = Agenda.vote
     ranks = RanksInTurn(2)
-    others = ranks.caches[1].replica.prefetching
+    others = ranks.caches[1].replica.agenda
 
-    def assign_less(self: Prefetching, operation: Prefetch, *where: Any) -> Any:
-        operation.goal -= self is others
-        return assign(self, operation, *where)
+    def vote_for_less(self: Agenda, operation: Prefetch, *vote_on: Any) -> None:
+        if self is others and operation.goal:
+            *others_vote_on, goal = vote_on
+            vote(self, operation, *others_vote_on, goal - 1)
+        else:
+            vote(self, operation, *vote_on)
 
-    monkeypatch.setattr(Prefetching, "_assign", assign_less)
+    monkeypatch.setattr(Agenda, "vote", vote_for_less)
     assert ranks.every(lambda cache: cache.prefetch("7", prompt(4)))
     for executor in ranks.executors:
         executor.said.append(Answered(executor.take(LookUp)[0].operation, 4))
@@ -96,8 +100,8 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
 
     one, other = (cache.replica for cache in ranks.caches)
     assert one.digest != other.digest
-    assert one.state.journal.last(1)[1] == ["transfer 1 4"]
-    assert other.state.journal.last(1)[1] == ["transfer 1 3"]
+    assert one.journal.last(1)[1] == [f"vote 1 TRANSFER {UNBOUNDED} 4"]
+    assert other.journal.last(1)[1] == [f"vote 1 TRANSFER {UNBOUNDED} 3"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -143,7 +147,7 @@ class Started:
 
     @property
     def free(self) -> int:
-        return self.ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free)
+        return self.ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free)
 
 
 def test_a_deadline_seen_by_one_rank_stops_all_with_what_all_have() -> None:
@@ -235,7 +239,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
         if phase == "WAITING":
             ranks.every(lambda cache: cache.prefetch("first", prompt(2, start=900)))
         ranks.every(lambda cache: cache.prefetch("victim", prompt(8)))
-        operation = max(ranks.caches[0].replica.state.operations.in_flight)
+        operation = max(ranks.caches[0].replica.agenda.in_flight)
     assert ranks.phase(operation) == phase
 
     ranks.every(lambda cache: cache.abort("victim"))
@@ -243,7 +247,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
     ranks.settle()
 
     assert ranks.phase(operation) == "DONE"
-    assert ranks.every(lambda cache: cache.replica.state.pools[HOST][0].free) == 64
+    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free) == 64
 
 
 def test_prefetches_beyond_the_ballots_room_wait_their_turn_in_order() -> None:

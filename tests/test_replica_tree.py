@@ -4,15 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks_in_turn import RanksInTurn
 
-from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.lanes import BallotShape
 from lockstep.ranks.replica.holds import Receipt
+from lockstep.ranks.replica.node import DEVICE, HOST, Node, Place
+from lockstep.ranks.replica.notices import Cause
 from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.pages import page_run
+from lockstep.ranks.replica.prefixes import Prefixes
+from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ReplicaConfig
-from lockstep.ranks.replica.state import ReplicaState
 from lockstep.ranks.replica.tokens import as_token_bytes
-from lockstep.ranks.replica.tree import DEVICE, HOST, Node, Place, Tree
+from lockstep.ranks.replica.tree import Tree
 
 PAGE_TOKENS = 2
 PAGE_BYTES = 8
@@ -20,7 +21,7 @@ PAGE_BYTES = 8
 prompts = st.lists(st.integers(0, 2), max_size=14).map(as_token_bytes)
 
 
-def new_state() -> ReplicaState:
+def new_prefixes() -> Prefixes:
     config = ReplicaConfig(
         page_tokens=PAGE_TOKENS,
         device_pages=64,
@@ -28,20 +29,22 @@ def new_state() -> ReplicaState:
         has_store=False,
         model_digest=b"model",
     )
-    return ReplicaState(config, Ballot(BallotShape(world_size=1, seats=32), 0))
+    return Replica(config).prefixes
 
 
 def whole(tokens: bytes) -> bytes:
     return tokens[: len(tokens) - len(tokens) % PAGE_BYTES]
 
 
-def put(state: ReplicaState, tokens: bytes) -> Node:
-    root = state.root(Place(""))
-    nodes = state.walk_to(root, tokens)
+def put(prefixes: Prefixes, tokens: bytes) -> Node:
+    root = prefixes.root(Place(""))
+    nodes = prefixes.walk_to(root, tokens)
     node = nodes[-1] if nodes else root
     if node.end * PAGE_BYTES < len(whole(tokens)):
-        node = state.tree.add(node, whole(tokens)[node.end * PAGE_BYTES :])
-        state.residence.attach(node, DEVICE, 0, state.pools[DEVICE][0].take(node.width))
+        node = prefixes.tree.add(node, whole(tokens)[node.end * PAGE_BYTES :])
+        prefixes.residence.attach(
+            node, DEVICE, 0, prefixes.residence.pools[DEVICE][0].take(node.width), Cause.COMPUTED
+        )
     return node
 
 
@@ -49,11 +52,11 @@ def put(state: ReplicaState, tokens: bytes) -> Node:
 def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
     put_in: list[bytes], asked: bytes
 ) -> None:
-    state = new_state()
+    prefixes = new_prefixes()
     for tokens in put_in:
-        put(state, tokens)
+        put(prefixes, tokens)
 
-    walk = state.tree.walk(state.root(Place("")), asked)
+    walk = prefixes.tree.walk(prefixes.root(Place("")), asked)
     found = walk.last.end + walk.partial_pages
 
     known = {tokens[:end] for tokens in put_in for end in range(0, len(tokens) + 1, PAGE_BYTES)}
@@ -67,13 +70,13 @@ def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
 
 @given(st.lists(prompts, max_size=8))
 def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: list[bytes]) -> None:
-    state = new_state()
+    prefixes = new_prefixes()
     seed = namespace_seed(b"model", "")
     for tokens in put_in:
-        node = put(state, tokens)
+        node = put(prefixes, tokens)
         expected = page_keys(seed, tokens, PAGE_TOKENS)
         if node.parent is not None:
-            assert state.tree.keys(node)[-1] == expected[-1]
+            assert prefixes.tree.keys(node)[-1] == expected[-1]
 
 
 @given(st.lists(prompts, min_size=1, max_size=6), st.lists(prompts, max_size=6))
@@ -81,44 +84,44 @@ def test_a_receipt_restores_every_count_also_after_splits(
     first: list[bytes], later: list[bytes]
 ) -> None:
     """Rule R8: what was locked and pinned is released with its receipt, in token intervals."""
-    state = new_state()
+    prefixes = new_prefixes()
     receipts: list[Receipt] = []
     for tokens in first:
-        node = put(state, tokens)
-        receipts.append(state.residence.holds.acquire(DEVICE, 0, node))
-        receipts.append(state.residence.holds.acquire(HOST, 0, node))
+        node = put(prefixes, tokens)
+        receipts.append(prefixes.residence.holds.acquire(DEVICE, 0, node))
+        receipts.append(prefixes.residence.holds.acquire(HOST, 0, node))
     for tokens in later:
-        put(state, tokens)
+        put(prefixes, tokens)
 
     for receipt in receipts:
-        state.residence.holds.release(receipt)
+        prefixes.residence.holds.release(receipt)
 
-    assert all(not node.holds(tier) for node in state.tree.nodes() for tier in (DEVICE, HOST))
-    assert state.residence.holds.kept_pages == ([0], [0])
-    assert state.residence.available(DEVICE, 0) == 64
+    assert all(not node.holds(tier) for node in prefixes.tree.nodes() for tier in (DEVICE, HOST))
+    assert prefixes.residence.holds.kept_pages == ([0], [0])
+    assert prefixes.residence.available(DEVICE, 0) == 64
 
 
 def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
-    state = new_state()
-    node = put(state, as_token_bytes(range(8)))
-    keys = list(state.tree.keys(node))
-    lock = state.residence.holds.acquire(DEVICE, 0, node)
+    prefixes = new_prefixes()
+    node = put(prefixes, as_token_bytes(range(8)))
+    keys = list(prefixes.tree.keys(node))
+    lock = prefixes.residence.holds.acquire(DEVICE, 0, node)
 
-    state.split(node, 1)
+    prefixes.split(node, 1)
 
     upper = node.parent
     assert upper is not None
     assert (upper.start, upper.end, node.start, node.end) == (0, 1, 1, 4)
     assert upper.pages(DEVICE) == page_run([0])
     assert node.pages(DEVICE) == page_run([1, 2, 3])
-    assert [*state.tree.keys(upper), *state.tree.keys(node)] == keys
+    assert [*prefixes.tree.keys(upper), *prefixes.tree.keys(node)] == keys
     assert upper.holds(DEVICE) == node.holds(DEVICE) == 1
-    state.residence.holds.release(lock)
+    prefixes.residence.holds.release(lock)
     assert upper.holds(DEVICE) == node.holds(DEVICE) == 0
 
 
 def test_namespaces_never_share_a_page_or_a_key() -> None:
-    tree = Tree(PAGE_TOKENS, (new_state().components[0],))
+    tree = Tree(PAGE_TOKENS, (new_prefixes().components[0],))
     tokens = as_token_bytes(range(4))
     nodes = [
         tree.add(tree.plant(Place(name), namespace_seed(b"model", name)), tokens)
@@ -138,7 +141,7 @@ def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone(
         ranks.every(lambda c: c.release(salt))
         ranks.check()
 
-    assert [root.place.namespace for root in ranks.caches[0].replica.state.tree.roots.values()] == [
-        "three"
-    ]
-    assert not ranks.caches[0].replica.state.requests_in
+    assert [
+        root.place.namespace for root in ranks.caches[0].replica.prefixes.tree.roots.values()
+    ] == ["three"]
+    assert not ranks.caches[0].replica.prefixes.users

@@ -12,7 +12,9 @@ from lockstep.errors import UsageError
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.replica.serving import Admission, LoadState, Wait
+from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.requests import LoadState
 
 PAGE_TOKENS = 4
 KV = PageLayout(
@@ -115,7 +117,7 @@ def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cach
     for was, now in zip(before, after, strict=True):
         # The pages that it filled, and behind them the room that was reserved anew.
         assert torch.equal(was, now[:, : was.shape[1]])
-    cache.replica.check()
+    check(cache.replica)
 
 
 def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
@@ -123,7 +125,7 @@ def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
     cache.retract("a", TOKENS)
     settle(cache)
 
-    residence = cache.replica.state.residence
+    residence = cache.replica.prefixes.residence
     for component, capacity in enumerate((16, 16, 8)):
         assert residence.available(0, component) == capacity
 
@@ -152,7 +154,7 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     cache.retract("a", TOKENS)
     settle(cache)
     assert isinstance(cache.executor, RankExecutor)
-    saved = cache.replica.state.requests["a"].saved
+    saved = cache.replica.requests.known("a").saved
     assert saved is not None
     (slot,) = saved[2]
     cache.executor.host_pools["state"].bytes_tensor[slot, 5] += 1
@@ -165,7 +167,7 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     assert isinstance(again, Admission)
     cache.release("a")
     settle(cache)
-    cache.replica.check()
+    check(cache.replica)
 
 
 def test_without_room_in_host_memory_the_request_goes_on(cache: Cache) -> None:
@@ -189,8 +191,8 @@ def test_a_request_that_leaves_while_it_is_saved_gives_everything_back(cache: Ca
             settle(cache)
         cache.release("a")
         settle(cache)
-        cache.replica.check()
-    residence = cache.replica.state.residence
+        check(cache.replica)
+    residence = cache.replica.prefixes.residence
     assert residence.available(1, 0) == residence.pools[1][0].capacity
 
 
@@ -210,6 +212,6 @@ def test_a_request_that_has_computed_nothing_can_be_retracted_and_resumed(cache:
     settle(cache)
     assert isinstance(cache.resume("a"), Admission)
     cache.release("a")
-    cache.replica.check()
+    check(cache.replica)
     settle(cache)
-    cache.replica.check()
+    check(cache.replica)

@@ -71,7 +71,7 @@ class _WrongPool(SimulatedExecutor):
 
 
 def test_a_checkpoint_that_is_never_copied_is_found() -> None:
-    found = violations(profile=QWEN_NEXT, make=making(_Forgetful))
+    found = violations(profile=QWEN_NEXT, build=making(_Forgetful))
     assert_found(found, "state page")
 
 
@@ -81,7 +81,7 @@ def test_a_prefetch_that_is_over_before_its_last_pool_is_found(seeds: range) -> 
     found = violations(
         profile=QWEN_NEXT,
         faults="storage",
-        make=making(_FirstPoolOnly, every_rank=True),
+        build=making(_FirstPoolOnly, every_rank=True),
         seeds=seeds,
     )
     assert_found(found, "the tree offers host state page", "state page")
@@ -89,5 +89,5 @@ def test_a_prefetch_that_is_over_before_its_last_pool_is_found(seeds: range) -> 
 
 @seeds_from(8)
 def test_a_page_of_full_attention_where_one_of_a_window_belongs_is_found(seeds: range) -> None:
-    found = violations(profile=GEMMA, faults="storage", make=making(_WrongPool), seeds=seeds)
+    found = violations(profile=GEMMA, faults="storage", build=making(_WrongPool), seeds=seeds)
     assert_found(found, "the tree offers host window page")

@@ -1,25 +1,28 @@
-"""Planted bugs of a cache under an engine's own device pages; see `test_simulation_finds`."""
+"""Planted bugs of the cache under an engine's own device pages; see `test_simulation_finds`."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import pytest
 from planted_bugs import assert_found, making, seeds_from, violations
 
 from lockstep.coordinator.ballot import Ended
-from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import CopyToDevice, Fence, Order
-from lockstep.ranks.replica import state as state_module
+from lockstep.ranks.orders import CopyToDevice, CopyTransfer, Fence, Order
+from lockstep.ranks.replica.components.base import Component
+from lockstep.ranks.replica.lent import Lent
+from lockstep.ranks.replica.lent_device import LentDevice
 from lockstep.ranks.replica.loading_back import LoadingBack
-from lockstep.ranks.replica.matching import Missing
-from lockstep.ranks.replica.offloading import Offloading
-from lockstep.ranks.replica.operations import Copy
+from lockstep.ranks.replica.matching import Missing, match
+from lockstep.ranks.replica.node import Node, Place
+from lockstep.ranks.replica.operations import LoadBack, Resume
 from lockstep.ranks.replica.page_keys import namespace_seed
 from lockstep.ranks.replica.pages import PageRun
-from lockstep.ranks.replica.request import Request
+from lockstep.ranks.replica.parts import Parts
+from lockstep.ranks.replica.prefixes import Prefixes
+from lockstep.ranks.replica.requests import Event, LoadState, Request, Requests
 from lockstep.ranks.replica.residence import Residence
-from lockstep.ranks.replica.state import ReplicaState
-from lockstep.ranks.replica.tree import Node
-from lockstep.simulation.epoch import Epoch
+from lockstep.simulation.conditions import Work
+from lockstep.simulation.copies import Copies
+from lockstep.simulation.epoch import Build, make_executor
 from lockstep.simulation.executor import SimulatedExecutor
 from lockstep.simulation.world import ENGINE
 
@@ -27,134 +30,96 @@ TOUCHED = "transfer touches"
 """What is said of a page that a copy still uses when nobody expects it."""
 
 
-def test_pages_that_are_free_while_they_are_loaded_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    release = Offloading.release
-
-    def release_at_once(self: Offloading, request: Request) -> bool:
-        release(self, request)
-        self.leaving.pop(request.id, None)
+class _FreesAtOnce(LentDevice):
+    def release(self, request: Request) -> bool:
+        super().release(request)
+        self._leaving.pop(request.id, None)
         return True
 
-    monkeypatch.setattr(Offloading, "release", release_at_once)
-    assert_found(violations(l1=ENGINE), TOUCHED)
+
+class _FreesWhatIsStopped(LentDevice):
+    def after_verdict(self) -> None:
+        table = self._agenda.in_flight
+        for name, copies in list(self._leaving.items()):
+            if all(each not in table or table[each].ending is not None for each in copies):
+                del self._leaving[name]
+                self._outbox.freed.append(name)
 
 
-def test_pages_that_are_freed_while_their_copies_quiesce_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def take_issued_for_touching(self: Offloading) -> list[str]:
-        table = self._state.operations.in_flight  # pyright: ignore[reportPrivateUsage]
-        freed = [
-            name
-            for name, copies in self.leaving.items()
-            if all(number not in table or table[number].ending is not None for number in copies)
-        ]
-        for name in freed:
-            del self.leaving[name]
-        return freed
-
-    monkeypatch.setattr(Offloading, "take_freed", take_issued_for_touching)
-    assert_found(violations(l1=ENGINE), TOUCHED)
-
-
-def test_a_failed_load_that_is_told_before_it_is_quiet_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    load_failed = Offloading.load_failed
-
-    def tell_at_once(self: Offloading, operation: Copy) -> None:
-        load_failed(self, operation)
-        request = self._state.requests.get(operation.request or "")  # pyright: ignore[reportPrivateUsage]
+class _TellsOfFailuresAtOnce(LentDevice):
+    def _load_failed(self, operation: LoadBack | Resume) -> None:
+        super()._load_failed(operation)
+        request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            request.load = None
-
-    monkeypatch.setattr(Offloading, "load_failed", tell_at_once)
-    assert_found(violations(l1=ENGINE), TOUCHED)
+            self._requests.move(request, Event.QUIET)
+            request.waits_for = None
 
 
-def test_a_fence_that_orders_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fence = Offloading.fence
-
-    def fence_nothing(self: Offloading, request: Request) -> None:
-        state = self._state  # pyright: ignore[reportPrivateUsage]
-        fence(self, request)
-        state.orders = [order for order in state.orders if not isinstance(order, Fence)]
-
-    monkeypatch.setattr(Offloading, "fence", fence_nothing)
-    assert_found(violations(l1=ENGINE), TOUCHED)
+class _FencesNothing(LentDevice):
+    def fence(self, request: Request) -> None:
+        super().fence(request)
+        orders = self._outbox.orders
+        orders[:] = [order for order in orders if not isinstance(order, Fence)]
 
 
-def test_a_fence_that_leaves_copies_waiting_for_the_engine_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A backup of a preempted request begins after the pages belong to another one."""
-
-    def keep(self: HostCache, operations: set[int]) -> None:
-        del self, operations
-
-    monkeypatch.setattr(HostCache, "_drop", keep)
-    assert_found(violations(l1=ENGINE), TOUCHED, "holds content", "holds nothing")
+class _SavesAtOnce(LentDevice):
+    def load_state(self, request: Request) -> LoadState:
+        state = super().load_state(request)
+        return LoadState.SAVED if state is LoadState.SAVING else state
 
 
-def test_device_pages_in_the_digest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = LoadingBack.begin
+class _LeavesAWindowOut(LentDevice):
+    """Loads all but the window."""
 
-    def record(
-        self: LoadingBack,
-        request: Request,
-        last: Node,
-        missing: Sequence[Missing],
-        pages: Sequence[PageRun],
-    ) -> int:
-        self._state.journal.record("lent", *pages[0])  # pyright: ignore[reportPrivateUsage]
-        return begin(self, request, last, missing, pages)
-
-    monkeypatch.setattr(LoadingBack, "begin", record)
-    assert_found(violations(l1=ENGINE), "digests differ")
+    def _lacking(
+        self, components: Sequence[Component], node: Node, starts: Sequence[int]
+    ) -> list[Missing]:
+        missing = super()._lacking(components, node, starts)
+        return [(each, index) for each, index in missing if index != 1]
 
 
-def test_a_dead_tombstone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prune_nothing(self: Residence, node: Node) -> None:
-        del self, node
+class _LendsAStateOfABegunPage(LentDevice):
+    """Takes the state after all tokens for that after their last whole page."""
 
-    monkeypatch.setattr(Residence, "prune", prune_nothing)
-    assert_found(violations(l1=ENGINE), "is dead")
-
-
-@seeds_from(10)
-def test_a_hit_after_a_reset_is_found(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
-    def reset_nothing(self: ReplicaState, weights_version: str | None) -> None:
-        self.journal.record("reset", self.generation)
-
-    monkeypatch.setattr(ReplicaState, "reset", reset_nothing)
-    assert_found(violations(l1=ENGINE, seeds=seeds), "right after a reset")
+    def _lent(self, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+        del tokens
+        return Lent(0, end, runs)
 
 
-def test_keys_that_outlive_a_reset_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What storage has from before the reset would be served after it."""
-
-    def seed_without_generation(model_digest: bytes, namespace: str, *_: object) -> bytes:
-        return namespace_seed(model_digest, namespace, 0)
-
-    monkeypatch.setattr(state_module, "namespace_seed", seed_without_generation)
-    assert_found(violations(l1=ENGINE), "the tree offers host kv page", "under the key of content")
+class _LoadsAgain(LentDevice):
+    def _restorable(self, request: Request, tokens: bytes) -> int:
+        return match(self._prefixes, request.place, tokens).host_tokens
 
 
-def test_a_request_that_loads_again_after_a_failure_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hit = Offloading.hit
+class _KeepsWhatWaits(Copies):
+    """Begins the backup of a preempted request after its pages belong to another one."""
 
-    def forgive(self: Offloading, request: Request, tokens: bytes, device_tokens: int) -> int:
-        failed, request.load_failed = request.load_failed, False
-        found = hit(self, request, tokens, device_tokens)
-        request.load_failed = failed
-        return found
+    def drop(self, operation: int) -> None:
+        del operation
 
-    monkeypatch.setattr(Offloading, "hit", forgive)
-    assert_found(violations(l1=ENGINE), "where it failed to load before")
+
+class _RecordsLentPages(LoadingBack):
+    def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
+        self._journal.record("lent", *destinations)
+        return super()._transfer(node, component, destinations)
+
+
+class _PrunesNothing(Residence):
+    def prune(self, node: Node) -> None:
+        del node
+
+
+class _ResetsNothing(Requests):
+    def reset(self, weights_version: str | None) -> None:
+        self._journal.record("reset", self.generation)
+
+
+class _KeepsItsKeys(Prefixes):
+    """What storage has from before a reset would be served after it."""
+
+    def root(self, place: Place) -> Node:
+        seed = namespace_seed(self._config.model_digest, place.namespace)
+        return self.tree.roots.get(place) or self.tree.plant(place, seed)
 
 
 class _HastyLoads(SimulatedExecutor):
@@ -178,26 +143,87 @@ class _Unfenced(SimulatedExecutor):
         super().carry_out(orders)
 
 
+class _Quarantines(SimulatedExecutor):
+    """Takes pages of an engine for such as can be kept out of use: a copy that hangs ends no epoch."""
+
+    def _give_up(self, work: Work) -> None:
+        self.conditions.give_up_quiet(work)
+
+
+def test_pages_that_are_free_while_they_are_loaded_are_found() -> None:
+    assert_found(violations(Build(parts=Parts(lent=_FreesAtOnce)), l1=ENGINE), TOUCHED)
+
+
+def test_pages_that_are_freed_while_their_copies_quiesce_are_found() -> None:
+    assert_found(violations(Build(parts=Parts(lent=_FreesWhatIsStopped)), l1=ENGINE), TOUCHED)
+
+
+def test_a_failed_load_that_is_told_before_it_is_quiet_is_found() -> None:
+    assert_found(violations(Build(parts=Parts(lent=_TellsOfFailuresAtOnce)), l1=ENGINE), TOUCHED)
+
+
+def test_a_request_that_is_saved_before_its_copy_has_ended_is_found() -> None:
+    assert_found(violations(Build(parts=Parts(lent=_SavesAtOnce)), l1=ENGINE), TOUCHED)
+
+
+def test_a_window_that_is_not_loaded_is_found() -> None:
+    found = violations(Build(parts=Parts(lent=_LeavesAWindowOut)), profile="gemma", l1=ENGINE)
+    assert_found(found, "device window page")
+
+
+def test_a_state_that_belongs_to_a_begun_page_is_found() -> None:
+    build = Build(parts=Parts(lent=_LendsAStateOfABegunPage))
+    found = violations(build, profile="qwen-next", l1=ENGINE)
+    assert_found(found, "state page")
+
+
+def test_a_fence_that_orders_nothing_is_found() -> None:
+    assert_found(violations(Build(parts=Parts(lent=_FencesNothing)), l1=ENGINE), TOUCHED)
+
+
+def test_a_fence_that_leaves_copies_waiting_for_the_engine_is_found() -> None:
+    found = violations(Build(make=partial(make_executor, copies=_KeepsWhatWaits)), l1=ENGINE)
+    assert_found(found, TOUCHED, "holds content", "holds nothing")
+
+
+def test_device_pages_in_the_digest_are_found() -> None:
+    found = violations(Build(parts=Parts(loading_back=_RecordsLentPages)), l1=ENGINE)
+    assert_found(found, "digests differ")
+
+
+def test_a_dead_tombstone_is_found() -> None:
+    found = violations(Build(parts=Parts(residence=_PrunesNothing)), l1=ENGINE)
+    assert_found(found, "is dead")
+
+
+@seeds_from(10)
+def test_a_hit_after_a_reset_is_found(seeds: range) -> None:
+    found = violations(Build(parts=Parts(requests=_ResetsNothing)), l1=ENGINE, seeds=seeds)
+    assert_found(found, "right after a reset")
+
+
+def test_keys_that_outlive_a_reset_are_found() -> None:
+    found = violations(Build(parts=Parts(prefixes=_KeepsItsKeys)), l1=ENGINE)
+    assert_found(found, "the tree offers host kv page", "under the key of content")
+
+
+def test_a_request_that_loads_again_after_a_failure_is_found() -> None:
+    found = violations(Build(parts=Parts(lent=_LoadsAgain)), l1=ENGINE)
+    assert_found(found, "where it failed to load before")
+
+
 def test_a_load_that_is_ready_too_early_is_found() -> None:
-    assert_found(
-        violations(make=making(_HastyLoads, every_rank=True), l1=ENGINE),
-        TOUCHED,
-        "is in use and being written",
-    )
+    found = violations(making(_HastyLoads, every_rank=True), l1=ENGINE)
+    assert_found(found, TOUCHED, "is in use and being written")
 
 
 @seeds_from(12)
 def test_a_fenced_backup_that_counts_is_found(seeds: range) -> None:
-    found = violations(make=making(_Unfenced, every_rank=True), l1=ENGINE, seeds=seeds)
+    found = violations(making(_Unfenced, every_rank=True), l1=ENGINE, seeds=seeds)
     assert_found(found, "the tree offers host kv page", "still writes it", "copies host kv page")
 
 
 @seeds_from(54)
 def test_an_executor_that_gives_up_no_device_is_found(seeds: range) -> None:
-    """Pages of an engine cannot be quarantined: a copy that hangs has to end the epoch."""
-
-    def quarantine(epoch: Epoch) -> None:
-        for executor in epoch.executors:
-            executor._give_up = executor.conditions.give_up_quiet  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
-
-    assert_found(violations(tamper=quarantine, l1=ENGINE, seeds=seeds), "is quarantined")
+    found = violations(making(_Quarantines, every_rank=True), l1=ENGINE, seeds=seeds)
+    assert_found(found, "is quarantined")

@@ -7,10 +7,12 @@ import pytest
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.page_layout import Column, PageLayout
-from lockstep.simulation.checkers import Violated
+from lockstep.simulation.contents import Contents
 from lockstep.simulation.engine_request import EngineRequest
-from lockstep.simulation.memory import Contents, Memory
-from lockstep.simulation.model import NO_PAGE, Model
+from lockstep.simulation.every_rank import NO_PAGE, every_rank
+from lockstep.simulation.findings.finding import Finding, Violated
+from lockstep.simulation.memory import Memory
+from lockstep.simulation.model import Model
 
 PAGE_TOKENS = 4
 WINDOW_TOKENS = 6
@@ -37,11 +39,11 @@ class Served:
             device_pages=8,
             host_pages=8,
         )
-        self.findings: list[str] = []
+        self.findings: list[Finding] = []
         self.contents = Contents()
         self.memory = Memory(config.pool_sizes(), self.findings.append)
         self.model = Model(config, self.contents)
-        self.model.begin_epoch([self.memory])
+        self.model.begin_epoch(every_rank([self.memory]))
         self.request = EngineRequest("r", "", TOKENS, prompt=20, room=20)
         self.request.tables = {
             KV_POOL: [0, 1, 2, 3, 4],
@@ -75,10 +77,10 @@ def test_a_state_that_is_not_the_one_after_the_computed_tokens_is_found() -> Non
     served.model.compute(served.request, 8)
     served.memory.device["state"].content[2] = served.content("state", 4)
 
-    with pytest.raises(Violated, match="device state page 2 at 0 holds"):
+    with pytest.raises(Violated, match="device state page 2 of request r holds"):
         served.model.check_tables(served.request)
     served.model.compute(served.request, 9)
-    assert "continues device state page 2, which holds" in served.findings[0]
+    assert "device state page 2 of request r holds" in str(served.findings[0])
 
 
 def test_a_page_of_full_attention_in_the_place_of_one_of_a_window_is_found() -> None:
@@ -116,5 +118,5 @@ def test_two_requests_may_share_a_page_of_a_common_prefix_and_no_working_state()
 
     other.tables = {KV_POOL: [], "window": [], "state": [2]}
     other.computed = 9
-    with pytest.raises(Violated, match="device state page 2 belongs to request s at 0 and to"):
+    with pytest.raises(Violated, match="device state page 2 belongs to request s and to"):
         served.model.check_expected([served.request, other])

@@ -29,12 +29,23 @@ from lockstep.ranks.orders import (
     ObjectTransfer,
     Persist,
 )
-from lockstep.simulation.clock import Clock
+from lockstep.simulation.clock import Clock, RankClock
 from lockstep.simulation.conditions import Conditions
+from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
 from lockstep.simulation.epoch import make_executor
 from lockstep.simulation.executor import SimulatedExecutor
 from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
-from lockstep.simulation.memory import EMPTY, GARBAGE, TORN, Contents, Memory, Slots, Store
+from lockstep.simulation.findings.finding import Finding
+from lockstep.simulation.findings.pages import (
+    NothingToCopy,
+    Slot,
+    StillTouched,
+    TwoTransfers,
+    WrongObject,
+    WrongPage,
+)
+from lockstep.simulation.findings.transfers import BadOrder
+from lockstep.simulation.memory import Memory, Slots, Store
 from lockstep.simulation.prompts import Prompts
 from lockstep.simulation.world import draw_world
 
@@ -47,7 +58,7 @@ class Rank:
 
     def __init__(self, rates: Mapping[Fault, float] | None = None, seed: int = 1) -> None:
         self.clock = Clock()
-        self.findings: list[str] = []
+        self.findings: list[Finding] = []
         self.memory = Memory(
             {KV_POOL: (4, 4), WINDOW_POOL: (4, 4), STATE_POOL: (3, 3)}, self.findings.append
         )
@@ -71,7 +82,7 @@ class Rank:
             clock=self.clock,
             faults=self.faults,
             random=world.stream("executor"),
-            finding=self.findings.append,
+            find=self.findings.append,
         )
         self.executor: SimulatedExecutor = make_executor(conditions, self.memory, self.store)
 
@@ -99,6 +110,34 @@ def test_events_of_one_instant_happen_in_the_order_in_which_they_were_planned() 
     assert clock.now_us == 20
 
 
+def test_the_clock_of_a_rank_leaps_and_stands_still_and_never_goes_back() -> None:
+    clock = Clock()
+    rank_clock = RankClock(clock, ahead_ms=5)
+    clock.advance(10_000)
+    seen = [rank_clock.now_ms()]
+
+    rank_clock.leap(100)
+    seen.append(rank_clock.now_ms())
+    rank_clock.stand_still(20)
+    seen.append(rank_clock.now_ms())
+    for duration_us in (19_000, 1_000, 3_000):
+        clock.advance(duration_us)
+        seen.append(rank_clock.now_ms())
+
+    assert seen == [15, 115, 115, 115, 115, 118]
+
+
+def test_a_clock_that_stands_still_twice_at_a_time_loses_both() -> None:
+    clock = Clock()
+    rank_clock = RankClock(clock, ahead_ms=0)
+
+    rank_clock.stand_still(20)
+    rank_clock.stand_still(10)
+    clock.advance(35_000)
+
+    assert rank_clock.now_ms() == 5
+
+
 def test_contents_are_equal_exactly_for_equal_prefixes_of_one_pool_and_namespace() -> None:
     contents = Contents()
     assert contents.of("", b"ab") == contents.of("", b"ab")
@@ -113,45 +152,48 @@ def test_contents_are_equal_exactly_for_equal_prefixes_of_one_pool_and_namespace
 
 
 def test_many_may_read_a_slot_and_a_writer_must_be_alone() -> None:
-    findings: list[str] = []
+    findings: list[Finding] = []
     slots = Slots("host", 2, findings.append)
     slots.claim_to_read(0, 1)
     slots.claim_to_read(0, 2)
     assert not findings
 
     slots.claim_to_write(0, 3)
-    assert "operation 3 writes host page 0 while 2 transfers still read it" in findings[0]
+    assert findings[0] == TwoTransfers(slots.slot(0), 3, writes=True, writer=None)
 
     slots.claim_to_write(1, 4)
     slots.claim_to_read(1, 5)
-    assert "operation 5 reads host page 1 while operation 4 still writes it" in findings[1]
+    assert findings[1] == TwoTransfers(slots.slot(1), 5, writes=False, writer=4)
 
     slots.claim_to_write(7, 6)
-    assert "names host page 7, but the pool has 2 pages" in findings[2]
+    wrong = "names page 7 of host memory (attention KV), which has 2 pages"
+    assert findings[2] == BadOrder(0, "operation 6", wrong)
 
 
 def test_a_model_that_computes_over_a_transfer_or_over_another_page_is_found() -> None:
-    findings: list[str] = []
+    findings: list[Finding] = []
     slots = Slots("device", 2, findings.append)
-    slots.compute(0, EMPTY, 5, "request r")
-    slots.compute(0, 5, 6, "request r")
+    slots.compute(0, EMPTY, 5, "r")
+    slots.compute(0, 5, 6, "r")
     assert not findings
 
-    slots.compute(0, 5, 7, "request r")
+    slots.compute(0, 5, 7, "r")
     slots.claim_to_read(1, 9)
-    slots.compute(1, EMPTY, 8, "request r")
-    assert "holds content 6 instead of content 5" in findings[0]
-    assert "while a transfer touches it" in findings[1]
+    slots.compute(1, EMPTY, 8, "r")
+    assert findings[0] == WrongPage(slots.slot(0), "r", wanted=5, holds=6)
+    assert findings[1] == StillTouched(slots.slot(1), "request r computes into it")
 
 
 def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> None:
     meanings: dict[tuple[str, bytes], int] = {}
-    one, other = Store(meanings), Store(meanings)
+    one, other = Store(meanings), Store(meanings, rank=1)
+    seven, eight = 7 + SHARDS, 8 + SHARDS
     assert one.write(KV_POOL, b"k", 7) is None
-    assert other.write(KV_POOL, b"k", 7) is None
-    assert other.write(KV_POOL, b"k", 8) == "stores content 8 under the key of content 7"
-    assert other.write(KV_POOL, b"l", GARBAGE) == "stores garbage under a page key"
-    assert other.read(KV_POOL, b"k") == 7
+    assert other.write(KV_POOL, b"k", seven) is None
+    assert other.write(KV_POOL, b"k", eight) == WrongObject(1, content=eight, meaning=seven)
+    assert other.write(KV_POOL, b"k", 7) == WrongObject(1, content=7, meaning=seven)
+    assert other.write(KV_POOL, b"l", GARBAGE) == WrongObject(1, content=GARBAGE, meaning=None)
+    assert other.read(KV_POOL, b"k") == seven
     assert one.has(KV_POOL, b"k")
     assert not one.has(KV_POOL, b"l")
     assert one.lose(5)
@@ -222,7 +264,7 @@ def fetch_of_three_pools() -> Fetch:
 def test_an_order_that_names_a_pool_that_is_not_there_is_found() -> None:
     rank = Rank()
     rank.executor.carry_out([Fetch(1, (ObjectTransfer("index", KEYS, (0, 1, 2)),), 1.0)])
-    assert "an order names the unknown pool 'index'" in rank.findings[0]
+    assert rank.findings[0] == BadOrder(0, "an order", "names the pool 'index', which is unknown")
 
 
 def test_a_fork_copies_at_once_and_every_later_order_sees_it() -> None:
@@ -244,12 +286,14 @@ def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
     rank = Rank()
     rank.memory.device[STATE_POOL].content[1] = 7
     rank.executor.carry_out([Fork(STATE_POOL, 0, 2)])
-    assert "a fork copies device state page 0, which holds nothing" in rank.findings[0]
+    nothing = Slot(0, "device", STATE_POOL, 0)
+    assert rank.findings[0] == NothingToCopy(nothing, "a fork", EMPTY)
 
     rank.executor.carry_out(
         [CopyToHost(1, (CopyTransfer(STATE_POOL, (1,), (1,)),), 1.0), Fork(STATE_POOL, 2, 1)]
     )
-    assert "a fork writes device state page 1 while a transfer touches it" in rank.findings[-1]
+    read = Slot(0, "device", STATE_POOL, 1)
+    assert rank.findings[-1] == StillTouched(read, "a state is copied into it")
 
 
 def test_a_hung_read_outlives_its_deadline_and_writes_late_or_never() -> None:
@@ -300,7 +344,7 @@ def test_a_copy_of_a_page_that_holds_nothing_is_found() -> None:
     rank = Rank()
     rank.executor.carry_out([CopyToDevice(2, (CopyTransfer(KV_POOL, (2,), (0,)),), 1.0)])
     rank.after(100)
-    assert "operation 2 copies host kv page 2, which holds nothing" in rank.findings[0]
+    assert rank.findings[0] == NothingToCopy(Slot(0, "host", KV_POOL, 2), "operation 2", EMPTY)
 
 
 def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:

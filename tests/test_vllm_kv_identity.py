@@ -99,6 +99,7 @@ def test_what_changes_no_kv_is_not_in_the_key() -> None:
         Engine(kv_transfer_config=Transfer(engine_id="another")),
         Engine(parallel_config=Parallel(1, 1, rank=1, master_port=1)),
         Engine(cache_config=Kept(gpu_memory_utilization=0.5, num_gpu_blocks=7)),
+        Engine(cache_config=Kept(kv_cache_layout="LBNHC")),
         Engine(load_config=Load(use_tqdm_on_load=False)),
         of_model(model="/elsewhere", tokenizer="/elsewhere", seed=7, revision=COMMIT),
     ]
@@ -106,16 +107,19 @@ def test_what_changes_no_kv_is_not_in_the_key() -> None:
     assert len({counted(engine) for engine in engines}) == 1
 
 
-def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_of_one_rank() -> None:
+def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_that_change_no_kv() -> None:
     told: list[dict[str, object]] = [
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "0"},
         {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "1"},
-        {"K_SCALE_CONSTANT": 100, "VLLM_CPU_OMP_THREADS_BIND": "1"},
+        {"K_SCALE_CONSTANT": 200, "VLLM_KV_CACHE_LAYOUT": "NHD"},
+        {"K_SCALE_CONSTANT": 100, "VLLM_KV_CACHE_LAYOUT": "NHD"},
+        {"K_SCALE_CONSTANT": 200, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": True},
     ]
 
-    one, same, other = (counted(Engine(), environment=each) for each in told)
+    one, same, ordered, other, shuffled = (counted(Engine(), environment=each) for each in told)
 
-    assert one == same != other
+    assert one == same == ordered
+    assert len({one, other, shuffled}) == 3
 
 
 def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:

@@ -229,7 +229,7 @@ def test_a_rank_that_cannot_read_an_adapter_says_so_in_the_words_of_the_divergen
         scheduler(ranks, 0).arrived(sent[0])
         scheduler(ranks, 1).arrived(sent[1])
 
-    found = first_difference([each.replica.state.journal.last(9) for each in ranks.caches]) or ""
+    found = first_difference([each.replica.journal.last(9) for each in ranks.caches]) or ""
     assert "rank 0: engine adapter of request 1 is files " in found
     assert "rank 1: engine adapter of request 1 is not known on this rank, which could not" in found
     assert "adapter_versions" in found

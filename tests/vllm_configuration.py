@@ -79,6 +79,7 @@ class Kept:
     cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     num_gpu_blocks: int | None = None
+    kv_cache_layout: str | None = None
 
 
 @dataclass

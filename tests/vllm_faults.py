@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lockstep.ranks import opening
-from lockstep.ranks.executor.copies import CopyJob, CpuCopies, Direction
+from lockstep.ranks.executor.copies import CopyJob, CpuCopies
+from lockstep.ranks.orders import Direction
 from lockstep.storage_backends import file_contents
 from lockstep.storage_backends.base import (
     ObjectName,

@@ -16,7 +16,7 @@ KEYED: dict[str, str] = {
     "vllm.config.attention.HiSparseConfig": "device_buffer_size eager_host_mirror",
     "vllm.config.aux_output.AuxOutputConfig": "enable_return_routed_experts max_bytes",
     "vllm.config.cache.CacheConfig": (
-        "block_size user_specified_block_size kv_cache_layout prefix_match_unit cache_dtype "
+        "block_size user_specified_block_size prefix_match_unit cache_dtype "
         "is_attention_free sliding_window kv_cache_dtype_skip_layers mamba_page_size_padded "
         "skip_page_size_padded mamba_block_size mamba_cache_dtype mamba_ssm_cache_dtype "
         "mamba_cache_mode enable_mamba_shared_prefix_checkpoint replayssm_buffer_len "

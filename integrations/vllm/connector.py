@@ -211,7 +211,7 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: EngineConfig) -> str | None:
-        """Ask for blocks whose bytes are contiguous, heads first, as pages are."""
+        """Prefer contiguous blocks, heads first: they are copied fastest. Any order is served."""
         return "LBHNC"
 
     @property
@@ -267,7 +267,7 @@ def _open(
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
         )
     if met.cache.rank == 0:
-        pages = met.cache.replica.state.config.host_pages
+        pages = met.cache.replica.config.host_pages
         log.info(
             "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
             " pipeline depth %d, rounds over %s",

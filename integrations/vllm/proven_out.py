@@ -64,6 +64,10 @@ PROVEN_OUT: Final[Mapping[str, Mapping[str, str]]] = {
             "They find blocks again on the device, and leave their content alone."
         ),
         "kv_offloading_size kv_offloading_backend": "They move blocks.",
+        "kv_cache_layout": (
+            "In which order blocks, layers, heads and tokens lie in memory; a page has one order, and"
+            " what a token's content consists of follows from the backend and its variables."
+        ),
     },
     f"{_CONFIG}.parallel.ParallelConfig": {
         "tensor_parallel_size world_size rank disable_custom_all_reduce": (
@@ -161,6 +165,7 @@ ENVIRONMENT_PROVEN_OUT: Final[Mapping[str, str]] = {
     "VLLM_RAY_PER_WORKER_GPUS VLLM_RAY_BUNDLE_INDICES VLLM_RAY_DP_PLACEMENT_NODE_IPS": (
         "They say where Ray starts processes."
     ),
+    "VLLM_KV_CACHE_LAYOUT": "It asks for a `kv_cache_layout`.",
     "VLLM_CONFIGURE_LOGGING VLLM_LOG_BATCHSIZE_INTERVAL VLLM_TRACE_FUNCTION": "They watch.",
     "VLLM_ENGINE_READY_TIMEOUT_S VLLM_USAGE_SOURCE": "They serve the start, and statistics of use.",
 }

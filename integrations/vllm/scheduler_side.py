@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ranks.host_cache import HostCache
-from ...ranks.replica.serving import LoadState
+from ...ranks.replica.requests import LoadState
 from .adapters import Adapters
 from .contract import EngineRequest, ScheduledStep
 from .tracked import TrackedRequest, may_be_cached, namespace_of

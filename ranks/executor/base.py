@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
-from ..orders import Order
+from ..orders import Direction, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,17 @@ class Executor(Protocol):
     """
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        """Begin the orders and return without waiting for any of them."""
+        """Begin the orders and return without waiting for any of them.
+
+        Copies to or from pages that an engine lends are only taken in, and wait for `begin_copies`.
+        """
+        ...
+
+    def begin_copies(self, direction: Direction) -> None:
+        """Begin the copies that wait: the engine's device has come to where they may.
+
+        Where no engine lends device pages no copy ever waits.
+        """
         ...
 
     def progress(self) -> list[Progress]:
@@ -44,7 +54,10 @@ class Executor(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there is progress to report, at the latest after `timeout_s`."""
+        """Return when there is progress to report, at the latest after `timeout_s`.
+
+        At once while copies wait for `begin_copies`, which the caller is to come to.
+        """
         ...
 
     def trouble(self) -> str | None:

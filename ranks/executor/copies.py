@@ -7,30 +7,23 @@ needs a lock.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...errors import InternalError
-from ..orders import CopyTransfer
+from ..orders import CopyTransfer, Direction
 from .copy_threads import CopyThread
 from .pools import TierPools
 from .seals import Seals
-from .staging import fork_page, host_rows
+from .staging import SlabPair, fork_page, slab_pairs
 
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least this often whether it was cancelled."""
 
 _Bytes = npt.NDArray[np.uint8]
-
-
-class Direction(Enum):
-    """Which way pages are copied."""
-
-    TO_HOST = "to host"
-    TO_DEVICE = "to device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +125,8 @@ def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> list[t
 
 def require_forkable(
     pools: Mapping[str, TierPools], pool: str, source: int, destination: int
-) -> TierPools:
-    """Return the pool of a fork; raises `InternalError` if it or one of the pages is not there."""
+) -> None:
+    """Raise `InternalError` if the pool of a fork or one of its pages is not there."""
     pair = pools.get(pool)
     if pair is None:
         raise InternalError(f"a fork names pool {pool!r}; known: {', '.join(pools)}")
@@ -142,7 +135,6 @@ def require_forkable(
         raise InternalError(
             f"a fork copies page {source} of pool {pool!r} to {destination}; it has {pages}"
         )
-    return pair
 
 
 def page_runs(pairs: Sequence[tuple[int, int]], pages_max: int) -> Iterator[tuple[int, int, int]]:
@@ -184,7 +176,8 @@ class CpuCopies:
             job.cancelled = True
 
     def fork(self, pool: str, source: int, destination: int) -> None:
-        fork_page(require_forkable(self._tiers, pool, source, destination), source, destination)
+        require_forkable(self._tiers, pool, source, destination)
+        fork_page(self._pools[pool].pairs, source, destination)
 
     def trouble(self) -> str | None:
         return self._thread.trouble()
@@ -224,33 +217,27 @@ class CpuCopies:
 
 @dataclass(slots=True)
 class _CpuPages:
-    """Both pools as arrays of bytes, column by column, [layers, pages, units, bytes] on either side."""
+    """Both pools as arrays of bytes in one shape; see `SlabPair`."""
 
     pools: TierPools
+    pairs: list[SlabPair] = field(init=False)
     slabs: list[tuple[_Bytes, _Bytes]] = field(init=False)
     """(host, device)."""
 
     def __post_init__(self) -> None:
-        self.slabs = []
-        for shard in self.pools.layout.columns:
-            rows: _Bytes = host_rows(self.pools.host.bytes_tensor, shard).numpy()
-            layer = 0
-            for slab in self.pools.device.slabs(shard):
-                device: _Bytes = slab.numpy()
-                part = rows[layer : layer + len(device)]
-                layer += len(device)
-                if shard.units == 1:
-                    # One dimension less makes the call itself cheaper, which shows on small pages.
-                    self.slabs.append((part[:, :, 0], device))
-                else:
-                    shape = (*device.shape[:2], shard.units, shard.unit_layer_bytes)
-                    self.slabs.append((part, device.reshape(shape)))
+        self.pairs = slab_pairs(self.pools)
+        host = self.pools.host.bytes_tensor
+        # Rows of bytes that are not joined to longer ones are copied faster than words are.
+        self.slabs = [
+            (pair.rows(host).view(torch.uint8).numpy(), pair.device.view(torch.uint8).numpy())
+            for pair in self.pairs
+        ]
 
     def copy(self, direction: Direction, host_page: int, device_page: int, count: int) -> None:
         """Copy a run of pages."""
         for host, device in self.slabs:
             if count == 1:
-                # As above.
+                # One axis less makes the call itself cheaper, which shows on small pages.
                 on_host, on_device = host[:, host_page], device[:, device_page]
             else:
                 on_host = host[:, host_page : host_page + count]

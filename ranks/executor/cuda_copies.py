@@ -17,12 +17,12 @@ from typing import cast
 
 import torch
 
-from ..orders import CopyTransfer
-from .copies import CopyJob, Direction, ReportCopy, page_pairs, require_forkable
+from ..orders import CopyTransfer, Direction
+from .copies import CopyJob, ReportCopy, page_pairs, require_forkable
 from .copy_threads import CopyThread
 from .pools import TierPools
 from .seals import Seals
-from .staging import fork_page, gather, scatter
+from .staging import fork_page, gather, scatter, slab_pairs
 
 STAGING_BYTES = 64 << 20
 """Device memory for staging, over both directions."""
@@ -79,6 +79,7 @@ class CudaCopies:
     ) -> None:
         self._pools = dict(pools)
         self._device = next(iter(pools.values())).device.device
+        self.pairs = {name: slab_pairs(pair) for name, pair in pools.items()}
         self.seals = Seals(pools)
         self._report = report
         self._unfinished: dict[int, _CudaJob] = {}
@@ -108,9 +109,9 @@ class CudaCopies:
             job.cancelled = True
 
     def fork(self, pool: str, source: int, destination: int) -> None:
-        pair = require_forkable(self._pools, pool, source, destination)
+        require_forkable(self._pools, pool, source, destination)
         try:
-            fork_page(pair, source, destination)
+            fork_page(self.pairs[pool], source, destination)
         except RuntimeError as error:
             self._trouble = f"the device failed: {error}"
 
@@ -220,12 +221,13 @@ class _Way:
                 if lane not in job.used:
                     lane.stream.wait_event(job.ready)
                     job.used.append(lane)
-                self._launch_chunk(job.direction, pools, lane, chunk)
+                self._launch_chunk(job.direction, transfer.pool, lane, chunk)
             job.nbytes += len(chunk) * pools.layout.page_bytes
 
     def _launch_chunk(
-        self, direction: Direction, pools: TierPools, lane: _Lane, chunk: list[tuple[int, int]]
+        self, direction: Direction, pool: str, lane: _Lane, chunk: list[tuple[int, int]]
     ) -> None:
+        pools, pairs = self._pools[pool], self._owner.pairs[pool]
         hosts = [host for host, _ in chunk]
         staging = lane.rows(len(chunk), pools.layout.page_bytes)
         # Pinned, because the device would otherwise make this thread wait for all work before it.
@@ -233,13 +235,13 @@ class _Way:
         pages = index.to(self._device, non_blocking=True)
         rows = pools.host.bytes_tensor
         if direction is Direction.TO_HOST:
-            gather(pools, pages, staging)
+            gather(pairs, pages, staging)
             for at, slot, count in host_runs(hosts):
                 rows[slot : slot + count].copy_(staging[at : at + count], non_blocking=True)
         else:
             for at, slot, count in host_runs(hosts):
                 staging[at : at + count].copy_(rows[slot : slot + count], non_blocking=True)
-            scatter(pools, pages, staging)
+            scatter(pairs, pages, staging)
 
     def _reap(self, job: _CudaJob) -> None:
         try:

@@ -1,6 +1,7 @@
 """Device pages that belong to an engine: its own KV tensors, seen as pages."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 import torch
 
@@ -8,17 +9,30 @@ from ...errors import ConfigError
 from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
 
 
-class EnginePages:
-    """The engine's KV tensors as device pages; see `DevicePages`. Nothing is copied or owned.
+class AxisOrder(Enum):
+    """How an engine's tensors name the axes of a page; copies turn them to the page's own order."""
 
-    For each column one tensor for each layer, in layer order: [pages, heads, page_tokens, elements],
-    of any strides as long as one page of one layer is contiguous. Raises `ConfigError` for a tensor
-    that the layout does not describe.
+    HEADS_FIRST = "[pages, heads, tokens, elements]"
+    TOKENS_FIRST = "[pages, tokens, heads, elements]"
+
+
+class EnginePages:
+    """An engine's tensors for one pool as device pages; see `DevicePages`. Nothing is copied or owned.
+
+    For each column one tensor for each layer, in layer order, with the axes that `order` names. Their
+    strides may be any as long as the elements are contiguous; copies are fastest where all of a page
+    of one layer is, heads first. Raises `ConfigError` for a tensor that the layout does not describe.
     """
 
     lent = True
 
-    def __init__(self, layout: ShardLayout, tensors: Mapping[str, Sequence[torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        layout: ShardLayout,
+        tensors: Mapping[str, Sequence[torch.Tensor]],
+        order: AxisOrder = AxisOrder.HEADS_FIRST,
+    ) -> None:
+        self._described = _described(layout)
         self._layers: dict[str, list[torch.Tensor]] = {}
         every = [tensor for layers in tensors.values() for tensor in layers]
         if not every:
@@ -34,38 +48,68 @@ class EnginePages:
                     f"column {name!r} has {shard.layers} layers, and the engine has"
                     f" {len(layers)} KV tensors for it"
                 )
-            page_layer_bytes = shard.nbytes // shard.layers
+            rows = shard.heads * layout.page_tokens
+            page = (shard.heads, layout.page_tokens, shard.nbytes // (shard.layers * rows))
             self._layers[name] = [
-                _page_bytes(f"KV tensor {at} of column {name!r}", tensor, page_layer_bytes)
+                _page_bytes(f"KV tensor {at} of column {name!r}", tensor, order, page)
                 for at, tensor in enumerate(layers)
             ]
 
+    def require_fits(self, pool: str, layout: ShardLayout) -> None:
+        """Raise `ConfigError` unless the tensors were described as those of such a pool."""
+        if self._described != _described(layout):
+            raise ConfigError(
+                f"the pages that the engine lends for pool {pool!r} are not of its layout: they have"
+                f" {self._described}, and the pool {_described(layout)}"
+            )
+
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
-        """Return one view [1, pages, bytes] for each layer; uint8, no copy."""
+        """Return one view of each layer; see `DevicePages`."""
         return [layer.unsqueeze(0) for layer in self._layers[shard.column.name]]
 
 
-def _page_bytes(what: str, tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """Return a view [pages, bytes] of one layer's KV tensor."""
-    held = tensor[0].numel() * tensor.element_size()
-    if held != nbytes:
-        raise ConfigError(f"{what} has {held} bytes for each page, and the layout {nbytes}")
-    if not tensor[0].is_contiguous():
-        raise ConfigError(
-            f"{what} is [pages, heads, tokens, elements] with strides {tensor.stride()}, and the"
-            " bytes of one page must be contiguous, heads first; choose a layout of the KV cache"
-            " that is"
-        )
-    if len(tensor) > 1 and tensor.stride(0) < tensor[0].numel():
-        raise ConfigError(f"{what} has strides {tensor.stride()}: its pages overlap in memory")
+def _described(layout: ShardLayout) -> str:
+    """Say what a page holds on any rank."""
+    columns = [
+        f"{each.layers} layers of {each.heads} heads of column {each.column.name!r} with"
+        f" {each.column.elements} elements of {each.column.dtype}"
+        for each in layout.columns
+    ]
+    return f"{layout.page_tokens} tokens in {', '.join(columns)}"
+
+
+def _page_bytes(
+    what: str, tensor: torch.Tensor, order: AxisOrder, page: tuple[int, int, int]
+) -> torch.Tensor:
+    """Return one layer's KV tensor as a view [pages, heads, tokens, bytes], heads first."""
+    turned = tensor.ndim == 4 and order is AxisOrder.TOKENS_FIRST
     with torch.inference_mode(mode=False):
-        flat = tensor.detach().flatten(1) if tensor.is_contiguous() else _strided(tensor)
-        return flat.view(torch.uint8)
+        seen = tensor.detach().transpose(1, 2) if turned else tensor.detach()
+        if (*seen.shape[1:-1], seen.shape[-1] * seen.element_size()) != page:
+            raise ConfigError(
+                f"{what} is {list(tensor.shape)} of {dtype_name(tensor.dtype)}, which is to be"
+                f" {order.value}, and a page of the layout has {page[0]} heads, {page[1]} tokens and"
+                f" {page[2]} bytes of elements"
+            )
+        if seen.stride(-1) != 1:
+            raise ConfigError(
+                f"{what} has strides {tensor.stride()}, and the elements of one head and token must"
+                " be contiguous"
+            )
+        if _overlaps(seen):
+            raise ConfigError(f"{what} has strides {tensor.stride()}: its pages overlap in memory")
+        return seen.view(torch.uint8)
 
 
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    size = (len(tensor), tensor[0].numel())
-    return tensor.detach().as_strided(size, (tensor.stride(0), 1), tensor.storage_offset())
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Say whether elements may share memory: no axis may step within what smaller steps reach."""
+    reached = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reached:
+                return True
+            reached += step * (size - 1)
+    return False
 
 
 def dtype_name(dtype: torch.dtype) -> str:

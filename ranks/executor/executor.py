@@ -26,6 +26,7 @@ from ..orders import (
     CopyToDevice,
     CopyToHost,
     DetachStore,
+    Direction,
     Fence,
     Fetch,
     Fork,
@@ -34,10 +35,11 @@ from ..orders import (
     Persist,
 )
 from .base import BytesMoved, LateCalls
-from .copies import CopyEngine, CpuCopies, Direction
+from .copies import CopyEnded, CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies
+from .engine_pages import EnginePages
 from .flights import Flights, Report
-from .pools import DevicePages, DevicePool, HostPool, TierPools, make_pools
+from .pools import DevicePool, HostPool, TierPools, make_pools
 from .population import Population
 from .storage_loop import TimedOrder, refusal
 from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
@@ -65,7 +67,10 @@ class RankExecutor:
         self._pools = dict(pools)
         self._close_timeout_s = close_timeout_s
         self._inbox: SimpleQueue[Report] = SimpleQueue()
-        self._flights = Flights(lent=self._pools[KV_POOL].device.lent)
+        self._lent = self._pools[KV_POOL].device.lent
+        self._flights = Flights(lent=self._lent)
+        self._held: dict[int, CopyToHost | CopyToDevice] = {}
+        """Copies that wait for `begin_copies`, in the order in which they were ordered."""
         self._closed = False
         self._population: Population | None = None
         self._copies: CopyEngine
@@ -86,16 +91,16 @@ class RankExecutor:
         cls,
         config: CacheConfig,
         agreed: Mapping[str, AgreedPool],
-        device: torch.device | DevicePages,
+        device: torch.device | Mapping[str, EnginePages],
         *,
         connect: Connect,
     ) -> Self:
         """Make all pools, open the store that `config` names, if any, and start.
 
-        `device` is where device pages are to be, or an engine's own. `connect` is asked for that
-        store, and for those that are attached later. Whether the agreed pages fit the machine is the
-        caller's to check (`check_host_memory`), before any rank of the host takes its share. Raises
-        `ConfigError` if the store does not open.
+        `device` is where device pages are to be, or an engine's own, by pool. `connect` is asked for
+        that store, and for those that are attached later. Whether the agreed pages fit the machine is
+        the caller's to check (`check_host_memory`), before any rank of the host takes its share.
+        Raises `ConfigError` if the store does not open.
         """
         access = None if config.store is None else connect(config.store)
         pools = make_pools(agreed, device)
@@ -151,19 +156,18 @@ class RankExecutor:
         return self._pools[KV_POOL].host
 
     def carry_out(self, orders: Sequence[Order]) -> None:
-        """Begin the orders and return without waiting for any of them."""
+        """See `Executor`."""
         if self._closed:
             raise UsageError("the executor is closed; it carries out no more orders")
         now = time.monotonic()
         for_storage: list[TimedOrder] = []
         for order in orders:
             match order:
-                case CopyToHost():
-                    self._flights.begin(order, now)
-                    self._copies.begin(Direction.TO_HOST, order.transfers, order.operation)
-                case CopyToDevice():
-                    self._flights.begin(order, now)
-                    self._copies.begin(Direction.TO_DEVICE, order.transfers, order.operation)
+                case CopyToHost() | CopyToDevice() if self._lent:
+                    self._flights.hold(order)
+                    self._held[order.operation] = order
+                case CopyToHost() | CopyToDevice():
+                    self._begin_copy(order, now)
                 case Fork():
                     self._copies.fork(order.pool, order.source, order.destination)
                 case LookUp() | Fetch() | Persist():
@@ -180,6 +184,13 @@ class RankExecutor:
                     self._change_store(order)
         self._submit(for_storage)
 
+    def begin_copies(self, direction: Direction) -> None:
+        """See `Executor`."""
+        now = time.monotonic()
+        for order in [each for each in self._held.values() if each.direction is direction]:
+            del self._held[order.operation]
+            self._begin_copy(order, now)
+
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call, in the order in which it happened."""
         while True:
@@ -191,7 +202,9 @@ class RankExecutor:
         return self._flights.take()
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there is progress to report, at the latest after `timeout_s`."""
+        """See `Executor`."""
+        if self._held:
+            return
         until = time.monotonic() + timeout_s
         while not self._flights.has_progress():
             now = time.monotonic()
@@ -246,6 +259,7 @@ class RankExecutor:
         if self._closed:
             return
         self._closed = True
+        self._held.clear()
         until = time.monotonic() + self._close_timeout_s
         if self._population is not None:
             self._population.stop()
@@ -261,7 +275,18 @@ class RankExecutor:
         for pair in self._pools.values():
             pair.host.close()
 
+    def _begin_copy(self, order: CopyToHost | CopyToDevice, now: float) -> None:
+        self._flights.begin(order, now)
+        self._copies.begin(order.direction, order.transfers, order.operation)
+
+    def _drop(self, operation: int) -> None:
+        """Let a copy that has not begun end here: the pages that it names are not its own any more."""
+        order = self._held.pop(operation, None)
+        if order is not None:
+            self._flights.note(CopyEnded(operation, order.direction, ok=False, nbytes=0))
+
     def _cancel(self, order: Cancel, now: float, for_storage: list[TimedOrder]) -> None:
+        self._drop(order.operation)
         timed = TimedOrder(order, now + order.timeout_s)
         going_on = self._flights.cancel(order.operation, timed.deadline)
         if isinstance(going_on, CopyToHost | CopyToDevice):
@@ -270,6 +295,8 @@ class RankExecutor:
             for_storage.append(timed)
 
     def _fence(self, order: Fence, deadline: float) -> None:
+        for number in order.operations:
+            self._drop(number)
         reading = [number for number in order.operations if number in self._flights]
         while any(number in self._flights for number in reading):
             try:

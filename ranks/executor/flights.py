@@ -16,9 +16,9 @@ from ...coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from ..orders import CopyToDevice, CopyToHost, Fetch, LookUp, Persist
+from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Persist
 from .base import BytesMoved
-from .copies import CopyEnded, Direction
+from .copies import CopyEnded
 from .deadlines import Deadlines
 from .storage_loop import StorageQuiet, StorageReport
 
@@ -71,8 +71,12 @@ class Flights:
         happened, self._progress = self._progress, []
         return happened
 
+    def hold(self, order: Tracked) -> None:
+        """Take in an operation that does not begin yet; it has all the time until `begin`."""
+        self._flights[order.operation] = _Flight(order)
+
     def begin(self, order: Tracked, now: float) -> None:
-        """Take an operation in; its time is up `order.timeout_s` after `now`."""
+        """Take an operation in, held or new; its time is up `order.timeout_s` after `now`."""
         pages = 0
         if isinstance(order, Fetch):
             pages = sum(len(transfer.keys) for transfer in order.transfers)

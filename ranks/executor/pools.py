@@ -14,8 +14,8 @@ import torch
 
 from ...errors import ConfigError, InternalError
 from ..agreed_pools import AgreedPool
-from ..orders import KV_POOL
 from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
+from .engine_pages import EnginePages
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 """The element types of columns, as torch has them."""
@@ -53,7 +53,10 @@ class DevicePages(Protocol):
         ...
 
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
-        """Return views [layers, pages, bytes] that are the column's layers in order; uint8."""
+        """Return views [layers, pages, heads, tokens, bytes] of the column's layers in order; uint8.
+
+        The bytes of one head and token are contiguous; all else may have any strides.
+        """
         ...
 
 
@@ -85,10 +88,8 @@ class DevicePool:
         return self._columns[name]
 
     def column_bytes(self, shard: ColumnShard) -> torch.Tensor:
-        """Return a view [layers, pages, bytes] of a column; uint8, no copy."""
-        column = self._columns[shard.column.name]
-        page_layer_bytes = shard.nbytes // shard.layers
-        return column.view(torch.uint8).view(shard.layers, self.pages, page_layer_bytes)
+        """Return a column as a view [layers, pages, heads, tokens, bytes]; uint8, no copy."""
+        return self._columns[shard.column.name].view(torch.uint8)
 
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
         """Return the column as one view; see `DevicePages`."""
@@ -175,26 +176,27 @@ class TierPools:
 
 
 def make_pools(
-    agreed: Mapping[str, AgreedPool], device: torch.device | DevicePages
+    agreed: Mapping[str, AgreedPool], device: torch.device | Mapping[str, EnginePages]
 ) -> dict[str, TierPools]:
     """Make the host pages of every pool beside its device pages, which are made or an engine's.
 
-    Raises `ConfigError` where an engine owns the device pages of a model that has other pools than
-    full attention's.
+    Raises `ConfigError` where an engine's are not those of just these pools.
     """
-    if not isinstance(device, torch.device) and len(agreed) > 1:
-        others = ", ".join(name for name in agreed if name != KV_POOL)
-        raise ConfigError(
-            f"the engine owns the device pages, and the model has other pools: {others}; an engine"
-            " that owns its device pages can use full attention only"
-        )
+    if not isinstance(device, torch.device):
+        if device.keys() != agreed.keys():
+            raise ConfigError(
+                f"the engine lends device pages for the pools {', '.join(sorted(device))}, and the"
+                f" model has the pools {', '.join(sorted(agreed))}"
+            )
+        for name, lent in device.items():
+            lent.require_fits(name, agreed[name].layout)
     pools: dict[str, TierPools] = {}
     try:
         for name, pool in agreed.items():
             if isinstance(device, torch.device):
                 pages: DevicePages = DevicePool(pool.layout, pool.device_pages, device)
             else:
-                pages = device
+                pages = device[name]
             pinned = pages.device.type == "cuda"
             # Pinning makes a context on the current device, which need not be this rank's.
             with torch.cuda.device(pages.device) if pinned else contextlib.nullcontext():

@@ -15,10 +15,15 @@ from ...coordinator.operation import Kind
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
-from .backing_up import BackingUp
+from .agenda import Agenda
+from .clock import Clock
+from .effects import Decision, Outbox
+from .journal import Journal
+from .persisting import Persisting
 from .prefetching import Prefetching
-from .quarantine import stores_keep_most
-from .state import Decision, ReplicaState
+from .quarantine import Quarantine
+from .settings import ReplicaConfig
+from .store import Store
 
 
 class StoreState(StrEnum):
@@ -37,36 +42,52 @@ class StoreState(StrEnum):
 class Attaching:
     """Follows proposals, and attaches and detaches the store."""
 
-    def __init__(
-        self, state: ReplicaState, prefetching: Prefetching, backing_up: BackingUp
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        config: ReplicaConfig,
+        clock: Clock,
+        agenda: Agenda,
+        store: Store,
+        prefetching: Prefetching,
+        persisting: Persisting,
+        quarantine: Quarantine,
+        journal: Journal,
+        outbox: Outbox,
     ) -> None:
-        self._state = state
+        self._open_s = config.timeouts.open_s
+        self._clock = clock
+        self._agenda = agenda
+        self._store = store
         self._prefetching = prefetching
-        self._backing_up = backing_up
+        self._persisting = persisting
+        self._quarantine = quarantine
+        self._journal = journal
+        self._outbox = outbox
+        self.proposal: int | None = None
+        """The digest of what some rank has staged, as far as a verdict has told."""
+        self.proposed_ms = 0
+        """Since when, in agreed time."""
 
     @property
     def store_state(self) -> StoreState:
         """How far the group is with its store."""
-        state = self._state
-        if state.store_attached:
+        if self._store.attached:
             return StoreState.ATTACHED
-        if state.store_draining:
+        if self._store.draining:
             return StoreState.DRAINING
-        pending = state.proposal
-        if pending is not None and change_of(pending) is Change.ATTACH:
+        if self.proposal is not None and change_of(self.proposal) is Change.ATTACH:
             return StoreState.ATTACHING
         return StoreState.DETACHED
 
     def consider(self, proposed: Proposed | None) -> None:
         """Apply what the ranks have staged: go on with it, carry it out, or withdraw it."""
-        state = self._state
         self._end_draining()
         if proposed is None:
-            state.proposal = None
+            self.proposal = None
             return
-        if proposed.proposal != state.proposal:
-            state.proposal, state.proposed_ms = proposed.proposal, state.time_ms
-            state.journal.record("propose", proposed.proposal)
+        if proposed.proposal != self.proposal:
+            self.proposal, self.proposed_ms = proposed.proposal, self._clock.agreed_ms
+            self._journal.record("propose", proposed.proposal)
         objection = self._objection(proposed)
         if self._is_done_already(proposed):
             self._decide(Decision(proposed.proposal))
@@ -79,50 +100,36 @@ class Attaching:
         elif proposed.readiness is Readiness.READY and not self._must_wait(proposed):
             self._decide(Decision(proposed.proposal))
             if change_of(proposed.proposal) is Change.ATTACH:
-                self._attach(proposed.proposal)
+                self._store.attach(self._agenda.next_id)
+                self._outbox.orders.append(AttachStore(proposed.proposal))
             else:
                 self.detach()
                 self._end_draining()
-        elif state.time_ms - state.proposed_ms > state.config.timeouts.open_s * 1000:
+        elif self._clock.agreed_ms - self.proposed_ms > self._open_s * 1000:
             self._decide(Decision(proposed.proposal, self._tardiness(proposed)))
 
-    def detach(self, *, keeps_too_much: bool = False) -> None:
+    def detach(self, reason: str = "") -> None:
         """Begin nothing more for the store, and abort what is in flight for it."""
-        state = self._state
-        if not state.store_attached:
-            return
-        state.store_attached, state.store_draining = False, True
-        state.journal.record("detach", int(keeps_too_much))
-        self._prefetching.abandon()
-        self._backing_up.abandon()
-
-    def _attach(self, proposal: int) -> None:
-        state = self._state
-        state.begin_store()
-        state.journal.record("attach", state.store_number)
-        state.orders.append(AttachStore(proposal))
+        if self._store.attached:
+            self._store.detach(reason)
+            self._prefetching.abandon()
+            self._persisting.abandon()
 
     def _end_draining(self) -> None:
         """Let go of a store for which nothing is in flight but what never falls quiet."""
-        state = self._state
-        if not state.store_draining:
-            return
-        working = state.operations.working
-        if working[Kind.PREFETCH] or working[Kind.PERSIST]:
-            return
-        state.store_draining = False
-        state.journal.record("drained", state.store_number)
-        state.orders.append(DetachStore())
+        working = self._agenda.working
+        if self._store.draining and not (working[Kind.PREFETCH] or working[Kind.PERSIST]):
+            self._store.drained()
+            self._outbox.orders.append(DetachStore())
 
     def _decide(self, decision: Decision) -> None:
-        state = self._state
-        state.proposal = None
-        state.journal.record("decide", decision.proposal, decision.withdrawn)
-        state.decisions.append(decision)
+        self.proposal = None
+        self._journal.record("decide", decision.proposal, decision.withdrawn)
+        self._outbox.decisions.append(decision)
 
     def _must_wait(self, proposed: Proposed) -> bool:
         """Say whether the store before is still to be let go of."""
-        return change_of(proposed.proposal) is Change.ATTACH and self._state.store_draining
+        return change_of(proposed.proposal) is Change.ATTACH and self._store.draining
 
     def _objection(self, proposed: Proposed) -> str | None:
         """Return why nothing can come of what is staged, or None."""
@@ -132,10 +139,9 @@ class Attaching:
             return f"rank {proposed.refused_rank} cannot open it; its log says why"
         if change_of(proposed.proposal) is Change.DETACH:
             return None
-        state = self._state
-        if state.store_attached:
+        if self._store.attached:
             return "a store is attached; detach it first"
-        kept = stores_keep_most(state)
+        kept = self._quarantine.stores_keep_most()
         if kept is None:
             return None
         return (
@@ -149,10 +155,10 @@ class Attaching:
         A message that comes twice, or late to one rank, so keeps nothing else waiting.
         """
         detaches = change_of(proposed.proposal) is Change.DETACH and not proposed.differs
-        return detaches and not self._state.store_attached
+        return detaches and not self._store.attached
 
     def _tardiness(self, proposed: Proposed) -> str:
-        within = f"within {self._state.config.timeouts.open_s:g} s (timeouts.open_s)"
+        within = f"within {self._open_s:g} s (timeouts.open_s)"
         if proposed.readiness is Readiness.UNSTAGED:
             return f"not every rank was told of it {within}"
         if proposed.readiness is Readiness.READY:

@@ -4,71 +4,81 @@ The numbers are those of `docs/architecture.md`. A violation is a bug of Lockste
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from ...coordinator.operation import Kind, Phase, Queue
+from ...coordinator.operation import Phase, Queue
 from ...coordinator.seats import Seat
-from .backing_up import BackingUp
+from .components.base import Component
 from .holds import Receipt
-from .operations import Copy, Operation, Persist, Prefetch
-from .pinning import Pinning
-from .prefetching import Prefetching
-from .residence import TIER_NAMES, TIERS
-from .state import ReplicaState
-from .tree import DEVICE, HOST, Node
+from .node import DEVICE, HOST, Node
+from .operations import LoadBack, Moving, Persist, Prefetch, Resume
+from .replica import Replica
+from .requests import Stage
+from .residence import TIER_NAMES, TIERS, Residence
+from .tree import Tree
+
+_COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
 
 
 class InvariantViolation(AssertionError):
     """An invariant of the replicated state does not hold."""
 
+    def __init__(self, number: int, sentence: str) -> None:
+        super().__init__(number, sentence)
+        self.number = number
+        self.sentence = sentence
 
-def check(
-    state: ReplicaState, prefetching: Prefetching, backing_up: BackingUp, pinning: Pinning
-) -> None:
+    def __str__(self) -> str:
+        return f"invariant {self.number}: {self.sentence}"
+
+
+def check(replica: Replica) -> None:
     """Raise `InvariantViolation` with a sentence for the first invariant that does not hold."""
-    nodes = list(state.tree.nodes())
-    _check_roots(state)
-    pinned = {id(node) for pin in pinning.pins.values() for node in pin.node.path()}
+    prefixes = replica.prefixes
+    nodes = list(prefixes.tree.nodes())
+    _check_roots(replica)
+    pinned = {id(node) for pin in replica.pinning.pins.values() for node in pin.node.path()}
     for node in nodes:
-        _check_node(state, node)
+        _check_node(prefixes.tree, node)
         if id(node) not in pinned:
-            _check_locked(state, node)
-    _check_counts(state, nodes)
-    _check_holds(state, nodes, pinning)
-    _check_eviction(state, nodes)
-    _check_ownership(state, nodes)
-    _check_operations(state, nodes)
-    _check_bounds(state, prefetching, backing_up)
+            _check_locked(node)
+        _check_whole(prefixes.residence, node)
+    _check_counts(prefixes.tree, prefixes.residence, nodes)
+    _check_holds(replica, nodes)
+    _check_eviction(prefixes.residence, prefixes.components, nodes)
+    _check_ownership(replica, nodes)
+    _check_operations(replica, nodes)
+    _check_bounds(replica)
 
 
 def _require(holds: bool, number: int, sentence: str) -> None:
     if not holds:
-        raise InvariantViolation(f"invariant {number}: {sentence}")
+        raise InvariantViolation(number, sentence)
 
 
-def _check_roots(state: ReplicaState) -> None:
-    for root in state.tree.roots.values():
+def _check_roots(replica: Replica) -> None:
+    for root in replica.prefixes.tree.roots.values():
         place = root.place
         namespace = place.namespace
         _require(root.parent is None, 1, f"the root of {namespace!r} has a parent")
         empty = all(run is None for tier in TIERS for run in root.values[tier])
         _require(empty and not root.width, 1, f"the root of {namespace!r} holds pages")
-        used = bool(root.children) or place in state.requests_in
+        used = bool(root.children) or place in replica.prefixes.users
         _require(used, 2, f"the root of {namespace!r} is there for nothing")
 
 
-def _check_node(state: ReplicaState, node: Node) -> None:
+def _check_node(tree: Tree, node: Node) -> None:
     name, parent = f"node {node.id}", node.parent
     assert parent is not None
-    first = node.tokens[: state.tree.page_bytes]
+    first = bytes(node.tokens[: tree.page_bytes])
     _require(node.width > 0, 1, f"{name} has an empty key")
-    _require(len(node.tokens) == node.width * state.tree.page_bytes, 1, f"{name} is misaligned")
+    _require(len(node.tokens) == node.width * tree.page_bytes, 1, f"{name} is misaligned")
     hangs = node.first == first and parent.children.get(first) is node
     _require(hangs, 1, f"{name} does not hang under its parent")
     _require(node.start == parent.end, 1, f"{name} does not continue its parent")
     for tier in TIERS:
-        _check_values(state, node, tier)
+        _check_values(tree, node, tier)
         if parent.parent is None:
             continue
         if node.values[tier][0] is not None and parent.values[tier][0] is None:
@@ -80,12 +90,20 @@ def _check_node(state: ReplicaState, node: Node) -> None:
     _require(node.has(0) or bool(held), 2, f"{name} is dead")
 
 
-def _check_values(state: ReplicaState, node: Node, tier: int) -> None:
+def _check_whole(residence: Residence, node: Node) -> None:
+    """Rule R15: a run that nothing divides is one node."""
+    parent = node.parent
+    if parent is not None and parent.parent is not None and len(parent.children) == 1:
+        divided = residence.are_divided(parent, node)
+        _require(divided, 11, f"nothing divides node {node.id} from node {parent.id} above it")
+
+
+def _check_values(tree: Tree, node: Node, tier: int) -> None:
     values, held = node.values[tier], node.held[tier]
     base, width = values[0], node.width
     there = node.there >> (tier * len(values))
     # Sentences are made only for what is wrong: this runs for every node after every step.
-    for component, run, count in zip(state.components, values, held, strict=True):
+    for component, run, count in zip(tree.components, values, held, strict=True):
         index = component.index
         if run is None:
             if there >> index & 1:
@@ -108,22 +126,19 @@ def _check_values(state: ReplicaState, node: Node, tier: int) -> None:
         _violated(6, node, tier, "miscounts its children")
 
 
-def _check_locked(state: ReplicaState, node: Node) -> None:
+def _check_locked(node: Node) -> None:
     """Only a pin locks what is not on the device, in case that it comes there."""
-    if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not state.fills(node, DEVICE, 0):
+    if node.held[DEVICE][0] and node.values[DEVICE][0] is None and not node.is_to_have(DEVICE, 0):
         _violated(5, node, DEVICE, "is locked there without pages, and nothing fills it")
 
 
 def _violated(number: int, node: Node, tier: int, what: str) -> NoReturn:
-    raise InvariantViolation(
-        f"invariant {number}: node {node.id} {what}, on the {TIER_NAMES[tier]}"
-    )
+    raise InvariantViolation(number, f"node {node.id} {what}, on the {TIER_NAMES[tier]}")
 
 
-def _check_counts(state: ReplicaState, nodes: list[Node]) -> None:
-    residence = state.residence
+def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
     for tier in TIERS:
-        for index in range(len(state.components)):
+        for index in range(len(tree.components)):
             runs = [(node, run) for node in nodes if (run := node.values[tier][index]) is not None]
             total = sum(len(run) for _, run in runs)
             kept = sum(len(run) for node, run in runs if node.held[tier][index])
@@ -132,13 +147,13 @@ def _check_counts(state: ReplicaState, nodes: list[Node]) -> None:
             _require(counted == total, 6, f"{name} pages of the tree are miscounted")
             counted = residence.holds.kept_pages[tier][index]
             _require(counted == kept, 6, f"kept {name} pages are miscounted")
-    _require(state.tree.node_count == len(nodes), 6, "the nodes are miscounted")
+    _require(tree.node_count == len(nodes), 6, "the nodes are miscounted")
 
 
-def _check_holds(state: ReplicaState, nodes: list[Node], pinning: Pinning) -> None:
+def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     """Every lock and pin has a receipt, and every receipt has its locks and pins."""
     owed: Counter[tuple[int, int, int]] = Counter()
-    for receipt in _receipts(state, pinning):
+    for receipt in _receipts(replica):
         for node in receipt.node.path():
             if node.start >= receipt.start:
                 owed[id(node), receipt.tier, receipt.component] += 1
@@ -152,23 +167,24 @@ def _check_holds(state: ReplicaState, nodes: list[Node], pinning: Pinning) -> No
                     )
 
 
-def _receipts(state: ReplicaState, pinning: Pinning) -> Iterator[Receipt]:
-    for operation in state.operations.in_flight.values():
+def _receipts(replica: Replica) -> Iterator[Receipt]:
+    for operation in replica.agenda.in_flight.values():
         yield from operation.receipts
-    for request in state.requests.values():
+    for request in replica.requests:
         yield from request.locks
-    for pin in pinning.pins.values():
+    for pin in replica.pinning.pins.values():
         yield from pin.receipts
         yield from pin.locks
 
 
-def _check_eviction(state: ReplicaState, nodes: list[Node]) -> None:
-    residence = state.residence
+def _check_eviction(
+    residence: Residence, components: Sequence[Component], nodes: list[Node]
+) -> None:
     for tier in TIERS:
         for node in residence.limits.leaving(tier):
             if node.values[tier][0] is None or residence.evictable(tier, 0, node):
                 _violated(6, node, tier, "counts as leaving, and nothing keeps it from that")
-        for index in range(len(state.components)):
+        for index in range(len(components)):
             entries = residence.queues[tier][index].entries()
             queued = set(map(id, entries))
             _require(len(queued) == len(entries), 6, "a node has two eviction entries")
@@ -181,36 +197,35 @@ def _check_eviction(state: ReplicaState, nodes: list[Node]) -> None:
 
 
 def _owners(
-    state: ReplicaState, nodes: list[Node], tier: int, index: int
+    replica: Replica, nodes: list[Node], tier: int, index: int
 ) -> Iterator[tuple[Iterable[int], str, object]]:
-    yield state.residence.pools[tier][index].free_pages(), "the free list", ""
+    yield replica.prefixes.residence.pools[tier][index].free_pages(), "the free list", ""
     for node in nodes:
         yield node.values[tier][index] or (), "node", node.id
-    for operation in state.operations.in_flight.values():
+    for operation in replica.agenda.in_flight.values():
         yield operation.owned_pages(tier, index), "operation", operation.id
-    for request in state.requests.values():
+    for request in replica.requests:
         own = request.own if tier == DEVICE else request.saved
         yield (() if own is None else own[index]), "request", request.id
 
 
-def _check_ownership(state: ReplicaState, nodes: list[Node]) -> None:
+def _check_ownership(replica: Replica, nodes: list[Node]) -> None:
     for tier in TIERS:
-        for index in range(len(state.components)):
+        for index, pool in enumerate(replica.prefixes.residence.pools[tier]):
             every: list[int] = []
-            for pages, _, _ in _owners(state, nodes, tier, index):
+            for pages, _, _ in _owners(replica, nodes, tier, index):
                 every.extend(pages)
             # Which page has two owners is worth looking for only once it is known that one has.
             if len(every) != len(set(every)):
-                _name_the_owners(state, nodes, tier, index)
-            pool = state.residence.pools[tier][index]
+                _name_the_owners(replica, nodes, tier, index)
             missing = pool.capacity - len(every)
             _require(not missing, 7, f"{missing} {pool.name} pages belong to nobody")
 
 
-def _name_the_owners(state: ReplicaState, nodes: list[Node], tier: int, index: int) -> None:
+def _name_the_owners(replica: Replica, nodes: list[Node], tier: int, index: int) -> None:
     owners: dict[int, str] = {}
-    pool = state.residence.pools[tier][index].name
-    for pages, kind, name in _owners(state, nodes, tier, index):
+    pool = replica.prefixes.residence.pools[tier][index].name
+    for pages, kind, name in _owners(replica, nodes, tier, index):
         for page in pages:
             owner = f"{kind} {name}".strip()
             what = f"{pool} page {page} belongs to {owners.get(page)} and to {owner}"
@@ -218,62 +233,58 @@ def _name_the_owners(state: ReplicaState, nodes: list[Node], tier: int, index: i
             owners[page] = owner
 
 
-def _check_operations(state: ReplicaState, nodes: list[Node]) -> None:
-    reachable = set(map(id, nodes)) | set(map(id, state.tree.roots.values()))
-    seen: Counter[tuple[int, int, int]] = Counter()
-    for operation in state.operations.in_flight.values():
+def _check_operations(replica: Replica, nodes: list[Node]) -> None:
+    tree, in_flight = replica.prefixes.tree, replica.agenda.in_flight
+    reachable = set(map(id, nodes)) | set(map(id, tree.roots.values()))
+    expected: set[tuple[int, int]] = set()
+    for operation in in_flight.values():
         name = f"{operation.kind.name} {operation.id}"
         _require(operation.phase is not Phase.DONE, 8, f"{name} is done and still there")
-        for node in _nodes_of(operation):
+        for node in operation.nodes():
             _require(id(node) in reachable, 8, f"{name} refers to node {node.id}, which is gone")
-        if isinstance(operation, Copy | Persist):
-            for segment in operation.segments:
-                node, component = segment.node, state.components[segment.component]
-                seen[id(node), operation.id, segment.component] += 1
-                lent = state.engine_owns_device and operation.kind is Kind.LOAD_BACK
-                pages = 0 if lent else component.pages_of(node.width)
-                fits = len(segment.pages) == pages
-                _require(fits, 8, f"{name} has pages of another length for node {node.id}")
-                indexed = (node, segment.component) in operation.touched
-                _require(indexed, 8, f"{name} cannot find its pages for node {node.id}")
-                pinned = node.held[HOST][segment.component] > 0
-                _require(pinned, 8, f"{name} refers to node {node.id}, which has no pin")
-        indexed = len(operation.touched) == len(operation.segments)
-        _require(indexed, 8, f"{name} finds pages that are not its own")
-    marked = {(id(node), number) for node in nodes for number in node.marks}
-    expected = {(node, number) for node, number, _ in seen}
+        if isinstance(operation, Moving):
+            expected |= {(id(node), operation.id) for node, _ in operation.segments}
+            _check_segments(tree, operation, name)
+    marked = {(id(node), mark.id) for node in nodes for mark in node.marks}
     _require(marked == expected, 8, "the nodes' marks are not those of the operations")
-    _require(all(count == 1 for count in seen.values()), 8, "an operation has a node twice")
-    for queue, line in state.operations.queues.items():
+    for queue, line in replica.agenda.lines().items():
         for _, number in line:
-            there = number in state.operations.in_flight
-            _require(there, 8, f"operation {number} stands in {queue.name} and is gone")
+            _require(number in in_flight, 8, f"operation {number} stands in {queue.name}, gone")
 
 
-def _nodes_of(operation: Operation) -> Iterator[Node]:
-    for receipt in operation.receipts:
-        yield receipt.node
-    if isinstance(operation, Copy | Persist):
-        for segment in operation.segments:
-            yield segment.node
+def _check_segments(tree: Tree, operation: Moving, name: str) -> None:
+    lent = isinstance(operation, LoadBack | Resume) and operation.lent
+    for (node, index), pages in operation.segments.items():
+        owns = operation.fills is not None and not lent
+        count = tree.components[index].pages_of(node.width) if owns else 0
+        fits = len(pages) == count
+        _require(fits, 8, f"{name} has pages of another length for node {node.id}")
+        pinned = node.held[HOST][index] > 0
+        _require(pinned, 8, f"{name} refers to node {node.id}, which has no pin")
 
 
-def _check_bounds(state: ReplicaState, prefetching: Prefetching, backing_up: BackingUp) -> None:
-    in_flight = state.operations.in_flight.values()
+def _check_bounds(replica: Replica) -> None:
+    agenda, prefetching = replica.agenda, replica.prefetching
+    in_flight = agenda.in_flight.values()
     budget = sum(each.budget for each in in_flight if isinstance(each, Prefetch))
     _require(prefetching.budget_used == budget, 9, "the prefetch budget is not what is in flight")
-    _require(
-        len(prefetching.active) <= state.config.bounds.prefetches,
-        9,
-        "too many prefetches at a time",
-    )
+    most = replica.config.bounds.prefetches
+    _require(len(prefetching.active) <= most, 9, "too many prefetches at a time")
     active = prefetching.active.values()
     seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
-    _require(state.seats.freeze().taken() == seated, 9, "the seats are not the active prefetches'")
+    _require(agenda.seats().taken() == seated, 9, "the seats are not the active prefetches'")
     working = Counter(each.kind for each in in_flight if each.phase is not Phase.QUARANTINED)
-    _require(state.operations.working == working, 9, "the operations that work are miscounted")
+    _require(agenda.working == working, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
-    _require(backing_up.issued == issued, 9, "the persists in flight are miscounted")
-    quarantined = len(state.operations.queues[Queue.QUARANTINE])
+    _require(replica.persisting.issued == issued, 9, "the persists in flight are miscounted")
+    quarantined = len(agenda.lines()[Queue.QUARANTINE])
     there = sum(each.phase is Phase.QUARANTINED for each in in_flight)
     _require(quarantined == there, 9, "the quarantined operations are miscounted")
+    for request in replica.requests:
+        waits = request.waits_for is not None
+        copies = request.stage in _COPYING
+        _require(
+            waits == copies,
+            8,
+            f"request {request.id} is {request.stage.name}, and waits for {request.waits_for}",
+        )

@@ -6,44 +6,44 @@ slow witness that it stands for the state. Simulation and tests compare both ove
 
 import xxhash
 
+from .node import Node
 from .operations import Prefetch
+from .replica import Replica
 from .residence import TIERS
-from .state import ReplicaState
-from .tree import Node
 
 
-def state_digest(state: ReplicaState) -> int:
+def state_digest(replica: Replica) -> int:
     """Return 63 bits that differ where tree, page tables, operations, requests or clocks differ."""
     digest = xxhash.xxh3_64()
 
     def add(*parts: object) -> None:
         digest.update(repr(parts).encode())
 
-    add(state.clock, state.time_ms, state.generation, state.weights_version, state.lost)
-    add(state.store_attached, state.store_draining, state.store_number)
-    add(state.proposal, state.proposed_ms)
+    prefixes, requests, store = replica.prefixes, replica.requests, replica.store
+    attaching = replica.attaching
+    add(replica.clock, requests.generation, requests.weights_version)
+    add(store.attached, store.draining, store.number, tuple(store.misses.items()))
+    add(attaching.proposal, attaching.proposed_ms)
     for tier in TIERS:
-        for pool in state.residence.pools[tier]:
+        for pool in prefixes.residence.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())
-    for node in state.tree.nodes():
+    for node in prefixes.tree.nodes():
         add(*_node(node))
-    for operation in state.operations.in_flight.values():
+    for operation in replica.agenda.in_flight.values():
         add(operation.id, operation.kind, operation.phase, operation.ending)
         for tier in TIERS:
-            for component in state.components:
+            for component in prefixes.components:
                 add(operation.owned_pages(tier, component.index).tobytes())
         if isinstance(operation, Prefetch):
             add(operation.bound, operation.votes, operation.landed, operation.keys)
             add(operation.seat)
-    for queue, line in state.operations.queues.items():
-        add(queue, tuple(line))
-    for request in state.requests.values():
-        add(request.id, request.prefix, *(run.tobytes() for run in request.own), request.admitted)
-        add(request.retract, [run.tobytes() for run in request.saved or ()], request.computed)
-        add(sorted(request.checkpoints), request.priority)
-        add(request.load, request.prefetch, request.fetched, request.load_failed)
-        add(request.place, sorted(request.copies))
-    add(tuple(state.misses.items()))
+    for queue, line in replica.agenda.lines().items():
+        add(queue, line)
+    for request in requests:
+        add(request.id, request.stage, request.place, request.waits_for, request.prefetch)
+        add(request.prefix, request.saved_from, *(run.tobytes() for run in request.own))
+        add([run.tobytes() for run in request.saved or ()], request.computed)
+        add(sorted(request.checkpoints), request.priority, request.fetched, sorted(request.copies))
     return digest.intdigest() >> 1
 
 
@@ -63,5 +63,5 @@ def _node(node: Node) -> tuple[object, ...]:
         node.saved_at,
         node.store,
         sorted(node.persisted),
-        sorted(node.marks),
+        sorted(mark.id for mark in node.marks),
     )

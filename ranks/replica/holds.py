@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import InternalError
-from .tree import Node
+from .node import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,69 @@ class Receipt:
 class Holds:
     """All locks and pins, and how many pages they keep on each tier."""
 
-    def __init__(self, components: int, released: Callable[[Node, int, int], None]) -> None:
-        """`released` is told of each node, tier and component that nothing holds any more."""
+    def __init__(
+        self,
+        components: int,
+        released: Callable[[Node, int, int], None],
+        changed: dict[Node, None],
+    ) -> None:
+        """`released` is told of each node, tier and component that nothing holds any more.
+
+        `changed` gets the nodes at which something held has ended or begun.
+        """
         self._released = released
+        self._changed = changed
         self.kept_pages: tuple[list[int], list[int]] = ([0] * components, [0] * components)
         """By tier and component: pages of nodes in the tree that are locked (device) or pinned."""
 
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> Receipt:
         """Lock or pin what of the path to `node` begins at position `start` or behind it."""
-        first, each = node.end, node
+        top, each = None, node
         while each.parent is not None and each.start >= start:
-            first = each.start
+            top = each
             if each.hold(tier, component) == 1:
                 self._count(each, tier, component, 1)
             each = each.parent
-        return Receipt(tier, component, node, first, node.end)
+        node.ends += 1
+        if top is None:
+            return Receipt(tier, component, node, node.end, node.end)
+        top.begins += 1
+        return Receipt(tier, component, node, top.start, node.end)
+
+    def extend(self, receipt: Receipt, node: Node) -> Receipt:
+        """Let what `receipt` holds go on down to `node`, which lies below it; costs what is new.
+
+        Its own receipt is returned, and takes the place of the one that is given.
+        """
+        tier, component, old = receipt.tier, receipt.component, receipt.node
+        each: Node | None = node
+        while each is not old:
+            assert each is not None
+            if each.hold(tier, component) == 1:
+                self._count(each, tier, component, 1)
+            each = each.parent
+        old.ends -= 1
+        self._changed[old] = None
+        node.ends += 1
+        return Receipt(tier, component, node, receipt.start, node.end)
 
     def release(self, receipt: Receipt) -> None:
         """Give back what `acquire` returned, exactly once."""
         node, tier, component = receipt.node, receipt.tier, receipt.component
         if node.end != receipt.end:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
-        each, above, start = node, node.parent, receipt.start
+        node.ends -= 1
+        self._changed[node] = None
+        top, each, above, start = None, node, node.parent, receipt.start
         while above is not None and each.start >= start:
+            top = each
             if not each.let_go(tier, component):
                 self._count(each, tier, component, -1)
                 self._released(each, tier, component)
             each, above = above, above.parent
+        if top is not None:
+            top.begins -= 1
+            self._changed[top] = None
 
     def value_changed(self, node: Node, tier: int, component: int, pages: int) -> None:
         """Account for `pages` that came to (or, negative, left) a node which may be held."""

@@ -15,7 +15,7 @@ from functools import partial
 from ..config import ANY_NAMESPACE, NamespaceLimit
 from .eviction import EvictionQueue
 from .eviction_policies import LeastRecent
-from .tree import Node
+from .node import Node
 
 Evictable = Callable[[int, Node], bool]
 """Says whether a node's full attention may leave a tier."""
@@ -138,6 +138,20 @@ class Limits:
         for leaving in () if limited is None else limited.leaving:
             if lower in leaving:
                 leaving.add(upper)
+
+    def divide(self, upper: Node, lower: Node) -> bool:
+        """Say whether only one of two nodes is to leave."""
+        limited = self._of(upper)
+        return limited is not None and any(
+            (upper in leaving) is not (lower in leaving) for leaving in limited.leaving
+        )
+
+    def discard(self, upper: Node, tier: int) -> None:
+        """Drop a node that is to be one with its only child, which counts for both."""
+        limited = self._of(upper)
+        if limited is not None:
+            limited.queues[tier].discard(upper)
+            limited.leaving[tier].discard(upper)
 
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
         """Remove and return a node of a namespace that keeps more than its quota, if any can go.

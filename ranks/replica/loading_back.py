@@ -1,30 +1,44 @@
 """Load back: cached pages from host memory to the device.
 
-Where the replica owns the device pages, they go to the tree once they are filled on every rank.
-Where the engine owns them, it has lent them, and the operation only reads from the tree.
+Where the replica owns the device pages, they go to the tree once they are filled on every rank. Where
+the engine has lent them, the operation only reads from the tree.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ...coordinator.operation import Kind, Outcome, Phase, Queue
-from ..orders import CopyToDevice, CopyTransfer
+from ...coordinator.operation import Outcome
+from ..orders import CopyTransfer
+from .agenda import Agenda
+from .components.base import Component
+from .journal import Journal
 from .matching import Missing
-from .operations import Copy, Segment
+from .node import DEVICE, HOST, Node
+from .notices import Cause
+from .operations import LoadBack, Loading, Resume, Segment
 from .pages import PageRun, page_run
-from .request import Request
-from .state import ReplicaState
-from .tree import DEVICE, HOST, Node
+from .prefixes import Prefixes
+from .requests import Event, Request, Requests
+
+
+class Tail(NamedTuple):
+    """What a request has that no prefix in the tree has, by component: where from, and where to."""
+
+    device: Sequence[PageRun]
+    host: Sequence[PageRun]
 
 
 class LoadingBack:
     """Begins load backs, and applies to the tree what became of them."""
 
-    def __init__(self, state: ReplicaState) -> None:
-        self._state = state
-
-    def comes_to(self, missing: Missing) -> bool:
-        """Say whether a load back in flight fills these device pages."""
-        return self._state.fills(missing[0], DEVICE, missing[1])
+    def __init__(
+        self, prefixes: Prefixes, agenda: Agenda, requests: Requests, journal: Journal
+    ) -> None:
+        self._prefixes = prefixes
+        self._residence = prefixes.residence
+        self._agenda = agenda
+        self._requests = requests
+        self._journal = journal
 
     def begin(
         self,
@@ -32,97 +46,104 @@ class LoadingBack:
         last: Node,
         missing: Sequence[Missing],
         pages: Sequence[PageRun],
-        more: Sequence[CopyTransfer] = (),
-    ) -> int:
-        """Copy what is missing on the path to `last` from the host; return the operation.
+        tail: Tail | None = None,
+        *,
+        lent: bool = False,
+    ) -> None:
+        """Copy what is missing on the path to `last` from the host; the request waits for it.
 
         `pages` are device pages by component, as many as are missing: the operation's own from now
-        on, or lent by the engine. `more` is copied with it.
+        on, or lent by the engine. With a `tail`, which the operation owns likewise, it resumes.
         """
-        state = self._state
-        lent = state.engine_owns_device
-        operation = Copy(
-            id=state.operations.new_id(),
-            kind=Kind.LOAD_BACK,
-            phase=Phase.ISSUED,
-            request=request.id,
-        )
-        for tier in (HOST,) if lent else (DEVICE, HOST):
-            operation.receipts += state.residence.hold(tier, last)
-        segments: list[Segment] = []
-        transfers: list[CopyTransfer] = [*more]
-        at = [0] * len(state.components)
+        receipts = self._residence.hold(HOST, last)
+        if not lent:
+            receipts += self._residence.hold(DEVICE, last)
+        segments: dict[Segment, PageRun] = {}
+        transfers: list[CopyTransfer] = [] if tail is None else self._bring(tail)
+        at = [0] * len(self._prefixes.components)
         for node, index in missing:
-            component = state.components[index]
-            width = component.pages_of(node.width)
-            destinations = pages[index][at[index] : at[index] + width]
-            at[index] += width
+            component = self._prefixes.components[index]
+            start, at[index] = at[index], at[index] + component.pages_of(node.width)
+            destinations = pages[index][start : at[index]]
             # What the engine lends is no part of the replicated state: it stays in the order.
-            segments.append(Segment(node, index, page_run() if lent else destinations))
-            source = node.values[HOST][index]
-            assert source is not None
-            transfers.append(CopyTransfer(component.pool, tuple(source), tuple(destinations)))
-        state.operations.add(operation)
-        state.mark(operation, segments)
-        request.load = operation.id
-        state.journal.record("load back", operation.id, request.id, at)
-        ticket = state.operations.new_ticket(Queue.LOAD_BACK, operation)
-        state.ballot.enqueue(Queue.LOAD_BACK, ticket, operation.id)
-        timeout_s = state.config.timeouts.copy_s
-        state.orders.append(CopyToDevice(operation.id, tuple(transfers), timeout_s))
-        return operation.id
+            segments[Segment(node, index)] = page_run() if lent else destinations
+            transfers.append(self._transfer(node, component, destinations))
+        kind = LoadBack if tail is None else Resume
+        operation = kind(
+            components=self._prefixes.components,
+            receipts=receipts,
+            segments=segments,
+            request=request.id,
+            lent=sum(at) if lent else 0,
+        )
+        if tail is not None:
+            for index, (device, host) in enumerate(zip(*tail, strict=True)):
+                operation.own(HOST, index, host)
+                if not lent:
+                    operation.own(DEVICE, index, device)
+        self._requests.move(request, Event.LOAD)
+        self._agenda.copy(operation, transfers, request.id, at)
+        request.waits_for = operation.id
+        if lent:
+            request.copies.add(operation.id)
 
-    def request_of(self, operation: Copy) -> Request | None:
-        """Return the request that waits for this load back, if one still does."""
-        request = self._state.requests.get(operation.request or "")
-        return request if request is not None and request.load == operation.id else None
-
-    def loaded(self, operation: Copy) -> Request | None:
-        """Give the tree the pages that were filled on every rank; return who waits for them."""
-        for segment in operation.segments:
-            node, component = segment.node, segment.component
-            if segment.pages and node.values[DEVICE][component] is None:
-                self._state.residence.attach(node, DEVICE, component, segment.pages)
-                segment.pages = page_run()
-        request = self.request_of(operation)
+    def settle(self, operation: Loading) -> Request | None:
+        """Give the tree what was filled on every rank; return who waits for it, and no longer does."""
+        for segment, pages in operation.segments.items():
+            node, component = segment
+            if pages and node.values[DEVICE][component] is None:
+                mine = operation.give(segment)
+                self._residence.attach(node, DEVICE, component, mine, Cause.LOADED)
+        request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            request.load = None
+            self._requests.move(request, Event.LOADED)
+            request.waits_for = None
         return request
 
-    def finish(self, operation: Copy) -> None:
-        """End a load back that went well."""
-        self._state.finish(operation, Outcome.COMPLETE)
-
-    def failed(self, operation: Copy) -> None:
+    def failed(self, operation: Loading) -> None:
         """Offer the source of a load back that failed no more, and wait until no copy reads it."""
-        state = self._state
-        read = [(segment.node, segment.component) for segment in operation.segments]
-        state.release_receipts(operation)
+        residence = self._residence
+        read = operation.in_order()
+        self._agenda.release_receipts(operation)
         for node, component in reversed(read):
             self._disown_host(operation, node, component)
         # What others need stays in the tree, pinned until no copy reads it any more.
         kept = [n for n, component in read if n.parent and n.values[HOST][component] is not None]
         if kept:
             last = max(kept, key=lambda node: node.end)
-            operation.receipts += state.residence.hold(HOST, last)
-        state.stop(operation, Outcome.FAILED)
+            operation.receipts += residence.hold(HOST, last)
+        self._agenda.stop(operation, Outcome.FAILED)
 
-    def _disown_host(self, operation: Copy, node: Node, component: int) -> None:
+    def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
+        """Return the copy of what a node has on the host. Its page numbers are the order's own."""
+        source = node.values[HOST][component.index]
+        assert source is not None
+        return CopyTransfer(component.pool, tuple(source), tuple(destinations))
+
+    def _bring(self, tail: Tail) -> list[CopyTransfer]:
+        return [
+            CopyTransfer(component.pool, tuple(host), tuple(device), sealed=True)
+            for component, device, host in zip(self._prefixes.components, *tail, strict=True)
+            if device
+        ]
+
+    def _disown_host(self, operation: Loading, node: Node, component: int) -> None:
         # The host pages may still be read by a copy, so they pass to the operation and not back to
         # the pool. A node that others need on the host keeps them.
-        state, residence = self._state, self._state.residence
+        residence = self._residence
         if node.parent is None or node.values[HOST][component] is None:
             return
         if node.held[HOST][component]:
             return
+        leaving = residence.leaving(Cause.FAILED)
         if component:
-            operation.own(HOST, component, residence.detach(node, HOST, component))
+            residence.detach(node, HOST, component, leaving)
         elif node.occupied_children[HOST] or node.is_held_on(HOST):
             return
         else:
-            freed = residence.nothing_freed()
-            residence.detach_all(node, HOST, freed)
-            for index, pages in enumerate(freed[HOST]):
-                operation.own(HOST, index, pages)
-        state.journal.record("disown", operation.id, node.id, component)
+            residence.detach_all(node, HOST, leaving)
+        for index, pages in enumerate(leaving.runs[HOST]):
+            operation.own(HOST, index, pages)
+        residence.tell_of(leaving)
+        self._journal.record("disown", operation.id, node.id, component)
         residence.remove_if_dead(node)

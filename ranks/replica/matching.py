@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from .components.base import Component
 from .components.needs import Needs
-from .state import ReplicaState
-from .tree import Node, Place, needed
+from .node import Node, Place, needed
+from .prefixes import Prefixes
 
 
 class Match(NamedTuple):
@@ -90,15 +90,18 @@ def _deepest(needs: Needs, path: list[Node], last_pages: int, is_partial: bool, 
     return 0
 
 
-def match(state: ReplicaState, place: Place, tokens: bytes | memoryview) -> Match:
+def match(prefixes: Prefixes, place: Place, tokens: bytes | memoryview) -> Match:
     """Return how much of `tokens` is cached. Changes nothing."""
-    root = state.tree.roots.get(place)
+    tree = prefixes.tree
+    root = tree.roots.get(place)
     if root is None:
-        return Match(0, 0, 0)
-    device, best, last_host = reach(state.needs, *state.tree.follow(root, tokens))
-    unit = state.config.page_tokens
+        return _NO_MATCH
+    device, best, last_host = reach(prefixes.needs, *tree.follow(root, tokens))
+    unit = tree.page_tokens
     return Match(device * unit, best * unit, last_host * unit)
 
+
+_NO_MATCH = Match(0, 0, 0)
 
 Missing = tuple[Node, int]
 """A node, and a component that has no value there on some tier."""

@@ -1,68 +1,70 @@
-"""Operations in flight, as every replica holds them.
+"""Operations in flight, as every replica holds them: one class for each kind.
 
 An operation owns the pages that it fills until they settle or are given back, and it holds the
 receipts of the locks and pins that keep its sources and its place in the tree alive.
 """
 
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from ...coordinator.operation import FIRST_PHASE, TRANSITIONS, Kind, Outcome, Phase, Queue
+from ...coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
 from ...coordinator.seats import UNBOUNDED
-from ...errors import InternalError
 from ..orders import Need
+from .components.base import Component
 from .holds import Receipt
+from .node import DEVICE, HOST, UNMARKED, Node
 from .pages import PageRun, page_run
-from .tree import DEVICE, HOST, Node
 
 
-@dataclass(slots=True)
-class Segment:
-    """A node whose pages an operation reads or fills, and the operation's own pages for it."""
+class Segment(NamedTuple):
+    """A node whose pages of a component an operation reads or fills."""
 
     node: Node
     component: int
-    pages: PageRun
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
     """What every kind of operation has."""
 
-    id: int
-    kind: Kind
-    phase: Phase
+    kind: ClassVar[Kind]
+    id: int = 0
+    """Given when it begins."""
+    phase: Phase = field(init=False)
     receipts: list[Receipt] = field(default_factory=list[Receipt])
-    segments: list[Segment] = field(default_factory=list[Segment])
-    """The nodes that it reads or fills; a prefetch has none."""
-    touched: set[tuple[Node, int]] = field(default_factory=set[tuple[Node, int]])
-    """The node and component of each segment."""
     ending: Outcome | None = None
     """How it ended, once it has stopped and waits for quiet."""
+
+    def __post_init__(self) -> None:
+        self.phase = FIRST_PHASE[self.kind]
 
     @property
     def owns_pages(self) -> bool:
         """Whether any pages belong to this operation."""
-        return False
+        raise NotImplementedError
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """Return a copy of all pages of a component on `tier` that belong to this operation."""
-        del tier, component
-        return page_run()
+        raise NotImplementedError
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield the nodes that it refers to, some more than once."""
+        for receipt in self.receipts:
+            yield receipt.node
 
 
-@dataclass(slots=True, eq=False)
-class Copy(Operation):
-    """A backup or load back: pages of the segments' nodes to or from the operation's own."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Moving(Operation):
+    """A copy or write of pages that nodes of the tree have, or are to have."""
 
-    request: str | None = None
-    """The request that a load back is for, or that a backup takes off the device."""
-    resumes: bool = False
-    """A load back that brings a retracted request's own pages, too."""
-    lent: int = 0
-    """How many device pages the engine leaves as they are for it: those of the whole prefix."""
+    fills: ClassVar[int | None]
+    """The tier on which its own pages lie, which its nodes are to have."""
+    queue: ClassVar[Queue]
+    """Where it stands until it has ended."""
+    components: Sequence[Component]
+    segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
+    """What it reads or fills, and its own pages for it; none where it only reads."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages of the operation's own, beside those of its segments."""
 
@@ -71,35 +73,145 @@ class Copy(Operation):
         if pages:
             self.owned.setdefault((tier, component), page_run()).extend(pages)
 
-    @property
-    def fills(self) -> int:
-        """The tier on which the operation's own pages lie."""
-        return HOST if self.kind is Kind.BACKUP else DEVICE
+    def give(self, segment: Segment) -> PageRun:
+        """Return the operation's own pages for a segment, which are the caller's now."""
+        pages, self.segments[segment] = self.segments[segment], page_run()
+        return pages
+
+    def disown(self, tier: int, component: int) -> PageRun:
+        """Return the pages beside those of its segments, which are the caller's now."""
+        return self.owned.pop((tier, component), page_run())
+
+    def in_order(self) -> list[Segment]:
+        """Return what it reads or fills, by component and from the top down."""
+        segments = list(self.segments)
+        return segments if len(segments) == 1 else sorted(segments, key=_position)
+
+    def mark(self) -> None:
+        """Mark the nodes with this operation."""
+        mark = frozenset((self,))
+        for segment in self.segments:
+            node = segment.node
+            # Nearly every node has no other.
+            node.marks = node.marks | mark if node.marks else mark
+
+    def unmark(self, changed: dict[Node, None]) -> None:
+        """Have no part in the tree any more but the receipts: its own pages are its alone.
+
+        `changed` gets the nodes that it had a part in.
+        """
+        fills = self.fills
+        for (node, component), pages in self.segments.items():
+            if self in node.marks:
+                # Nearly every node has no other.
+                node.marks = node.marks - {self} if len(node.marks) > 1 else UNMARKED
+            changed[node] = None
+            if pages and fills is not None:
+                self.own(fills, component, pages)
+        self.segments.clear()
+
+    def was_split(self, lower: Node, upper: Node) -> None:
+        """Divide what it has of a node that was cut; see `tree.Mark`."""
+        keeps_upper = False
+        for component in self.components:
+            index = component.index
+            segment = Segment(lower, index)
+            pages = self.segments.get(segment)
+            if pages is None:
+                continue
+            above, below = component.split(pages, upper.width)
+            if above is not None:
+                self.segments[Segment(upper, index)] = above
+                keeps_upper = True
+            if below is None:
+                del self.segments[segment]
+            else:
+                self.segments[segment] = below
+        if not keeps_upper:
+            upper.marks -= {self}
+
+    def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
+        """See `tree.Mark`."""
+        return tier == self.fills and (node, component) in self.segments
 
     @property
     def owns_pages(self) -> bool:
         """See `Operation`."""
-        for segment in self.segments:
-            if segment.pages:
-                return True
-        return bool(self.owned)
+        return bool(self.owned) or any(self.segments.values())
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
         pages = page_run(self.owned.get((tier, component), ()))
         if tier == self.fills:
-            for segment in self.segments:
+            for segment, mine in self.segments.items():
                 if segment.component == component:
-                    pages.extend(segment.pages)
+                    pages.extend(mine)
         return pages
 
+    def nodes(self) -> Iterator[Node]:
+        """See `Operation`."""
+        yield from super(Moving, self).nodes()
+        for segment in self.segments:
+            yield segment.node
 
-@dataclass(slots=True, eq=False)
-class Persist(Operation):
-    """A write of host pages to storage: those of the segments, which belong to their nodes.
 
-    They stay in the tree, pinned.
-    """
+@dataclass(slots=True, eq=False, kw_only=True)
+class Copy(Moving):
+    """A copy between device and host."""
+
+    lent: int = 0
+    """How many device pages the engine leaves as they are for it: those of the whole prefix."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Backup(Copy):
+    """From device pages of nodes, or such as an engine lends, to host pages for those nodes."""
+
+    kind = Kind.BACKUP
+    fills = HOST
+    queue = Queue.BACKUP
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Retract(Copy):
+    """The same, of all that a request uses; with what is the request's own."""
+
+    kind = Kind.RETRACT
+    fills = HOST
+    queue = Queue.BACKUP
+    request: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LoadBack(Copy):
+    """From host pages of nodes to device pages for those nodes, or such as an engine lends."""
+
+    kind = Kind.LOAD_BACK
+    fills = DEVICE
+    queue = Queue.LOAD_BACK
+    request: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Resume(Copy):
+    """The same, for a request that was retracted; with what is its own."""
+
+    kind = Kind.RESUME
+    fills = DEVICE
+    queue = Queue.LOAD_BACK
+    request: str
+
+
+Loading = LoadBack | Resume
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Persist(Moving):
+    """A write of host pages to storage. They stay in the tree, pinned, and are their nodes'."""
+
+    kind = Kind.PERSIST
+    fills = None
+    queue = Queue.PERSIST
 
 
 class Wanted(NamedTuple):
@@ -116,7 +228,7 @@ class Wanted(NamedTuple):
         return Wanted(component, positions[count:], keys[count:], pages[count:])
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Prefetch(Operation):
     """Pages of one request that may come from storage.
 
@@ -125,13 +237,16 @@ class Prefetch(Operation):
     length would bring nothing.
     """
 
-    request: str = ""
-    anchor: Node | None = None
-    floor: int = 0
-    tokens: bytes = b""
+    kind = Kind.PREFETCH
+    request: str
+    anchor: Node
+    floor: int
+    tokens: bytes
     """The tokens of the pages of full attention that are asked for."""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Need, ...]
     """What the lookup asks for; full attention first."""
+    waits_since_ms: int
+    """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     seat: int | None = None
     """Its place in the ballot, from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
@@ -147,12 +262,17 @@ class Prefetch(Operation):
     """How many objects that is."""
     landed: int = 0
     """How many of them have landed on every rank, as far as a verdict has said."""
-    end: int = 0
-    """The position that the pages asked for lead to."""
-    waits_since_ms: int = 0
-    """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     budget: int = 0
     """Pages that count against the bound on prefetching."""
+    keys: tuple[bytes, ...] = field(init=False)
+    """The keys of the pages of full attention that are asked for."""
+    end: int = field(init=False)
+    """The position that they lead to."""
+
+    def __post_init__(self) -> None:
+        super(Prefetch, self).__post_init__()
+        self.keys = self.needs[0].keys
+        self.end = self.anchor.end + len(self.keys)
 
     def assign(self, wanted: Sequence[Wanted]) -> None:
         """Let this be what is read, and its pages all that the operation owns."""
@@ -188,63 +308,6 @@ class Prefetch(Operation):
                     pages.extend(each.pages)
         return pages
 
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """The keys of the pages of full attention that are asked for."""
-        return self.needs[0].keys
 
-
-_AT_REST = (Phase.QUARANTINED, Phase.DONE)
-_NOWHERE: frozenset[Phase] = frozenset()
-
-
-class OperationTable:
-    """The operations in flight by id, and the watermark queues they stand in."""
-
-    def __init__(self) -> None:
-        self.in_flight: dict[int, Operation] = {}
-        self.queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
-        """(ticket, operation id) in the order in which they will settle."""
-        self.outcomes: Counter[tuple[Kind, Outcome]] = Counter()
-        self.working: Counter[Kind] = Counter()
-        """How many of each kind are in flight and not quarantined."""
-        self.next_id = 1
-        """The id of the next operation."""
-        self._next_ticket = 1
-
-    def new_id(self) -> int:
-        """Return an id that was never used."""
-        number = self.next_id
-        self.next_id += 1
-        return number
-
-    def new_ticket(self, queue: Queue, operation: Operation) -> int:
-        """Put the operation at the end of `queue` and return its ticket."""
-        ticket = self._next_ticket
-        self._next_ticket += 1
-        self.queues[queue].append((ticket, operation.id))
-        return ticket
-
-    def add(self, operation: Operation) -> None:
-        """Enter a new operation, which stands in the first phase of its kind."""
-        if operation.phase is not FIRST_PHASE[operation.kind]:
-            raise InternalError(f"operation {operation.id} begins in {operation.phase.name}")
-        self.in_flight[operation.id] = operation
-        self.working[operation.kind] += 1
-
-    def advance(self, operation: Operation, phase: Phase) -> None:
-        """Change the phase, if the table of transitions has that step."""
-        kind, before = operation.kind, operation.phase
-        if phase not in TRANSITIONS[kind].get(before, _NOWHERE):
-            raise InternalError(
-                f"{kind.name} {operation.id} cannot go from {before.name} to {phase.name}"
-            )
-        if phase in _AT_REST and before not in _AT_REST:
-            self.working[kind] -= 1
-        operation.phase = phase
-
-    def of(self, kind: type[Operation], *phases: Phase) -> Iterator[Operation]:
-        """Yield the operations of a class that stand in one of `phases`, in the order of ids."""
-        for operation in self.in_flight.values():
-            if operation.phase in phases and isinstance(operation, kind):
-                yield operation
+def _position(segment: Segment) -> tuple[int, int]:
+    return segment.component, segment.node.start

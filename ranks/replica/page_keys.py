@@ -32,7 +32,7 @@ def namespace_seed(
     return sha256(seed + generation.to_bytes(8, "little") + life).digest()
 
 
-def page_keys(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
+def page_keys(seed: bytes, tokens: bytes | bytearray, page_tokens: int) -> list[bytes]:
     """Return the keys of the whole pages of `tokens`, which follow the page whose key is `seed`."""
     step = page_tokens * TOKEN_BYTES
     keys: list[bytes] = []

@@ -11,10 +11,14 @@ from typing import NamedTuple
 
 from ...errors import UsageError
 from .backing_up import BackingUp
+from .clock import Clock
 from .holds import Receipt
+from .journal import Journal
 from .matching import Missing, lacking, reach
-from .state import ReplicaState, require_name
-from .tree import DEVICE, HOST, Node, Place
+from .node import DEVICE, HOST, Node, Place
+from .prefixes import Prefixes
+from .requests import Requests, require_name
+from .settings import ReplicaConfig
 
 
 @dataclass(slots=True, eq=False)
@@ -48,11 +52,24 @@ _STALE_SPARE = 64
 class Pinning:
     """The pins by name. A step costs what ends in it, however many there are (rule R15)."""
 
-    def __init__(self, state: ReplicaState, backing_up: BackingUp) -> None:
-        self._state = state
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        config: ReplicaConfig,
+        clock: Clock,
+        prefixes: Prefixes,
+        requests: Requests,
+        backing_up: BackingUp,
+        journal: Journal,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._prefixes = prefixes
+        self._residence = prefixes.residence
+        self._requests = requests
         self._backing_up = backing_up
+        self._journal = journal
         self.pins: dict[str, Pin] = {}
-        self._kept = tuple([0] * len(state.components) for _ in (DEVICE, HOST))
+        self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: how many pages the pins keep there."""
         self._awaiting: dict[Node, dict[str, Pin]] = {}
         """Those that lock the device as well, by the node that each awaits in host memory."""
@@ -63,7 +80,7 @@ class Pinning:
         self._deadlines: list[_Deadline] = []
         """A heap. A deadline is stale once its pin has ended."""
         self._dated = 0
-        state.residence.came_to_host = self._came_to_host
+        prefixes.residence.came_to_host = self._came_to_host
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens`; return how many tokens those are.
@@ -71,52 +88,51 @@ class Pinning:
         0, and no pin, where nothing is cached or the bound on pinned pages would be passed. What
         host memory does not have is copied there, whatever the write policy.
         """
-        state = self._state
+        prefixes, residence = self._prefixes, self._residence
         require_name("pin", name)
         if name in self.pins:
             raise UsageError(f"there is a pin {name!r} already; unpin it first")
-        state.witness_tokens("pin", name, tokens)
-        root = state.root(place)
-        nodes = state.walk_to(root, tokens)
-        _, best, _ = reach(state.needs, nodes)
+        self._requests.witness_tokens("pin", name, tokens)
+        root = prefixes.root(place)
+        nodes = prefixes.walk_to(root, tokens)
+        _, best, _ = reach(prefixes.needs, nodes)
         node = next((each for each in nodes if each.end == best), None)
         if node is None:
-            state.drop_root_if_unused(root)
+            prefixes.drop_root_if_unused(root)
             return 0
-        state.cut_for(node)
+        prefixes.cut_for(node)
         pages = tuple(
-            best - each.needed_from(best) if each.per_page else 1 for each in state.components
+            best - each.needed_from(best) if each.per_page else 1 for each in prefixes.components
         )
         locks = bool(self._lacking(node))
         if not self._has_room(HOST, pages) or (locks and not self._has_room(DEVICE, pages)):
             return 0
-        pin = Pin(name, node, state.residence.hold(HOST, node), pages, ttl_ms)
+        pin = Pin(name, node, residence.hold(HOST, node), pages, ttl_ms)
         self._count(HOST, pin, 1)
         if locks:
-            pin.locks = state.residence.hold(DEVICE, node)
+            pin.locks = residence.hold(DEVICE, node)
             self._count(DEVICE, pin, 1)
             for each in node.path():
-                state.residence.limits.stay(each, DEVICE)
+                residence.limits.stay(each, DEVICE)
             self._backing_up.write_through(node)
             self._await(pin)
         self.pins[name] = pin
         self._undated.append(pin)
-        if state.time_ms:
-            self._date(state.time_ms)
-        state.journal.record("pin", name, node.id, ttl_ms)
-        return best * state.config.page_tokens
+        if self._clock.agreed_ms:
+            self._date(self._clock.agreed_ms)
+        self._journal.record("pin", name, node.id, ttl_ms)
+        return best * self._config.page_tokens
 
     def unpin(self, name: str) -> bool:
         """Let go of a prefix; False if there is no such pin, or no more."""
         pin = self.pins.pop(name, None)
         if pin is None:
             return False
-        state = self._state
-        state.journal.record("unpin", name)
+        self._journal.record("unpin", name)
         self._release(pin.receipts)
         self._count(HOST, pin, -1)
         self._leave_device(pin)
-        state.residence.prune(pin.node)
+        self._residence.prune(pin.node)
         if len(self._deadlines) > 2 * len(self.pins) + _STALE_SPARE:
             self._deadlines = [each for each in self._deadlines if self._is_kept(each.pin)]
             heapify(self._deadlines)
@@ -129,7 +145,7 @@ class Pinning:
 
     def look_after(self) -> None:
         """Let go of prefixes whose deadline has passed, and of the device's copy of the others."""
-        now_ms, deadlines = self._state.time_ms, self._deadlines
+        now_ms, deadlines = self._clock.agreed_ms, self._deadlines
         if self._undated and now_ms:
             self._date(now_ms)
         while deadlines and deadlines[0].until_ms <= now_ms:
@@ -144,6 +160,7 @@ class Pinning:
     def _came_to_host(self, node: Node) -> None:
         for pin in self._awaiting.pop(node, {}).values():
             pin.awaits = None
+            node.ends -= 1
             self._came.append(pin)
 
     def _await(self, pin: Pin) -> None:
@@ -156,6 +173,7 @@ class Pinning:
             self._leave_device(pin)
             return
         pin.awaits, _ = missing[-1]
+        pin.awaits.ends += 1
         self._awaiting.setdefault(pin.awaits, {})[pin.name] = pin
 
     def _date(self, now_ms: int) -> None:
@@ -171,6 +189,8 @@ class Pinning:
     def _leave_device(self, pin: Pin) -> None:
         if pin.awaits is not None:
             awaiting = self._awaiting[pin.awaits]
+            pin.awaits.ends -= 1
+            self._residence.changed[pin.awaits] = None
             del awaiting[pin.name]
             if not awaiting:
                 del self._awaiting[pin.awaits]
@@ -180,7 +200,7 @@ class Pinning:
 
     def _has_room(self, tier: int, pages: tuple[int, ...]) -> bool:
         """Say whether pins may keep so many more pages: half of each pool, unless a bound says so."""
-        config = self._state.config
+        config = self._config
         most = [capacity // 2 for capacity in config.pool_pages(tier)]
         if tier == HOST:
             if not config.host_pages:
@@ -194,9 +214,8 @@ class Pinning:
             self._kept[tier][component] += sign * pages
 
     def _lacking(self, node: Node) -> list[Missing]:
-        return lacking(self._state.components, node, HOST)
+        return lacking(self._prefixes.components, node, HOST)
 
     def _release(self, receipts: list[Receipt]) -> None:
-        for receipt in receipts:
-            self._state.residence.holds.release(receipt)
+        self._residence.release(receipts)
         receipts.clear()

@@ -9,47 +9,91 @@ epoch ends. All of it is looked at anew, since it is asked only when something w
 from collections.abc import Iterable
 
 from ...coordinator.operation import Phase
+from .agenda import Agenda
+from .node import HOST
 from .operations import Copy, Operation
 from .pages import PagePool
+from .prefixes import Prefixes
 from .residence import TIERS
-from .state import ReplicaState
-from .tree import HOST
+from .settings import ReplicaConfig
+from .store import Store
 
 Kept = tuple[list[int], list[int]]
 """By tier and component: how many pages."""
 
 
-def stores_keep_too_much(state: ReplicaState) -> bool:
-    """Say whether the present store, or the last one, keeps more of a pool than it may."""
-    kept = _kept(state, (each for each in _of_stores(state) if state.is_of_store(each)))
-    return any(
-        pages > _most(state, pool, 4)
-        for pages, pool in zip(kept[HOST], state.pools[HOST], strict=True)
-    )
+class Quarantine:
+    """How much is kept, and whether that is too much."""
 
+    def __init__(
+        self, config: ReplicaConfig, prefixes: Prefixes, agenda: Agenda, store: Store
+    ) -> None:
+        self._config = config
+        self._pools = prefixes.residence.pools
+        self._agenda = agenda
+        self._store = store
 
-def stores_keep_most(state: ReplicaState) -> str | None:
-    """Say of which pool all stores together keep more than half, or return None."""
-    kept = _kept(state, _of_stores(state))
-    for pages, pool in zip(kept[HOST], state.pools[HOST], strict=True):
-        if 2 * pages > pool.capacity:
-            return f"{pages} of {pool.capacity} {pool.name} pages"
-    return None
+    def store_keeps_too_much(self) -> bool:
+        """Say whether the present store, or the last one, keeps more of a pool than it may."""
+        kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
+        return any(
+            pages > self._most(pool, 4)
+            for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True)
+        )
 
+    def stores_keep_most(self) -> str | None:
+        """Say of which pool all stores together keep more than half, or return None."""
+        kept = self._kept(self._of_stores())
+        for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
+            if 2 * pages > pool.capacity:
+                return f"{pages} of {pool.capacity} {pool.name} pages"
+        return None
 
-def copies_keep_too_much(state: ReplicaState) -> str | None:
-    """Say of which pool the copies that hang keep more than they may, or return None."""
-    hung = [each for each in _quarantined(state) if isinstance(each, Copy)]
-    kept = _kept(state, hung)
-    for tier in TIERS:
-        for pages, pool in zip(kept[tier], state.pools[tier], strict=True):
-            most = _most(state, pool, 2)
-            if pages > most:
-                return _too_much(len(hung), pages, pool.capacity, pool.name, most)
-    lent, engine_pages = sum(each.lent for each in hung), state.config.engine_pages
-    if engine_pages and 2 * lent > engine_pages:
-        return _too_much(len(hung), lent, engine_pages, "lent device", engine_pages // 2)
-    return None
+    def copies_keep_too_much(self) -> str | None:
+        """Say of which pool the copies that hang keep more than they may, or return None."""
+        hung = [each for each in self._apart() if isinstance(each, Copy)]
+        kept = self._kept(hung)
+        for tier in TIERS:
+            for pages, pool in zip(kept[tier], self._pools[tier], strict=True):
+                most = self._most(pool, 2)
+                if pages > most:
+                    return _too_much(len(hung), pages, pool.capacity, pool.name, most)
+        lent = sum(each.lent for each in hung)
+        engine_pages = self._config.engine_pages
+        if engine_pages and 2 * lent > engine_pages:
+            return _too_much(len(hung), lent, engine_pages, "lent device", engine_pages // 2)
+        return None
+
+    def _most(self, pool: PagePool, share: int) -> int:
+        """Return how much of a pool may be kept: one part of so many, unless the bound says less."""
+        bound = self._config.bounds.quarantine_pages
+        return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
+
+    def _apart(self) -> Iterable[Operation]:
+        in_flight = self._agenda.in_flight.values()
+        return (each for each in in_flight if each.phase is Phase.QUARANTINED)
+
+    def _of_stores(self) -> Iterable[Operation]:
+        return (each for each in self._apart() if not isinstance(each, Copy))
+
+    def _kept(self, operations: Iterable[Operation]) -> Kept:
+        count = len(self._pools[HOST])
+        kept: Kept = ([0] * count, [0] * count)
+        seen: set[tuple[int, int, int]] = set()
+        for operation in operations:
+            for tier in TIERS:
+                for component in range(count):
+                    kept[tier][component] += len(operation.owned_pages(tier, component))
+            for receipt in operation.receipts:
+                tier, component = receipt.tier, receipt.component
+                for node in receipt.node.path():
+                    held = (tier, component, node.id)
+                    if node.start < receipt.start:
+                        break
+                    if held not in seen:
+                        seen.add(held)
+                        kept[tier][component] += len(node.values[tier][component] or ())
+        return kept
 
 
 def _too_much(copies: int, pages: int, capacity: int, pool: str, most: int) -> str:
@@ -57,38 +101,3 @@ def _too_much(copies: int, pages: int, capacity: int, pool: str, most: int) -> s
         f"{copies} copies that do not end keep {pages} of {capacity} {pool} pages, and {most} may be"
         " kept (bounds.quarantine_pages)"
     )
-
-
-def _most(state: ReplicaState, pool: PagePool, share: int) -> int:
-    """Return how much of a pool may be kept: one part of so many, unless the bound says less."""
-    bound = state.config.bounds.quarantine_pages
-    return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
-
-
-def _quarantined(state: ReplicaState) -> Iterable[Operation]:
-    in_flight = state.operations.in_flight.values()
-    return (each for each in in_flight if each.phase is Phase.QUARANTINED)
-
-
-def _of_stores(state: ReplicaState) -> Iterable[Operation]:
-    return (each for each in _quarantined(state) if not isinstance(each, Copy))
-
-
-def _kept(state: ReplicaState, operations: Iterable[Operation]) -> Kept:
-    count = len(state.components)
-    kept: Kept = ([0] * count, [0] * count)
-    seen: set[tuple[int, int, int]] = set()
-    for operation in operations:
-        for tier in TIERS:
-            for component in range(count):
-                kept[tier][component] += len(operation.owned_pages(tier, component))
-        for receipt in operation.receipts:
-            tier, component = receipt.tier, receipt.component
-            for node in receipt.node.path():
-                held = (tier, component, node.id)
-                if node.start < receipt.start:
-                    break
-                if held not in seen:
-                    seen.add(held)
-                    kept[tier][component] += len(node.values[tier][component] or ())
-    return kept

@@ -1,342 +1,368 @@
 """The replica: one rank's copy of the cache's state, the same on every rank.
 
 It changes in two ways only: by a command that the engine issues identically on every rank, and by a
-verdict that all ranks received. It reads no clock, thread, file or collective. What it wants done it
-leaves in `orders`; what this rank has seen of it, it never asks.
+verdict that all ranks received. It reads no clock, thread, file or collective, and knows neither ballot
+nor executor. A command returns its answer and the `Effects` that follow; a verdict returns effects.
+What only reads is a property, or says so, and leaves the digest as it was.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Concatenate, ParamSpec, TypeVar
 
-from ...coordinator.operation import Kind, Outcome, Phase, Queue
+from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
 from ...coordinator.verdict import Found, Verdict, Watermark
 from ...errors import InternalError, UsageError
-from ..orders import KV_POOL, Order
-from .attaching import Attaching
-from .backing_up import BackingUp
-from .check import check
-from .digest import state_digest
-from .loading_back import LoadingBack
+from ..orders import KV_POOL
+from .answers import Admission, Wait
+from .attaching import StoreState
+from .clock import Clock
+from .device import Device, Follows
+from .effects import Effects, Outbox
+from .journal import Journal
+from .lent_device import LentDevice
 from .matching import Match, match
-from .offloading import Offloading
-from .operations import Copy, Operation, Persist, Prefetch
+from .operations import Copy, Operation, Prefetch
+from .owned import OwnedDevice
 from .pages import PageRun
-from .pinning import Pinning
-from .prefetching import Prefetching
-from .quarantine import copies_keep_too_much, stores_keep_too_much
-from .request import Request, Shortfall
-from .retracting import Retracting
-from .serving import Admission, LoadState, Serving, Wait
+from .parts import SOUND, Parts
+from .quarantine import Quarantine
+from .requests import LoadState, Request
+from .residence import TIERS
 from .settings import ReplicaConfig
-from .state import Decision, Expectations, ReplicaState
+from .store import Store
 from .too_long import require_possible, require_resumable
 
-_OperationT = TypeVar("_OperationT", bound=Operation)
+KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
+"""Why a store is detached that nobody has asked to."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _command(
+    method: "Callable[Concatenate[Replica, _P], _T]",
+) -> "Callable[Concatenate[Replica, _P], tuple[_T, Effects]]":
+    """Let a method of the replica return its effects beside its answer."""
+
+    def with_effects(self: "Replica", /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, Effects]:
+        answer = method(self, *args, **kwargs)
+        self.prefixes.mend()
+        return answer, self.outbox.leave()
+
+    # Without the type that it gives, which hides that the first argument is the replica.
+    update_wrapper(with_effects, method)
+    return with_effects
 
 
 class Replica:
-    """The state machine. Every method but the reading ones is a command or applies a verdict."""
+    """The state machine, put together from its parts. Each part is handed what it may touch.
 
-    def __init__(self, config: ReplicaConfig, expectations: Expectations) -> None:
-        self.state = ReplicaState(config, expectations)
-        self.prefetching = Prefetching(self.state)
-        self.backing_up = BackingUp(self.state)
-        self.loading_back = LoadingBack(self.state)
-        self.serving = Serving(self.state, self.loading_back, self.backing_up)
-        self.retracting = Retracting(self.state, self.serving, self.loading_back, self.backing_up)
-        self.pinning = Pinning(self.state, self.backing_up)
-        self.offloading = Offloading(self.state, self.loading_back, self.backing_up)
-        self.attaching = Attaching(self.state, self.prefetching, self.backing_up)
-        self._ended: dict[Queue, Callable[[Operation], None]] = {
-            Queue.BACKUP: self._backed_up,
-            Queue.LOAD_BACK: self._loaded,
-            Queue.PERSIST: self._persisted,
-            Queue.QUIESCE: self._quiet,
-            Queue.QUARANTINE: self._quiet,
+    The parts are public for checkers, tests and reports, which only read them.
+    """
+
+    def __init__(self, config: ReplicaConfig, parts: Parts = SOUND) -> None:
+        self.config = config
+        self.lost: str | None = None
+        """Why no rank can go on, in the same words on all of them; None while they can."""
+        self.outbox = outbox = Outbox()
+        self.journal = journal = Journal()
+        self.clock = clock = Clock()
+        self.prefixes = prefixes = parts.prefixes(
+            config, clock, journal, outbox, residence=parts.residence, room=parts.room
+        )
+        self.agenda = agenda = parts.agenda(config, prefixes.residence, journal, outbox)
+        self.requests = requests = parts.requests(prefixes, journal)
+        self.store = store = Store(config, clock, journal, outbox)
+        self.persisting = parts.persisting(config, prefixes, agenda, store, requests, outbox)
+        self.backing_up = parts.backing_up(config, prefixes, agenda, self.persisting, outbox)
+        self.prefetching = parts.prefetching(
+            config, clock, prefixes, agenda, store, requests, outbox
+        )
+        self.loading_back = parts.loading_back(prefixes, agenda, requests, journal)
+        self.saving = parts.saving(config, prefixes, agenda, requests, self.backing_up)
+        kind = parts.owned if config.device_pages else parts.lent
+        self.device: Device = kind(
+            config,
+            clock,
+            prefixes,
+            agenda,
+            requests,
+            self.loading_back,
+            self.backing_up,
+            self.saving,
+            journal,
+            outbox,
+        )
+        self.quarantine = Quarantine(config, prefixes, agenda, store)
+        self.pinning = parts.pinning(config, clock, prefixes, requests, self.backing_up, journal)
+        self.attaching = parts.attaching(
+            config,
+            clock,
+            agenda,
+            store,
+            self.prefetching,
+            self.persisting,
+            self.quarantine,
+            journal,
+            outbox,
+        )
+        backing_up, persisting, prefetching = self.backing_up, self.persisting, self.prefetching
+        self._follows: dict[Kind, Follows] = {
+            Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
+            Kind.BACKUP: Follows(backing_up.ended, backing_up.failed, backing_up.quiet),
+            Kind.PERSIST: Follows(persisting.ended, persisting.failed, persisting.quiet),
+            **self.device.follows(),
         }
-        """What follows where an operation of a queue has ended on every rank."""
 
     @property
     def digest(self) -> int:
         """The rolling digest of everything that has changed this replica; 63 bits."""
-        return self.state.journal.digest
+        return self.journal.digest
 
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
-        return not self.state.operations.working.total()
+        return not self.agenda.working.total()
 
     @property
-    def lost(self) -> str | None:
-        """Why no rank can go on, in the same words on all of them; None while they can."""
-        return self.state.lost
+    def agreed_ms(self) -> int:
+        """Agreed time; 0 while none has been agreed on."""
+        return self.clock.agreed_ms
+
+    @property
+    def store_state(self) -> StoreState:
+        """How far the group is with its store."""
+        return self.attaching.store_state
+
+    @property
+    def waits_for_frees(self) -> bool:
+        """Whether lent pages of released requests are not free yet, and will be by a verdict."""
+        return self._lent.waits
 
     def seats(self) -> SeatTable:
         """Return what the seats of the next ballot mean; the same table while nothing changes."""
-        return self.state.seats.freeze()
+        return self.agenda.seats()
 
-    def take_orders(self) -> list[Order]:
-        """Return the orders given since the last call, in order."""
-        orders, self.state.orders = self.state.orders, []
-        return orders
-
-    def take_notices(self) -> list[Shortfall]:
-        """Return what fell short since the last call, and on which rank."""
-        notices, self.state.notices = self.state.notices, []
-        return notices
-
-    def take_decisions(self) -> list[Decision]:
-        """Return how proposals have ended since the last call."""
-        decisions, self.state.decisions = self.state.decisions, []
-        return decisions
+    def knows(self, name: str) -> bool:
+        """Say whether a request is known. Reads only."""
+        return name in self.requests
 
     def match(self, namespace: str, tokens: bytes | memoryview) -> Match:
         """Return how much of `tokens` is cached. Reads only."""
-        return match(self.state, self.state.place(namespace), tokens)
+        return match(self.prefixes, self.requests.place(namespace), tokens)
 
+    def prefetch_done(self, name: str) -> bool:
+        """Say whether the engine need not wait for the request's prefetch. Reads only."""
+        request = self.requests.get(name)
+        waits = self.config.stop_policy.engine_waits
+        return request is None or request.prefetch is None or not waits
+
+    def load_state(self, name: str) -> LoadState:
+        """Say whether the pages of an admitted request are there. Reads only."""
+        return self.device.load_state(self.requests.known(name))
+
+    def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
+        """Return the request's device pages of one pool in token order. Reads only."""
+        return self._owned.page_table(self.requests.known(name), pool)
+
+    def touching(self, name: str | None) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only."""
+        return self._lent.touching(name)
+
+    @_command
+    def witness(self, *facts: object) -> None:
+        """Let the digest cover facts of the engine that must be the same on every rank."""
+        self.journal.record("engine", *facts)
+
+    @_command
     def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
         """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
-        self.state.witness_tokens("prefetch", name, tokens)
+        self.requests.witness_tokens("prefetch", name, tokens)
         return self.prefetching.begin(request, tokens)
 
-    def prefetch_done(self, name: str) -> bool:
-        """Say whether the engine need not wait for the request's prefetch. Reads only."""
-        request = self.state.requests.get(name)
-        waits = self.state.config.stop_policy.engine_waits
-        return request is None or request.prefetch is None or not waits
-
+    @_command
     def load_back(
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
-        require_possible(self.state, name, namespace, tokens, reserve_tokens)
+        owned, place = self._owned, self.requests.place(namespace)
+        require_possible(self.prefixes, name, place, tokens, reserve_tokens)
         request = self._enter(name, namespace)
-        self.serving.require_not_admitted(request)
-        self.state.witness_tokens("load back", name, tokens)
+        if request.admitted:
+            raise UsageError(f"request {request.id!r} is admitted already; release it first")
+        self.requests.witness_tokens("load back", name, tokens)
         self.prefetching.stop(request)
-        return self.serving.admit(request, tokens, reserve_tokens, priority)
+        return owned.admit(request, tokens, reserve_tokens, priority)
 
-    def load_state(self, name: str) -> LoadState:
-        """Say whether the pages of an admitted request are there. Reads only."""
-        return self._devices.load_state(self.state.request(name))
-
-    def page_table(self, name: str, pool: str = KV_POOL) -> PageRun:
-        """Return the request's device pages of one pool in token order. Reads only."""
-        return self.serving.page_table(self.state.request(name), pool)
-
+    @_command
     def extend(self, name: str, total_tokens: int) -> bool:
         """Reserve pages until the request has room for `total_tokens` tokens; False if none is."""
-        return self.serving.extend(self.state.request(name), total_tokens)
+        return self._owned.extend(self.requests.known(name), total_tokens)
 
+    @_command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
         """Publish what a request has computed; return how many of its tokens are shared now."""
-        return self.serving.insert(self.state.request(name), tokens, final=final)
+        return self._owned.insert(self.requests.known(name), tokens, final=final)
 
+    @_command
     def retract(self, name: str, tokens: bytes) -> bool:
         """Move a request off the device; False if host memory has no room for it."""
-        return self.retracting.retract(self.state.request(name), tokens)
+        return self._owned.retract(self.requests.known(name), tokens)
 
+    @_command
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
-        request = self.state.request(name)
-        require_resumable(self.state, name, request.prefix, reserve_tokens)
-        return self.retracting.resume(request, reserve_tokens)
+        request = self.requests.known(name)
+        require_resumable(self.prefixes, name, request.prefix, reserve_tokens)
+        return self._owned.resume(request, reserve_tokens)
 
-    def release(self, name: str) -> None:
-        """Forget a request and give back what it holds; its prefetch ends with what has landed."""
-        request = self.state.request(name)
+    @_command
+    def release(self, name: str) -> bool:
+        """Forget a request and give back what it holds; its prefetch ends with what has landed.
+
+        Returns whether no copy on any rank touches device pages that it has lent. If not, a later
+        verdict's effects name it as freed.
+        """
+        request = self.requests.known(name)
         self.prefetching.stop(request)
-        self.serving.release(request)
+        return self.device.release(request)
 
+    @_command
     def pin(self, name: str, namespace: str, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens` until a time; return how many tokens those are."""
-        return self.pinning.pin(name, self.state.place(namespace), tokens, ttl_ms)
+        return self.pinning.pin(name, self.requests.place(namespace), tokens, ttl_ms)
 
+    @_command
     def unpin(self, name: str) -> bool:
         """Let go of what a pin keeps; False if there is no such pin, or no more."""
         return self.pinning.unpin(name)
 
+    @_command
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`."""
         request = self._enter(name, namespace)
         # What the engine has itself must be the same on every rank, or their batches differ.
-        self.state.journal.record("hit", name, device_tokens)
-        self.state.witness_tokens("hit", name, tokens)
-        return self.offloading.hit(request, tokens, device_tokens)
+        self.journal.record("hit", name, device_tokens)
+        return self._lent.hit(request, tokens, device_tokens)
 
-    def load(self, name: str, tokens: bytes, start_tokens: int, pages: PageRun) -> None:
+    @_command
+    def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
-        request = self.state.request(name)
+        request = self.requests.known(name)
         # A call that is refused must change nothing, so it is refused before the prefetch ends.
-        self.offloading.require_loadable(request, tokens, start_tokens, pages)
-        self.state.witness_tokens("load", name, tokens)
+        self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
-        self.offloading.load(request, tokens, start_tokens, pages)
+        self._lent.load(request, tokens, start_tokens, runs)
 
-    def back_up(self, name: str, namespace: str, tokens: bytes, pages: PageRun) -> int:
+    @_command
+    def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
         """Copy what of `tokens` is not on the host from device pages that the engine lends."""
-        self.offloading.require_lent(name, tokens, pages)
-        return self.offloading.back_up(self._enter(name, namespace), tokens, pages)
+        self._lent.require_lent(name, tokens, runs)
+        return self._lent.back_up(self._enter(name, namespace), tokens, runs)
 
+    @_command
     def fence(self, name: str) -> None:
         """Let the engine overwrite the pages that it lends for a request."""
-        request = self.state.request(name)
-        if request.place.generation != self.state.generation:
+        request = self.requests.known(name)
+        if not self.requests.is_current(request.place):
             # It leaves the place from before a reset, to which its prefetch still brings pages.
             self.prefetching.stop(request)
-        self.offloading.fence(request)
+        self._lent.fence(request)
 
-    def leave(self, name: str) -> bool:
-        """Forget a request; say whether the device pages that it lends are free on every rank."""
-        request = self.state.request(name)
-        self.prefetching.stop(request)
-        return self.offloading.release(request)
+    @_command
+    def retract_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> bool:
+        """Copy all that a request has from device pages that the engine lends; False for no room."""
+        return self._lent.retract(self.requests.known(name), tokens, runs)
 
-    def touching(self, name: str | None) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only."""
-        return self.offloading.touching(name)
+    @_command
+    def resume_lent(self, name: str, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
+        """Bring a retracted request back to device pages that the engine lends."""
+        return self._lent.resume(self.requests.known(name), runs, device_tokens)
 
-    def take_freed(self) -> list[str]:
-        """Return the requests that have left and whose device pages have become free."""
-        return self.offloading.take_freed()
-
+    @_command
     def reset(self, weights_version: str | None = None) -> None:
         """Offer nothing of what is cached now to any request that is not admitted yet."""
-        for request in self.state.requests.values():
+        for request in self.requests:
             if not request.admitted:
                 self.prefetching.stop(request)
         self.pinning.drop_all()
-        self.state.reset(weights_version)
+        self.store.misses.clear()
+        self.requests.reset(weights_version)
+        for tier in TIERS:
+            self.prefixes.room.evict_everything(tier)
 
-    def apply(self, verdict: Verdict) -> None:
+    def apply(self, verdict: Verdict) -> Effects:
         """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
-        self.state.time_ms = max(self.state.time_ms, verdict.time_ms)
-        self._forget_old_misses()
+        clock = self.clock
+        clock.agreed_ms = max(clock.agreed_ms, verdict.time_ms)
+        self.store.forget_old_misses()
         for each in verdict.seats:
             if isinstance(each, Found):
                 self.prefetching.found(each)
             else:
                 self.prefetching.arrived(each)
         for watermark in verdict.watermarks:
-            self._apply_watermark(watermark)
-        self._let_others_pass()
+            self._settle(watermark)
+        self.agenda.let_others_pass()
         self.attaching.consider(verdict.proposed)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
-        self.state.residence.enforce_limits(self.state.time_ms)
-
-    def check(self) -> None:
-        """Raise `InvariantViolation` if an invariant of the state does not hold."""
-        check(self.state, self.prefetching, self.backing_up, self.pinning)
-
-    def state_digest(self) -> int:
-        """Return a digest computed from the whole state; for checkers, since it is slow."""
-        return state_digest(self.state)
+        self.prefixes.room.enforce_limits(clock.agreed_ms)
+        self.device.after_verdict()
+        self.prefixes.mend()
+        return self.outbox.leave()
 
     @property
-    def _devices(self) -> Serving | Offloading:
-        """What deals with device pages, by who owns them."""
-        return self.offloading if self.state.engine_owns_device else self.serving
+    def _owned(self) -> OwnedDevice:
+        if not isinstance(self.device, OwnedDevice):
+            raise UsageError("the engine owns the device's pages, and names those it lends")
+        return self.device
+
+    @property
+    def _lent(self) -> LentDevice:
+        if not isinstance(self.device, LentDevice):
+            raise UsageError("the cache owns the device's pages; an engine lends none")
+        return self.device
 
     def _enter(self, name: str, namespace: str) -> Request:
-        request = self.state.requests.get(name)
-        if request is None:
-            if name in self.offloading.leaving:
-                raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
-            return self.state.enter(name, namespace)
-        if request.place.namespace != namespace:
-            # A tenant's salt is nobody else's business, so neither is told.
-            raise UsageError(f"request {name!r} is in another namespace than the one that is given")
-        return request
+        if isinstance(self.device, LentDevice) and self.device.is_leaving(name):
+            raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
+        return self.requests.enter(name, namespace)
 
-    def _forget_old_misses(self) -> None:
-        misses = self.state.misses
-        while misses and next(iter(misses.values())) <= self.state.time_ms:
-            misses.popitem(last=False)
+    def _settle(self, watermark: Watermark) -> None:
+        queue = watermark.queue
+        for operation, well in self.agenda.settled(watermark):
+            follows = self._follows[operation.kind]
+            if queue is Queue.QUARANTINE or (well and queue is Queue.QUIESCE):
+                follows.quiet(operation)
+            elif queue is Queue.QUIESCE:
+                self._set_apart(operation, watermark.failed_rank)
+            elif well:
+                follows.ended(operation)
+            else:
+                follows.failed(operation)
 
-    def _apply_watermark(self, watermark: Watermark) -> None:
-        queue, first_failed = watermark.queue, watermark.first_failed
-        in_flight, line = self.state.operations.in_flight, self.state.operations.queues[queue]
-        ended, last = self._ended[queue], watermark.ended_through
-        while line:
-            ticket, number = line[0]
-            failed = ticket == first_failed
-            if not failed and ticket > last:
-                return
-            line.popleft()
-            self.state.ballot.settle(queue, ticket)
-            if failed:
-                self._failed(queue, in_flight[number], watermark.failed_rank)
-                return
-            ended(in_flight[number])
-
-    def _let_others_pass(self) -> None:
-        """Move the first in quarantine behind the others, which may be quiet before it ever is."""
-        line = self.state.operations.queues[Queue.QUARANTINE]
-        if len(line) > 1:
-            ticket, number = line.popleft()
-            self.state.ballot.settle(Queue.QUARANTINE, ticket)
-            self._enter_quarantine(self.state.operations.in_flight[number])
-
-    def _enter_quarantine(self, operation: Operation) -> None:
-        ticket = self.state.operations.new_ticket(Queue.QUARANTINE, operation)
-        self.state.ballot.enqueue(Queue.QUARANTINE, ticket, operation.id)
-
-    def _backed_up(self, operation: Operation) -> None:
-        copy = _of_class(Copy, operation)
-        if copy.request is None:
-            self.backing_up.backed_up(copy)
-        else:
-            self.retracting.retracted(copy)
-
-    def _loaded(self, operation: Operation) -> None:
-        self._devices.loaded(_of_class(Copy, operation))
-
-    def _persisted(self, operation: Operation) -> None:
-        self.backing_up.persisted(_of_class(Persist, operation))
-
-    def _failed(self, queue: Queue, operation: Operation, rank: int | None) -> None:
-        if queue is Queue.QUIESCE:
-            self._quarantine(operation, rank)
-        elif isinstance(operation, Persist):
-            self.backing_up.persist_failed(operation)
-        elif isinstance(operation, Copy) and operation.kind is Kind.LOAD_BACK:
-            self._devices.load_failed(operation)
-        else:
-            if isinstance(operation, Copy) and operation.request is not None:
-                self.retracting.failed(operation)
-            self.state.stop(operation, Outcome.FAILED)
-
-    def _quiet(self, operation: Operation) -> None:
-        if isinstance(operation, Prefetch):
-            self.prefetching.quiet(operation)
-            return
+    def _set_apart(self, operation: Operation, rank: int | None) -> None:
+        """Quarantine an operation that did not fall quiet, and see whether that is too much."""
+        self.agenda.quarantine(operation, rank)
         if isinstance(operation, Copy):
-            self.offloading.quiet(operation)
-        assert operation.ending is not None
-        self.state.finish(operation, operation.ending)
-
-    def _quarantine(self, operation: Operation, rank: int | None) -> None:
-        state = self.state
-        state.advance(operation, Phase.QUARANTINED)
-        self._enter_quarantine(operation)
-        if isinstance(operation, Prefetch):
-            self.prefetching.quarantined(operation)
-        elif isinstance(operation, Copy) and (excess := copies_keep_too_much(state)):
-            what = operation.kind.name.lower().replace("_", " ")
-            state.lost = f"{excess}; the last is {what} {operation.id}, which hangs on rank {rank}"
-        if not isinstance(operation, Copy) and stores_keep_too_much(state):
-            # A store that does not fall quiet would take the host pool page by page.
-            self.attaching.detach(keeps_too_much=True)
+            if excess := self.quarantine.copies_keep_too_much():
+                what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
+                self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"
+                self.outbox.lost = self.lost
+        else:
+            if isinstance(operation, Prefetch):
+                self.prefetching.quarantined(operation)
+            if self.quarantine.store_keeps_too_much():
+                # A store that does not fall quiet would take the host pool page by page.
+                self.attaching.detach(KEEPS_TOO_MUCH)
         self.prefetching.begin_waiting()
 
 
-def _of_class(kind: type[_OperationT], operation: Operation) -> _OperationT:
-    """Return an operation that stands in a queue of its class."""
-    if not isinstance(operation, kind):
-        raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")
-    return operation
+def _never(operation: Operation) -> None:
+    raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")

@@ -58,6 +58,9 @@ class ReplicaConfig:
     selective_hits: int = 2
     eviction: str = Eviction.LRU
     limits: tuple[NamespaceLimit, ...] = ()
+    names_pages: bool = False
+    """Whether notices name pages by their keys, which costs a hash for each page of tokens. It changes
+    nothing else, so it may differ between ranks."""
     bounds: Bounds = field(default_factory=Bounds)
     timeouts: Timeouts = field(default_factory=Timeouts)
 

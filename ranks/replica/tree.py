@@ -7,177 +7,13 @@ refers to a node refers to the end of its run, before and after.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import NamedTuple
 
 from ...errors import InternalError
 from .components.base import Component
+from .node import CHILDLESS, DEVICE, HOST, Node, Place, needed
 from .page_keys import page_keys
-from .pages import PageRun
 from .tokens import TOKEN_BYTES
-
-DEVICE, HOST = 0, 1
-"""The tiers that the tree knows, as indices."""
-
-
-class Place(NamedTuple):
-    """Which of the trees a prefix is in."""
-
-    namespace: str
-    """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
-    generation: int = 0
-    """How often the cache had been reset when the tree began."""
-    weights_version: str | None = None
-    """What that reset named; None if it named none, and before the first one."""
-
-    @property
-    def outlives(self) -> bool:
-        """Whether another life of the cache can find what storage has of it."""
-        return not self.generation or self.weights_version is not None
-
-
-@cache
-def _not_held(components: int) -> tuple[list[int], list[int]]:
-    """Return the counts of all nodes that nothing holds, which is nearly every node."""
-    return [0] * components, [0] * components
-
-
-_CHILDLESS: "dict[bytes, Node]" = {}
-"""The children of all nodes that have none."""
-
-
-class Node:
-    """A run of pages; see the module. Lengths and positions are in pages.
-
-    Most nodes are leaves that nothing holds: what they have nothing in, they share.
-    """
-
-    __slots__ = (
-        "children",
-        "end",
-        "first",
-        "held",
-        "hits",
-        "hold_count",
-        "id",
-        "keys",
-        "last_access",
-        "marks",
-        "occupied_children",
-        "parent",
-        "persisted",
-        "place",
-        "priority",
-        "saved_at",
-        "start",
-        "store",
-        "there",
-        "tokens",
-        "used_ms",
-        "values",
-        "width",
-    )
-
-    def __init__(
-        self, number: int, parent: "Node | None", tokens: bytes, width: int, components: int
-    ) -> None:
-        self.id = number
-        self.parent = parent
-        self.tokens = tokens
-        self.first = b""
-        """The tokens of its first page, by which its parent finds it."""
-        self.width = width
-        self.start: int = parent.end if parent is not None else 0
-        self.end: int = self.start + width
-        """The position after its last page, for good: a split keeps it as the lower half."""
-        self.children = _CHILDLESS
-        self.values: tuple[list[PageRun | None], list[PageRun | None]] = (
-            [None] * components,
-            [None] * components,
-        )
-        """By tier and component: the pages that hold the content, or None (a tombstone)."""
-        self.held = _not_held(components)
-        """By tier and component: device locks and host pins. `hold` and `let_go` change them."""
-        self.hold_count = 0
-        """Their sum."""
-        self.there = 0
-        """Which of the values are there: the bit `tier * components + component` of each."""
-        self.occupied_children = [0, 0]
-        """By tier: how many children have full-attention pages there."""
-        self.last_access = 0
-        """When it was last used, in the replica's logical clock."""
-        self.hits = 0
-        """How many requests have found it cached."""
-        self.priority = 0
-        """The highest priority of the requests that used it."""
-        self.keys: list[bytes] | None = None
-        self.saved_at = -1
-        """Its last use when, under write-back, it was backed up to leave the device."""
-        self.persisted: frozenset[int] = frozenset()
-        """The components whose pages the store `store` has on every rank, as far as is known."""
-        self.place: Place = parent.place if parent is not None else Place("")
-        """Which tree it is in."""
-        self.used_ms = 0
-        """When it was last used, in agreed time; 0 while none has been agreed on."""
-        self.store = 0
-        """The number of the last store that it was read from or offered to."""
-        self.marks: frozenset[int] = frozenset()
-        """Operations in flight that read or fill pages of this node."""
-
-    def pages(self, tier: int, component: int = 0) -> PageRun | None:
-        """Return the pages of one component on one tier, or None."""
-        return self.values[tier][component]
-
-    def has(self, component: int) -> bool:
-        """Say whether some tier has the pages of one component."""
-        return self.values[0][component] is not None or self.values[1][component] is not None
-
-    def holds(self, tier: int) -> int:
-        """Return how often the node is locked (device) or pinned (host), over all components."""
-        return sum(self.held[tier])
-
-    def is_held_on(self, tier: int) -> bool:
-        """Say whether anything locks (device) or pins (host) the node."""
-        return any(self.held[tier])
-
-    def hold(self, tier: int, component: int) -> int:
-        """Count one lock or pin more, and return how many there are of it."""
-        if not self.hold_count:
-            self.held = [0] * len(self.held[DEVICE]), [0] * len(self.held[HOST])
-        self.hold_count += 1
-        counts = self.held[tier]
-        counts[component] += 1
-        return counts[component]
-
-    def let_go(self, tier: int, component: int) -> int:
-        """Count one lock or pin less, and return how many are left of it."""
-        counts = self.held[tier]
-        left = counts[component] - 1
-        if left < 0:
-            raise InternalError(f"node {self.id} was released more often than it was held")
-        counts[component] = left
-        self.hold_count -= 1
-        if not self.hold_count:
-            self.held = _not_held(len(counts))
-        return left
-
-    def path(self) -> Iterator["Node"]:
-        """Yield this node and its ancestors below the root, deepest first."""
-        node: Node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-    def path_down(self) -> "list[Node]":
-        """Return the same, from the top down to this node."""
-        nodes: list[Node] = []
-        node: Node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
 
 COPIED_BYTES = 64 << 10
 """Up to so many bytes of tokens are copied for a walk."""
@@ -206,6 +42,9 @@ class Tree:
         self.components = tuple(components)
         self.page_bytes = page_tokens * TOKEN_BYTES
         """The bytes of one page's token ids."""
+        per_page = sum(1 << each.index for each in components if each.per_page)
+        self._per_page = per_page | per_page << len(components)
+        """The bits of `Node.there` of components that have a page for each page of tokens."""
         self.roots: dict[Place, Node] = {}
         self.node_count = 0
         self._next_id = 1
@@ -278,8 +117,9 @@ class Tree:
         if parent is None or not 0 < pages < node.width:
             raise InternalError(f"node {node.id} of {node.width} pages cannot be cut at {pages}")
         cut = pages * self.page_bytes
-        upper = Node(self._new_id(), parent, node.tokens[:cut], pages, len(self.components))
+        upper = Node(self._new_id(), parent, bytes(node.tokens[:cut]), pages, len(self.components))
         upper.first = node.first
+        upper.begins, node.begins = node.begins, 0
         parent.children[upper.first] = upper
         for component in self.components:
             index = component.index
@@ -306,9 +146,47 @@ class Tree:
         node.tokens = node.tokens[cut:]
         node.start += pages
         node.width -= pages
-        self._hang(node, upper, node.tokens[: self.page_bytes])
+        self._hang(node, upper, bytes(node.tokens[: self.page_bytes]))
         self.node_count += 1
         return upper
+
+    def divided(self, upper: Node, lower: Node) -> bool:
+        """Say whether something keeps a node and its only child apart (rule R15).
+
+        A lock or pin that ends or begins between them, an operation in flight on either, pages that
+        only one of them has, a state at the end of the upper one, or another history.
+        """
+        if upper.ends or lower.begins or upper.marks or lower.marks or len(upper.children) > 1:
+            return True
+        if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
+            return True
+        return upper.history != lower.history
+
+    def merge(self, upper: Node, lower: Node) -> None:
+        """Make one node of two that nothing divides: `lower`, which grows upwards.
+
+        Costs what the lower one has, since it takes over what the upper one holds it in.
+        """
+        parent = upper.parent
+        assert parent is not None
+        tokens = upper.tokens if isinstance(upper.tokens, bytearray) else bytearray(upper.tokens)
+        tokens += lower.tokens
+        if upper.keys is not None:
+            upper.keys += self.keys(lower)
+        lower.tokens, lower.keys, lower.begins = tokens, upper.keys, upper.begins
+        for above, below in zip(upper.values, lower.values, strict=True):
+            for index, run in enumerate(above):
+                mine = below[index]
+                if run is not None and mine is not None:
+                    run.extend(mine)
+                    below[index] = run
+        lower.start = upper.start
+        lower.width += upper.width
+        lower.hits, lower.priority = upper.hits, max(lower.priority, upper.priority)
+        lower.parent, lower.first = parent, upper.first
+        parent.children[upper.first] = lower
+        upper.parent, upper.children = None, CHILDLESS
+        self.node_count -= 1
 
     def remove(self, node: Node) -> None:
         """Take a node without children out of the tree."""
@@ -316,7 +194,7 @@ class Tree:
         assert parent is not None
         del parent.children[node.first]
         if not parent.children:
-            parent.children = _CHILDLESS
+            parent.children = CHILDLESS
         node.parent = None
         self.node_count -= 1
 
@@ -367,16 +245,7 @@ class Tree:
         return number
 
 
-def needed(component: Component, last: Node) -> Iterator[Node]:
-    """Yield the nodes, deepest first, whose value of a component a match ending at `last` needs."""
-    start = component.needed_from(last.end)
-    for node in last.path():
-        if node.end <= start:
-            return
-        yield node
-
-
-def _common_pages(run: bytes, view: memoryview, step: int) -> int:
+def _common_pages(run: bytes | bytearray, view: memoryview, step: int) -> int:
     """Return how many whole pages two runs share; the first they do. Reads each byte about twice."""
     low, high = 1, len(view) // step
     if run.startswith(view[: high * step]):

@@ -1,0 +1,148 @@
+"""What has happened and somebody may want to know: one stream, in order, the same on every rank.
+
+Statistics, events and reports are folded from these and from nothing else. A notice changes nothing,
+and whoever reads none of them loses nothing but what they tell.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from ...coordinator.operation import Kind, Outcome
+
+
+class Tier(StrEnum):
+    """Where pages are."""
+
+    DEVICE = "device"
+    HOST = "host"
+    STORAGE = "storage"
+
+
+class Cause(StrEnum):
+    """Why pages came to a tier, or left it."""
+
+    COMPUTED = "computed"
+    """A request has computed them."""
+    BACKED_UP = "backed_up"
+    FETCHED = "fetched"
+    """A prefetch has brought them from storage."""
+    LOADED = "loaded"
+    PERSISTED = "persisted"
+    ROOM = "room"
+    """Others needed the room."""
+    LIMIT = "limit"
+    """Their namespace keeps no more, or not for so long."""
+    RESET = "reset"
+    FAILED = "failed"
+    """A copy of them has failed, so they are not offered again."""
+
+
+class Why(StrEnum):
+    """Why a prefetch brought nothing, or less than it asked for."""
+
+    NOT_STORED = "not_stored"
+    """No rank's store has it."""
+    ONE_RANK_LACKS_IT = "one_rank_lacks_it"
+    UNREADABLE = "unreadable"
+    """It was lost, damaged or could not be read."""
+    LATE = "late"
+    """A deadline passed, in the queue, at the lookup or at the read."""
+    NO_ROOM = "no_room"
+    """Host memory had no page for it."""
+    ABANDONED = "abandoned"
+    """Nobody waits for it any more."""
+
+
+class Stored(NamedTuple):
+    """Pages came to a tier, on every rank, and can be found there."""
+
+    tier: Tier
+    pool: str
+    pages: int
+    cause: Cause
+    after: bytes = b""
+    """The key before the first of `keys`."""
+    keys: tuple[bytes, ...] = ()
+    """Of the pages, in prefix order, where the cache was told to name them."""
+
+
+class Removed(NamedTuple):
+    """Pages left a tier on every rank."""
+
+    tier: Tier
+    pool: str
+    pages: int
+    cause: Cause
+    keys: tuple[bytes, ...] = ()
+    """Of the pages, where the cache was told to name them."""
+
+
+class Hit(NamedTuple):
+    """A request was admitted: how much of its tokens every rank has, and where."""
+
+    request: str
+    tokens: int
+    """How many it could have used."""
+    device_tokens: int
+    host_tokens: int
+    storage_tokens: int
+    """Of those, what its prefetch has brought to host memory before."""
+
+
+class Missed(NamedTuple):
+    """A prefetch brought less than it asked for."""
+
+    request: str
+    pages: int
+    """By how many pages of full attention."""
+    why: Why
+
+
+class Lacking(NamedTuple):
+    """One rank could not do what the others could have done."""
+
+    operation: int
+    request: str
+    rank: int | None
+    page: int
+    """The first page of the operation's that was not to be had."""
+    key: bytes
+    reason: str
+
+
+class Finished(NamedTuple):
+    """An operation has ended on every rank, and keeps nothing any more."""
+
+    operation: int
+    kind: Kind
+    outcome: Outcome
+
+
+class NotBegun(NamedTuple):
+    """There was something to do, and no room to begin it."""
+
+    kind: Kind
+
+
+class Quarantined(NamedTuple):
+    """An operation that was stopped did not fall quiet in time: what it keeps is out of use."""
+
+    operation: int
+    kind: Kind
+    rank: int | None
+    """The rank on which it hangs, as far as is known."""
+
+
+class StoreChanged(NamedTuple):
+    """A store was attached, is being let go of, or was."""
+
+    number: int
+    """How many stores there have been."""
+    state: str
+    reason: str = ""
+    """Why, if nobody has asked for it."""
+
+
+Notice = (
+    Stored | Removed | Hit | Missed | Lacking | Finished | NotBegun | Quarantined | StoreChanged
+)

@@ -1,0 +1,109 @@
+"""The store that the group uses: whether there is one, and what is known of what it has."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from .clock import Clock
+from .effects import Outbox
+from .journal import Journal
+from .node import Node, Place
+from .notices import StoreChanged
+from .operations import Operation
+from .settings import ReplicaConfig
+
+_NONE: frozenset[int] = frozenset()
+
+
+class Store:
+    """The facts about the present store; what nodes know of one says nothing of the next."""
+
+    def __init__(
+        self, config: ReplicaConfig, clock: Clock, journal: Journal, outbox: Outbox
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._journal = journal
+        self._outbox = outbox
+        self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
+        """Each component as a set, which many nodes share."""
+        self.attached = config.has_store and config.host_pages > 0
+        self.draining = False
+        """It is detached, and something is still in flight for it."""
+        self.number = int(self.attached)
+        """How many stores there have been."""
+        self._first_operation = 0
+        """The first operation that can have to do with it."""
+        self.misses: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        """Objects, by pool and key, whose read failed, and until when, in agreed time, they are not
+        asked for again."""
+
+    def attach(self, next_operation: int) -> None:
+        """Use another store. What those before keep in quarantine is not held against it."""
+        self.attached = True
+        self.number += 1
+        self._first_operation = next_operation
+        # They tell what the store before did not have.
+        self.misses.clear()
+        self._changed("attached")
+
+    def detach(self, reason: str = "") -> None:
+        """Begin nothing more for the store; with a reason if nobody has asked for it."""
+        self.attached, self.draining = False, True
+        self._changed("draining", reason)
+
+    def drained(self) -> None:
+        """Let go of the store: nothing is in flight for it."""
+        self.draining = False
+        self._changed("detached")
+
+    def concerns(self, operation: Operation) -> bool:
+        """Say whether an operation has to do with the present store, or the last one."""
+        return operation.id >= self._first_operation
+
+    def keeps(self, place: Place, generation: int) -> bool:
+        """Say whether what is cached in a place is worth reading from storage and writing there.
+
+        Not where another life could not find it; nor what was computed before the last reset, which
+        requests in flight may go on with under other weights than those that its keys stand for.
+        """
+        return self.attached and place.generation == generation and place.outlives
+
+    def has(self, node: Node, component: int) -> bool:
+        """Say whether the store has a node's pages of a component, as far as is known."""
+        return node.store == self.number and component in node.persisted
+
+    def offer(self, node: Node, component: int | None = None) -> None:
+        """Note that a node was offered to the store, and if so, which component it has."""
+        has = _NONE if component is None else self._alone[component]
+        if node.store != self.number:
+            node.store, node.persisted = self.number, has
+        elif has:
+            node.persisted |= has
+
+    def is_missed(self, pool: str, key: bytes) -> bool:
+        """Say whether an object is remembered as one that cannot be read."""
+        return self.misses.get((pool, key), 0) > self._clock.agreed_ms
+
+    def remember_miss(self, pool: str, key: bytes) -> None:
+        """Ask no more for an object that could not be read, for a while."""
+        misses, name = self.misses, (pool, key)
+        misses.pop(name, None)
+        misses[name] = self._clock.agreed_ms + int(self._config.timeouts.miss_memory_s * 1000)
+        while len(misses) > self._config.bounds.remembered_misses:
+            misses.popitem(last=False)
+        self._journal.record("miss", pool, key.hex()[:16])
+
+    def forget_misses(self, pool: str, keys: Sequence[bytes]) -> None:
+        """Ask again for objects that were written."""
+        if self.misses:
+            for key in keys:
+                self.misses.pop((pool, key), None)
+
+    def forget_old_misses(self) -> None:
+        """Ask again for what was not to be had long ago."""
+        while self.misses and next(iter(self.misses.values())) <= self._clock.agreed_ms:
+            self.misses.popitem(last=False)
+
+    def _changed(self, state: str, reason: str = "") -> None:
+        self._journal.record(state, self.number, reason)
+        self._outbox.notices.append(StoreChanged(self.number, state, reason))

@@ -1,0 +1,91 @@
+"""Findings about orders, operations, and what they hold on to."""
+
+from dataclasses import dataclass
+
+from .finding import Finding, Said
+
+_KINDS = {
+    "PREFETCH": "transfer from storage",
+    "BACKUP": "copy to host memory",
+    "LOAD_BACK": "copy to the device",
+    "PERSIST": "write to storage",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BadOrder(Finding):
+    """An order that cannot be carried out."""
+
+    rank: int
+    who: str
+    """What was ordered."""
+    wrong: str
+    """What is wrong with it, in plain words."""
+
+    def say(self) -> Said:
+        return Said(
+            f"rank {self.rank}: {self.who} {self.wrong}",
+            f"On rank {self.rank} something is to be moved and cannot be: {self.who} {self.wrong}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue(Finding):
+    """An operation stands in a phase for longer than that may last."""
+
+    kind: str
+    operation: int
+    phase: str
+    stood_s: float
+    limit_s: float
+
+    def say(self) -> Said:
+        return Said(
+            f"{self.kind} {self.operation} stands in {self.phase} for {self.stood_s:.3f} s, and "
+            f"{self.limit_s} s is its limit",
+            f"A {_KINDS.get(self.kind, 'transfer')} does not end although its time is up, so what waits"
+            " for it waits for ever.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNotKeptOut(Finding):
+    """A load into an engine's pages is quarantined, which cannot keep the engine from them."""
+
+    operation: int
+
+    def say(self) -> Said:
+        return Said(
+            f"load {self.operation} is quarantined, and nobody can keep the engine from its pages",
+            "A copy into the engine's own memory does not end, and the engine may use the memory all"
+            " the same, so it would compute with wrong data.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsForNothing(Finding):
+    """A request waits for a load that is over."""
+
+    request: str
+    operation: int
+
+    def say(self) -> Said:
+        return Said(
+            f"request {self.request} waits for load {self.operation}, which is gone",
+            f"Request {self.request} waits for a copy that has ended long ago, so it waits for ever.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NotLetGo(Finding):
+    """At rest something is in flight, or held."""
+
+    what: str
+    state: str
+
+    def say(self) -> Said:
+        return Said(
+            f"{self.what} is {self.state} at rest",
+            "Everything has ended, and the cache still keeps memory from use for something that nobody"
+            " does any more.",
+        )

@@ -1,0 +1,200 @@
+"""What leaves a replica: one value for each command and verdict, and nothing is left behind."""
+
+from array import array
+
+import pytest
+
+from lockstep.coordinator.expectations import Forgotten, Queued, Seated
+from lockstep.coordinator.operation import Kind, Outcome, Phase, Queue
+from lockstep.coordinator.verdict import Verdict, Watermark
+from lockstep.errors import UsageError
+from lockstep.ranks.orders import CopyToHost, Fork, LookUp
+from lockstep.ranks.replica.digest import state_digest
+from lockstep.ranks.replica.effects import NOTHING, Effects
+from lockstep.ranks.replica.notices import Cause, Finished, Hit, Stored, Tier
+from lockstep.ranks.replica.replica import Replica
+from lockstep.ranks.replica.settings import ReplicaConfig
+from lockstep.ranks.tallies import Tallies
+
+PAGE_TOKENS = 4
+
+
+def tokens(pages: int) -> bytes:
+    return array("i", range(pages * PAGE_TOKENS)).tobytes()
+
+
+def new_replica(*, device_pages: int = 16, host_pages: int = 16, names: bool = False) -> Replica:
+    return Replica(
+        ReplicaConfig(
+            page_tokens=PAGE_TOKENS,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            has_store=True,
+            model_digest=b"m",
+            names_pages=names,
+        )
+    )
+
+
+def ended(replica: Replica, queue: Queue) -> Effects:
+    """Let all that stands in a queue have ended well on every rank."""
+    last = max(ticket for ticket, _ in replica.agenda.lines()[queue])
+    mark = Watermark(queue=queue, ended_through=last, first_failed=None, failed_rank=None)
+    return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), seats=()))
+
+
+def compute(replica: Replica, name: str, pages: int) -> Effects:
+    """Let a request be admitted and computed; return what follows from the insert."""
+    replica.load_back(name, "", b"", pages * PAGE_TOKENS)
+    return replica.insert(name, tokens(pages), final=True)[1]
+
+
+def test_a_prefetch_leaves_as_a_seat_and_then_the_order_that_fills_it() -> None:
+    replica = new_replica()
+
+    started, effects = replica.prefetch("r", "", tokens(2))
+
+    assert started
+    (seated,) = effects.expectations
+    (order,) = effects.orders
+    assert isinstance(seated, Seated)
+    assert (seated.operation, seated.phase) == (1, Phase.QUERY)
+    assert isinstance(order, LookUp)
+    assert order.operation == 1
+
+
+def test_the_fields_stand_in_the_order_in_which_a_driver_follows_them() -> None:
+    """R2: an order whose operation is not expected yet would be reported in vain."""
+    fields = Effects._fields
+
+    assert fields.index("lost") < fields.index("expectations") < fields.index("orders")
+    assert fields.index("orders") < fields.index("decisions") < fields.index("notices")
+
+
+def test_a_backup_leaves_as_a_ticket_an_order_and_a_notice_of_what_was_computed() -> None:
+    replica = new_replica()
+
+    effects = compute(replica, "r", 2)
+
+    assert [type(each) for each in effects.expectations] == [Queued]
+    assert [type(each) for each in effects.orders] == [CopyToHost]
+    assert effects.notices == (Stored(Tier.DEVICE, "kv", 2, Cause.COMPUTED),)
+
+
+def test_what_has_ended_is_forgotten_and_told_of() -> None:
+    replica = new_replica()
+    compute(replica, "r", 2)
+
+    effects = ended(replica, Queue.BACKUP)
+
+    assert Forgotten(1) in effects.expectations
+    assert Finished(1, Kind.BACKUP, Outcome.COMPLETE) in effects.notices
+    assert Stored(Tier.HOST, "kv", 2, Cause.BACKED_UP) in effects.notices
+
+
+def test_nothing_is_left_behind_for_the_next_command() -> None:
+    replica = new_replica()
+    compute(replica, "r", 2)
+
+    _, effects = replica.unpin("nobody")
+
+    assert effects is NOTHING
+
+
+def test_what_a_refused_command_has_caused_leaves_with_the_next_one() -> None:
+    replica = new_replica()
+    replica.prefetch("r", "", tokens(2))
+    with pytest.raises(UsageError):
+        replica.extend("r", 4)
+
+    _, effects = replica.unpin("nobody")
+
+    assert effects is NOTHING
+
+
+def test_notices_are_numbered_without_a_gap() -> None:
+    replica = new_replica()
+    every = [compute(replica, f"r{pages}", pages) for pages in (1, 2, 3)]
+    every.append(ended(replica, Queue.BACKUP))
+
+    first = every[0].notices_before
+    for effects in every[1:]:
+        before = every[every.index(effects) - 1]
+        assert effects.notices_before >= before.notices_before + len(before.notices)
+    assert first >= 0
+    assert every[-1].notices
+
+
+@pytest.mark.parametrize("device_pages", [0, 16])
+def test_a_query_changes_nothing(device_pages: int) -> None:
+    """Neither the rolling digest, nor the state, nor what is to leave."""
+    replica = new_replica(device_pages=device_pages)
+    replica.prefetch("r", "", tokens(3))
+    before = replica.digest, state_digest(replica)
+
+    replica.match("", tokens(2))
+    replica.match("other", tokens(2))
+    replica.prefetch_done("r")
+    replica.knows("r")
+    replica.seats()
+    assert not replica.idle
+    assert replica.agreed_ms == 0
+    assert replica.store_state == "attached"
+    if not device_pages:
+        replica.touching("r")
+        replica.touching(None)
+        replica.load_state("r")
+
+    assert (replica.digest, state_digest(replica)) == before
+    assert replica.unpin("nobody")[1] is NOTHING
+
+
+def test_pages_are_named_where_the_cache_was_told_to() -> None:
+    replica = new_replica(names=True)
+
+    (stored,) = (each for each in compute(replica, "r", 2).notices if isinstance(each, Stored))
+
+    assert len(stored.keys) == 2
+    assert stored.after not in stored.keys
+
+
+def test_naming_pages_changes_nothing_else() -> None:
+    """So ranks may differ in it."""
+    named, unnamed = new_replica(names=True), new_replica()
+    for replica in (named, unnamed):
+        compute(replica, "r", 2)
+        ended(replica, Queue.BACKUP)
+        replica.release("r")
+        compute(replica, "s", 16)
+
+    assert named.digest == unnamed.digest
+    assert state_digest(named) == state_digest(unnamed)
+
+
+def test_statistics_are_what_the_notices_add_up_to() -> None:
+    replica, tallies = new_replica(host_pages=0), Tallies()
+    for name, pages in (("r", 2), ("s", 4)):
+        effects = replica.load_back(name, "", tokens(pages), pages * PAGE_TOKENS)[1]
+        tallies.fold(effects.notices)
+        tallies.fold(replica.insert(name, tokens(pages), final=True)[1].notices)
+        tallies.fold(replica.release(name)[1].notices)
+    # What nobody uses leaves for what needs the room.
+    tallies.fold(replica.load_back("t", "", b"", 16 * PAGE_TOKENS)[1].notices)
+
+    stats = tallies.stats()
+
+    assert stats.stored_pages == {"device": {"computed": 4}}
+    assert stats.removed_pages == {"device": {"room": 4}}
+    assert stats.asked_tokens == 6 * PAGE_TOKENS
+    assert stats.hit_tokens == {"device": 2 * PAGE_TOKENS, "host": 0, "storage": 0}
+
+
+def test_a_fork_leaves_with_the_admission_that_goes_on_from_a_state() -> None:
+    """It belongs to no operation, so nothing is expected of it."""
+    replica = new_replica()
+
+    _, effects = replica.load_back("r", "", b"", 4)
+
+    assert not [each for each in effects.orders if isinstance(each, Fork)]
+    assert not effects.expectations
+    assert [type(each) for each in effects.notices] == [Hit]

@@ -154,8 +154,7 @@ class OwnedDevice:
             raise UsageError(
                 f"request {request.id!r} inserts other tokens than those that it was admitted with"
             )
-        self._requests.witness_tokens("insert", request.id, tokens)
-        self._journal.record("insert", request.id, pages, int(final))
+        self._requests.witness_tokens("insert", request.id, tokens, int(final))
         self._clock.tick()
         is_at_page = len(tokens) == pages * page_bytes
         tokens = tokens[: pages * page_bytes]

@@ -90,7 +90,6 @@ class Prefixes:
         """Hang a new node, used now, with a run of whole pages under `parent`."""
         node = self.tree.add(parent, tokens)
         node.last_access, node.used_ms = self._clock.uses, self._clock.agreed_ms
-        self.residence.changed[node] = None
         return node
 
     def split(self, node: Node, pages: int) -> None:

@@ -296,11 +296,11 @@ class Requests:
             if not request.admitted:
                 self.renew(request)
 
-    def witness_tokens(self, command: str, name: str, tokens: bytes) -> None:
-        """Let the digest cover the tokens that a command brings for a request or a pin (rule R2).
+    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> None:
+        """Let the digest cover a command, and the tokens that it brings for a request or a pin (R2).
 
         Ranks whose engines have sampled other tokens of equal count are told apart by it in the next
         round, and not by an answer that differs some day.
         """
         count = len(tokens) // TOKEN_BYTES
-        self._journal.record("tokens", command, name, count, token_hash(tokens))
+        self._journal.record("tokens", command, name, count, token_hash(tokens), *facts)

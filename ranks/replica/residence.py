@@ -183,7 +183,6 @@ class Residence:
                 owned[index] -= len(run)
                 queues[index].discard(node)
                 into[index].extend(run)
-        self.changed[node] = None
         node.there &= self._off_tier[tier]
         parent.occupied_children[tier] -= 1
         if self.limits.are_set:
@@ -259,19 +258,23 @@ class Residence:
         """Mark the path to `node` as used now, from the root down."""
         uses, time_ms, changed = clock.uses, clock.agreed_ms, self.changed
         others, limited = self._others, self.limits.are_set
+        on_device, on_host = (queues[0] for queues in self.queues)
+        device_bit, host_bit = 1, 1 << len(self.components)
         for each in node.path_down():
             each.last_access, each.used_ms = uses, time_ms
             each.hits += hits
             each.priority = max(each.priority, priority)
             changed[each] = None
-            occupied = each.occupied_children
-            for values, queues, below in zip(each.values, self.queues, occupied, strict=True):
-                # Of full attention only the leaves of a tier are in its queue.
-                if values[0] is not None and not below:
-                    queues[0].used(each)
-                for component in others:
-                    if values[component] is not None:
-                        queues[component].used(each)
+            # Of full attention only the leaves of a tier are in its queue.
+            there, below = each.there, each.occupied_children
+            if there & device_bit and not below[DEVICE]:
+                on_device.used(each)
+            if there & host_bit and not below[HOST]:
+                on_host.used(each)
+            for component in others:
+                for tier in TIERS:
+                    if each.values[tier][component] is not None:
+                        self.queues[tier][component].used(each)
             if limited:
                 self.limits.used(each)
 
@@ -316,9 +319,11 @@ class Residence:
         """
         parent = node.parent
         if node.there or node.children or parent is None or node.hold_count:
+            self.changed[node] = None
             return False
         self._tree.remove(node)
-        self.changed[parent] = None
+        if len(parent.children) == 1:
+            self.changed[parent] = None
         if parent.parent is None and not parent.children:
             self._emptied(parent)
         return True

@@ -105,8 +105,8 @@ class _GathersInAStep(Cache):
 
 
 class _CountsTokens(Requests):
-    def witness_tokens(self, command: str, name: str, tokens: bytes) -> None:
-        self._journal.record("tokens", command, name, len(tokens))
+    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> None:
+        self._journal.record("tokens", command, name, len(tokens), *facts)
 
 
 def test_a_free_list_in_another_order_on_one_rank_is_found() -> None:

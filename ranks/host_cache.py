@@ -2,7 +2,7 @@
 
 For engines with a page allocator and a prefix cache of their own, as vLLM has. The engine lends its
 pages for copies: each call names them, on each rank its own, and they stay as they are until the
-copies that touch them have ended on every rank. Full attention is all that can be cached so.
+copies that touch them have ended on every rank. That is so for every pool that the model has.
 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
     compute:    back_up after each chunk whose pages are whole
@@ -25,6 +25,7 @@ from .config import CacheConfig
 from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache, as_count, require_text
 from .replica.answers import Wait
+from .replica.lent import NO_PAGE
 from .replica.pages import PageRun, page_run
 from .replica.requests import LoadState
 from .replica.tokens import Tokens, as_token_bytes
@@ -79,7 +80,7 @@ class HostCache(RankCache):
         """
         self._require_group()
         require_text(namespace)
-        data, count = as_token_bytes(tokens), as_count(device_tokens)
+        data, count = as_token_bytes(tokens), _start(device_tokens)
         return self._follow(self.replica.hit(request, namespace, data, count))
 
     def load(
@@ -91,7 +92,7 @@ class HostCache(RankCache):
         `load_state` says READY or FAILED. A prefetch of the request ends with what has landed.
         """
         self._require_group()
-        data, start = as_token_bytes(tokens), as_count(device_tokens)
+        data, start = as_token_bytes(tokens), _start(device_tokens)
         self._follow(self.replica.load(request, data, start, self._runs(device_pages)))
 
     def load_state(self, request: str) -> LoadState:
@@ -141,7 +142,7 @@ class HostCache(RankCache):
         is gone: it is as one that was never admitted then.
         """
         self._require_group()
-        runs, start = self._runs(device_pages), as_count(device_tokens)
+        runs, start = self._runs(device_pages), _start(device_tokens)
         return self._follow(self.replica.resume_lent(request, runs, start))
 
     def fence(self, request: str) -> None:
@@ -174,6 +175,7 @@ class HostCache(RankCache):
         If not, they are free once `take_freed` returns the request's name, which may not be used
         again before. Those of a request that is not known are free.
         """
+        self._home.require_here()
         if not self.replica.knows(request):
             return not self.lends(request)
         return self._follow(self.replica.release(request))
@@ -248,10 +250,21 @@ def _run(pages: Pages) -> PageRun:
     """Return pages as the replica has them; cheap for buffers of int32, slower for Python lists."""
     try:
         view = None if isinstance(pages, list | tuple | range) else memoryview(pages)  # type: ignore[arg-type]
-        if view is not None and view.format == "i" and view.c_contiguous:
-            run = page_run()
+        run = page_run()
+        if view is not None and view.format == "i" and view.c_contiguous and view.ndim == 1:
             run.frombytes(view.cast("B"))
-            return run
-        return page_run(pages)
-    except (OverflowError, TypeError) as error:
+        else:
+            run = page_run(pages)
+    except (OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"device pages must be page numbers: {error}") from error
+    if run and np.frombuffer(run, dtype=np.int32).min() < NO_PAGE:
+        raise UsageError(f"device pages must be page numbers, or {NO_PAGE} where there is none")
+    return run
+
+
+def _start(device_tokens: int) -> int:
+    """Return how many tokens the engine has itself."""
+    start = as_count(device_tokens, "device_tokens")
+    if start < 0:
+        raise UsageError(f"device_tokens is {start}, must be 0 or more")
+    return start

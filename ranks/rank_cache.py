@@ -106,6 +106,7 @@ class RankCache:
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing."""
+        require_text(namespace)
         return self.replica.match(namespace, as_token_view(tokens))
 
     def prefetch(self, request: str, tokens: Tokens, namespace: str = "") -> bool:
@@ -183,6 +184,7 @@ class RankCache:
         are text, bytes, integers of 64 bits, numbers, booleans, None, and lists or tuples of these:
         `UsageError` for what has no bytes that are the same in every process.
         """
+        self._home.require_here()
         self._follow(self.replica.witness(*facts))
 
     def step(self, *, idle_s: float = 0.0) -> None:

@@ -15,6 +15,7 @@ from .replica.notices import (
     Notice,
     Quarantined,
     Removed,
+    Reset,
     StoreChanged,
     Stored,
 )
@@ -48,8 +49,6 @@ class ReplicaStats:
 class Tallies:
     """Folds notices, each once, in their order."""
 
-    told: int = 0
-    """How many there were."""
     asked_tokens: int = 0
     quarantined: int = 0
     _operations: Counter[tuple[Kind, Outcome]] = field(
@@ -63,7 +62,6 @@ class Tallies:
 
     def fold(self, notices: Sequence[Notice]) -> None:
         """Count what has happened."""
-        self.told += len(notices)
         folded = self._folded
         for notice in notices:
             folded[type(notice)](self, notice)
@@ -97,8 +95,8 @@ class Tallies:
         del notice
         self.quarantined += 1
 
-    def _store_changed(self, notice: StoreChanged) -> None:
-        """What the store is now is a fact of its own."""
+    def _changed(self, notice: StoreChanged | Reset) -> None:
+        """Count nothing: what is there now is a fact of its own."""
 
     _folded: ClassVar[dict[type[Notice], Callable[["Tallies", Any], None]]] = {
         Stored: _stored_more,
@@ -109,7 +107,8 @@ class Tallies:
         Missed: _missed_more,
         Lacking: _lacks,
         Quarantined: _set_apart,
-        StoreChanged: _store_changed,
+        StoreChanged: _changed,
+        Reset: _changed,
     }
 
     def stats(self) -> ReplicaStats:

@@ -64,6 +64,7 @@ TYPES: dict[int, type] = {
     66: notices.NotBegun,
     67: notices.Quarantined,
     68: notices.StoreChanged,
+    69: notices.Reset,
     80: ballot.Answered,
     81: ballot.Landed,
     82: ballot.Capped,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Wait(StrEnum):
-    """Why a request was not admitted. Nothing has changed; ask again at a later step."""
+    """Why a request was not admitted. It holds nothing by it; ask again at a later step."""
 
     NO_ROOM = "no_room"
     """Too few device pages are free or can be evicted. There are enough once others let go."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...errors import UsageError
 from .components.base import Component
 from .node import Node
@@ -29,7 +31,8 @@ class Lent:
         """Return the pages for a node, or None where the engine has not all of them."""
         run = self.runs[component.index]
         if not component.per_page:
-            return run if run and node.end == self.last else None
+            there = len(run) == 1 and run[0] != NO_PAGE and node.end == self.last
+            return run if there else None
         mine = run[node.start - self.first : node.end - self.first]
         return mine if len(mine) == node.width and NO_PAGE not in mine else None
 
@@ -68,4 +71,19 @@ def require_all(
             raise UsageError(
                 f"request {name!r} lends {len(run) - run.count(NO_PAGE)} pages of pool"
                 f" {component.pool!r} for all that it has computed, which takes {count}"
+            )
+
+
+def require_prefix(
+    name: str, components: Sequence[Component], runs: Sequence[PageRun], pages: int
+) -> None:
+    """Raise `UsageError` unless a request lends so many pages of full attention, and one state."""
+    lent = np.frombuffer(runs[0], dtype=np.int32)[:pages]
+    there = int(np.count_nonzero(lent != NO_PAGE))
+    if there < pages:
+        raise UsageError(f"request {name!r} lends {there} device pages for {pages} pages of tokens")
+    for component, run in zip(components, runs, strict=True):
+        if not component.per_page and len(run) > 1:
+            raise UsageError(
+                f"request {name!r} lends {len(run)} slots of pool {component.pool!r} for one state"
             )

@@ -13,8 +13,6 @@ since they may differ between ranks, and the digest must not.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...coordinator.operation import Kind, Outcome, Phase
 from ...errors import UsageError
 from ..orders import Fence
@@ -26,7 +24,7 @@ from .components.base import Component
 from .device import Follows
 from .effects import Outbox
 from .journal import Journal
-from .lent import NO_PAGE, Lent, require_all
+from .lent import Lent, require_all, require_prefix
 from .loading_back import LoadingBack, Tail
 from .matching import Missing, lacking, match
 from .node import DEVICE, HOST, Node
@@ -34,7 +32,7 @@ from .notices import Hit
 from .operations import Copy, LoadBack, Loading, Resume, Retract
 from .pages import PageRun, page_run
 from .prefixes import Prefixes
-from .requests import Event, LoadState, Request, Requests, Stage
+from .requests import Event, LoadState, Request, Requests, Stage, require_name
 from .saving import Saving
 from .settings import ReplicaConfig
 from .tokens import TOKEN_BYTES
@@ -96,6 +94,7 @@ class LentDevice:
         Nothing for a request whose load failed once: it computes, and does not loop.
         """
         self._requests.witness_tokens("hit", request.id, tokens)
+        request.asked = len(tokens) // TOKEN_BYTES, device_tokens
         return max(0, self._restorable(request, tokens) - device_tokens)
 
     def require_loadable(
@@ -109,7 +108,7 @@ class LentDevice:
                 f"request {request.id!r} lends {len(runs[0])} device pages for the pages {first} to"
                 f" {last} of {unit} tokens each, from token {start_tokens}"
             )
-        self._require_no_copy(request)
+        self.require_no_copy(request)
         found = self._restorable(request, tokens) // unit
         if found < last:
             raise UsageError(
@@ -138,18 +137,11 @@ class LentDevice:
         pages = self._for(missing, Lent(first, node.end, runs))
         self._loading_back.begin(request, node, missing, pages, lent=True)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0]))
-        counts = start_tokens, (node.end - first - stored) * unit, stored * unit
-        self._outbox.notices.append(Hit(request.id, node.end * unit, *counts))
+        self._tell(request, tokens, (node.end - first - stored) * unit, stored * unit)
 
     def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
         """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
-        count = self._prefixes.tree.whole_pages(tokens)
-        lent = np.frombuffer(runs[0], dtype=np.int32)[:count]
-        there = int(np.count_nonzero(lent != NO_PAGE))
-        if there < count:
-            raise UsageError(
-                f"request {name!r} lends {there} device pages for {count} pages of tokens"
-            )
+        require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
 
     def back_up(self, request: Request, tokens: bytes, runs: Sequence[PageRun]) -> int:
         """Copy to the host what of `tokens` is not there; return how many tokens will be then.
@@ -157,13 +149,16 @@ class LentDevice:
         `runs` are the device pages of the whole prefix, which belong to the request until its
         copies have ended.
         """
-        self._require_no_copy(request)
+        self.require_no_copy(request)
         self._requests.witness_tokens("back up", request.id, tokens)
+        if not request.admitted:
+            self._tell(request, tokens, 0, 0)
         self._requests.move(request, Event.COMPUTE)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
         number = self._backing_up.write_through(node, self._lent(tokens, node.end, runs))
+        request.copies = self._in_flight(request.copies)
         if number is not None:
             request.copies.add(number)
         last = _covered(node)
@@ -175,7 +170,7 @@ class LentDevice:
 
         The request goes on as one that has computed nothing.
         """
-        self._require_no_copy(request)
+        self.require_no_copy(request)
         copies = self._in_flight(request.copies)
         request.copies.clear()
         self._requests.move(request, Event.FENCE)
@@ -191,7 +186,7 @@ class LentDevice:
         `runs` are its device pages, by component: of every page of `tokens`, also of one that is not
         full yet, and the slot that holds the state after them.
         """
-        self._require_no_copy(request)
+        self.require_no_copy(request)
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
         require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
         self._requests.witness_tokens("retract", request.id, tokens)
@@ -272,6 +267,7 @@ class LentDevice:
 
     def is_leaving(self, name: str) -> bool:
         """Say whether a request was released and still lends pages."""
+        require_name("request", name)
         return name in self._leaving
 
     def release(self, request: Request) -> bool:
@@ -296,6 +292,13 @@ class LentDevice:
         for name in [name for name, each in self._leaving.items() if not self._in_flight(each)]:
             del self._leaving[name]
             self._outbox.freed.append(name)
+
+    def _tell(self, request: Request, tokens: bytes, host_tokens: int, storage_tokens: int) -> None:
+        """Let it be known what a request has begun with, of what it last asked for."""
+        asked, on_device = request.asked
+        asked = asked or len(tokens) // TOKEN_BYTES
+        told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
+        self._outbox.notices.append(told)
 
     def _restorable(self, request: Request, tokens: bytes) -> int:
         return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
@@ -362,10 +365,8 @@ class LentDevice:
     def _stop(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            waits_for = request.waits_for
             self._requests.move(request, Event.STOP)
             self._saving.let_go(request)
-            request.waits_for = waits_for
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
@@ -374,9 +375,10 @@ class LentDevice:
             request.waits_for = None
         self._agenda.finish(operation)
 
-    def _require_no_copy(self, request: Request) -> None:
+    def require_no_copy(self, request: Request) -> None:
+        """Raise `UsageError` for a request of which a copy is under way, or that is retracted."""
         if request.stage in _COPYING:
-            raise UsageError(f"request {request.id!r} has a load in flight; wait for it")
+            raise UsageError(f"request {request.id!r} has a copy in flight; wait for it")
         if request.stage is Stage.SAVED:
             raise UsageError(f"request {request.id!r} is retracted; resume or release it")
 

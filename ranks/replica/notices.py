@@ -143,6 +143,22 @@ class StoreChanged(NamedTuple):
     """Why, if nobody has asked for it."""
 
 
+class Reset(NamedTuple):
+    """Nothing that was stored on any tier before is found any more; what requests hold leaves later."""
+
+    generation: int
+    weights_version: str | None
+
+
 Notice = (
-    Stored | Removed | Hit | Missed | Lacking | Finished | NotBegun | Quarantined | StoreChanged
+    Stored
+    | Removed
+    | Hit
+    | Missed
+    | Lacking
+    | Finished
+    | NotBegun
+    | Quarantined
+    | StoreChanged
+    | Reset
 )

@@ -207,12 +207,10 @@ class OwnedDevice:
         pins = self._saving.begin(request, tokens, node, tail)
         if pins is None:
             return False
-        waits_for = request.waits_for
         # The tail's pages belong to the operation now, and the others that it had reserved are free.
         request.own = [run[len(part) :] for run, part in zip(request.own, tail, strict=True)]
         self._saving.let_go(request)
         request.locks, request.node, request.prefix = pins, node, node.end
-        request.waits_for = waits_for
         return True
 
     def resume(self, request: Request, reserve_tokens: int) -> Admission | Wait:
@@ -319,6 +317,7 @@ class OwnedDevice:
         """Give up all that a request holds: it goes on as one that is not admitted."""
         self._requests.move(request, event)
         self._saving.let_go(request)
+        request.waits_for = None
         # What was cached before a reset is offered to no request that begins anew.
         self._requests.renew(request)
 

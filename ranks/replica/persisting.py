@@ -30,6 +30,7 @@ class Persisting:
         outbox: Outbox,
     ) -> None:
         self._bounds = config.bounds
+        self._names_pages = config.names_pages
         self._prefixes = prefixes
         self._agenda = agenda
         self._store = store
@@ -76,7 +77,11 @@ class Persisting:
             self._store.offer(segment.node, segment.component)
             pool, keys = self._named(segment)
             self._store.forget_misses(pool, keys)
-            told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, b"", keys)
+            after = b""
+            named: tuple[bytes, ...] = ()
+            if self._names_pages and not segment.component:
+                after, named = self._prefixes.tree.key_before(segment.node), keys
+            told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
             self._outbox.notices.append(told)
         self.issued -= 1
         self._agenda.finish(operation, Outcome.COMPLETE)

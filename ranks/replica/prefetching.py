@@ -88,6 +88,8 @@ class Prefetching:
         )
         self._agenda.begin(operation, request.id, plan.anchor.end, plan.floor, operation.end)
         request.prefetch = operation.id
+        # What it brings hangs under this root, which nothing else may hold by then.
+        self._prefixes.join(request.place)
         self.waiting.append(operation)
         self.begin_waiting()
         return True
@@ -248,7 +250,8 @@ class Prefetching:
         """
         reached = self._settling.settle(operation)
         request = self._requests.get(operation.request)
-        if request is not None and request.prefetch == operation.id and reached > operation.floor:
+        is_for = request is not None and request.prefetch == operation.id
+        if request is not None and is_for and reached > operation.floor:
             first, last = request.fetched
             start = first if last == operation.floor else operation.floor
             request.fetched = (start, reached)
@@ -279,6 +282,7 @@ class Prefetching:
     def _step_down(self, operation: Prefetch) -> None:
         """Let an operation be active no longer, and its request wait for it no more."""
         self.active.pop(operation.id, None)
+        self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
         if request is not None and request.prefetch == operation.id:
             request.prefetch = None

@@ -23,6 +23,7 @@ from .effects import Effects, Outbox
 from .journal import Journal
 from .lent_device import LentDevice
 from .matching import Match, match
+from .notices import Reset
 from .operations import Copy, Operation, Prefetch
 from .owned import OwnedDevice
 from .pages import PageRun
@@ -269,6 +270,7 @@ class Replica:
     def fence(self, name: str) -> None:
         """Let the engine overwrite the pages that it lends for a request."""
         request = self.requests.known(name)
+        self._lent.require_no_copy(request)
         if not self.requests.is_current(request.place):
             # It leaves the place from before a reset, to which its prefetch still brings pages.
             self.prefetching.stop(request)
@@ -282,7 +284,12 @@ class Replica:
     @_command
     def resume_lent(self, name: str, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
         """Bring a retracted request back to device pages that the engine lends."""
-        return self._lent.resume(self.requests.known(name), runs, device_tokens)
+        request = self.requests.known(name)
+        answer = self._lent.resume(request, runs, device_tokens)
+        if answer is Wait.LOST:
+            # It begins anew, perhaps in another place than that which its prefetch brings pages to.
+            self.prefetching.stop(request)
+        return answer
 
     @_command
     def reset(self, weights_version: str | None = None) -> None:
@@ -293,6 +300,7 @@ class Replica:
         self.pinning.drop_all()
         self.store.misses.clear()
         self.requests.reset(weights_version)
+        self.outbox.notices.append(Reset(self.requests.generation, weights_version))
         for tier in TIERS:
             self.prefixes.room.evict_everything(tier)
 

@@ -131,8 +131,7 @@ _WAITING = (_KNOWN, _FAILED)
 class Request:
     """What a request holds and what is on its way for it.
 
-    `prefix`, `locks` and `own` are used where the replica owns the device pages, and `copies` where
-    the engine does.
+    `own` is used where the replica owns the device pages, and `copies` where the engine does.
     """
 
     id: str
@@ -147,6 +146,8 @@ class Request:
     """Its prefetch in flight."""
     fetched: tuple[int, int] = (0, 0)
     """Positions, in pages, that its prefetch brought from storage."""
+    asked: tuple[int, int] = (0, 0)
+    """Where the engine owns the device: how many tokens it last asked for, and had itself."""
     prefix: int = 0
     """Pages of its prefix that are in the tree, and locked for it."""
     node: Node | None = None
@@ -214,7 +215,7 @@ class Requests:
 
     def __contains__(self, name: str) -> bool:
         """Say whether a request is known."""
-        return name in self._known
+        return self.get(name) is not None
 
     def __len__(self) -> int:
         """Return how many are known."""
@@ -226,16 +227,15 @@ class Requests:
 
     def get(self, name: str) -> Request | None:
         """Return a request, or None if there is no such one."""
+        require_name("request", name)
         return self._known.get(name)
 
     def known(self, name: str) -> Request:
         """Return a request that the engine has told of."""
-        try:
-            return self._known[name]
-        except KeyError:
-            raise UsageError(
-                f"request {name!r} is not known; prefetch or load back first"
-            ) from None
+        request = self.get(name)
+        if request is None:
+            raise UsageError(f"request {name!r} is not known; prefetch, load back or hit first")
+        return request
 
     def waiting_for(self, name: str, operation: Operation) -> Request | None:
         """Return the request if it still waits for this copy."""
@@ -244,9 +244,8 @@ class Requests:
 
     def enter(self, name: str, namespace: str) -> Request:
         """Return a request, which is known from here on."""
-        request = self._known.get(name)
+        request = self.get(name)
         if request is None:
-            require_name("request", name)
             self._journal.record("request", name, _shown(namespace))
             request = Request(name, self.place(namespace), len(self._prefixes.components))
             self._known[name] = request
@@ -283,7 +282,7 @@ class Requests:
         """Let a request that begins anew use its namespace's place since the last reset."""
         before = request.place
         if not self.is_current(before):
-            request.place = self.place(before.namespace)
+            request.place, request.fetched = self.place(before.namespace), (0, 0)
             self._prefixes.join(request.place)
             self._prefixes.leave(before)
 

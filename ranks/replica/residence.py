@@ -138,7 +138,7 @@ class Residence:
         after = b""
         keys: tuple[bytes, ...] = ()
         if self._names_pages and not component:
-            after, keys = self._tree.keys(node.parent)[-1], tuple(self._tree.keys(node))
+            after, keys = self._tree.key_before(node), tuple(self._tree.keys(node))
         pool = self.components[component].pool
         told = Stored(TIER_NAMES[tier], pool, len(pages), cause, after, keys)
         self._outbox.notices.append(told)

@@ -120,7 +120,6 @@ class Saving:
         for index, pages in enumerate(request.saved or ()):
             residence.pools[HOST][index].give_back(pages)
         request.locks, request.node, request.prefix, request.saved = [], None, 0, None
-        request.waits_for = None
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
         """Return what a resume needs of the tree that is not on the host, nor on its way there."""

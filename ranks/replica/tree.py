@@ -213,6 +213,11 @@ class Tree:
         assert node.keys is not None
         return node.keys
 
+    def key_before(self, node: Node) -> bytes:
+        """Return the key that those of the node's run continue."""
+        assert node.parent is not None
+        return self.keys(node.parent)[-1]
+
     def nodes(self) -> Iterator[Node]:
         """Yield every node below the roots, parents first, in a replicated order."""
         waiting = list(self.roots.values())

@@ -145,7 +145,9 @@ def test_a_poisoned_page_that_is_loaded_is_seen_by_the_comparison(
 
 def outcomes(ranks: list[RankResult], kind: str) -> dict[str, int]:
     """Return how the operations of one kind ended, which is the same on every rank."""
-    ended: list[dict[str, int]] = [result.stats["operations"].get(kind, {}) for result in ranks]
+    ended: list[dict[str, int]] = [
+        result.stats["replica"]["operations"].get(kind, {}) for result in ranks
+    ]
     assert ended[0] == ended[1]
     return ended[0]
 

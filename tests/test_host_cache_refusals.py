@@ -43,11 +43,10 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     assert ranks.every(lambda c: c.resume("q", range(PAGES))) is Wait.LOST
     for executor in ranks.executors:
         (fetch,) = executor.given(Fetch)
-        executor.said.append(Landed(fetch.operation, len(fetch.transfers[0].keys)))
+        late = Landed(fetch.operation, len(fetch.transfers[0].keys))
+        executor.said += [late, Quiesced(fetch.operation)]
         executor.orders.clear()
     ranks.step()
-    for executor in ranks.executors:
-        executor.said.append(Quiesced(fetch.operation))
     ranks.step()
     ranks.every(lambda c: c.release("q"))
     ranks.every(lambda c: c.reset())

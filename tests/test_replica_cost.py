@@ -1,5 +1,6 @@
 """What a step and a command cost follows what they change (rule R15), counted in calls."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -19,11 +20,15 @@ def calls(action: Callable[[], object]) -> int:
         counted += event == "call"
 
     before = sys.getprofile()
+    # What listens to collections would be counted as well, whenever one falls into the action.
+    gc.collect()
+    gc.disable()
     sys.setprofile(count)
     try:
         action()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return counted
 
 

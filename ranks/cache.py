@@ -167,7 +167,6 @@ class Cache(RankCache):
 
     def release(self, request: str) -> None:
         """Forget a request: unlock what it shares and give back what is its own."""
-        self._home.require_here()
         self._follow(self.replica.release(request))
 
     def abort(self, request: str) -> None:

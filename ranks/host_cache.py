@@ -175,7 +175,6 @@ class HostCache(RankCache):
         If not, they are free once `take_freed` returns the request's name, which may not be used
         again before. Those of a request that is not known are free.
         """
-        self._home.require_here()
         if not self.replica.knows(request):
             return not self.lends(request)
         return self._follow(self.replica.release(request))

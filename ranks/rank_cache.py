@@ -54,7 +54,7 @@ class RankCache:
     Every rank makes the same calls in the same order with the same arguments, all from one thread. The
     exceptions are `attach_store`, `detach_store` and `store_state`, which any thread may call at any
     time. A process that is forked from a rank's has no part in the group: commands and rounds raise
-    `UsageError` there, and `close` does nothing.
+    `UsageError` there. What a parent may have put into `finally`, `release` and `close`, is harmless.
     """
 
     def __init__(

@@ -26,11 +26,8 @@ def decode(ranks: RanksInTurn, pages: int, *, name: str = "r") -> None:
         ranks.settle(lambda key: True)
 
 
-@pytest.mark.parametrize("host_pages", [0, 64])
-@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize(("host_pages", "store"), [(0, False), (64, False), (64, True)])
 def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -> None:
-    if store and not host_pages:
-        pytest.skip("a store needs host memory")
     ranks = RanksInTurn(2, host_pages=host_pages, store=store)
 
     decode(ranks, 12)

@@ -31,7 +31,6 @@ class Agenda:
     def __init__(
         self, config: ReplicaConfig, residence: Residence, journal: Journal, outbox: Outbox
     ) -> None:
-        self._config = config
         self._timeouts = config.timeouts
         self._residence = residence
         self._journal = journal

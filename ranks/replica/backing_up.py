@@ -98,10 +98,6 @@ class BackingUp:
             transfers.append(CopyTransfer(pool, tuple(source), tuple(pages)))
         return transfers
 
-    def ended(self, operation: Backup) -> None:
-        """Apply a backup that has ended on every rank."""
-        self.settle(operation)
-
     def settle(self, operation: Backup | Retract) -> None:
         """Give the tree what has been copied on every rank, and storage after it."""
         settled: list[Segment] = []
@@ -117,10 +113,6 @@ class BackingUp:
     def failed(self, operation: Backup) -> None:
         """Apply a backup that failed on some rank."""
         self._agenda.stop(operation, Outcome.FAILED)
-
-    def quiet(self, operation: Backup) -> None:
-        """End a backup that was stopped."""
-        self._agenda.finish(operation)
 
     def _saves(self, node: Node, component: int) -> bool:
         """Back up a node whose pages of a component are to leave; say if they have to stay for that.

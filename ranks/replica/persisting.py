@@ -93,10 +93,6 @@ class Persisting:
         self._agenda.stop(operation, Outcome.FAILED)
         self.begin_waiting()
 
-    def quiet(self, operation: Persist) -> None:
-        """End a persist that was stopped."""
-        self._agenda.finish(operation)
-
     def abandon(self) -> None:
         """End the persists that have not begun, and stop the others: the store is detached."""
         while self.waiting:

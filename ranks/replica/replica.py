@@ -112,8 +112,8 @@ class Replica:
         backing_up, persisting, prefetching = self.backing_up, self.persisting, self.prefetching
         self._follows: dict[Kind, Follows] = {
             Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
-            Kind.BACKUP: Follows(backing_up.ended, backing_up.failed, backing_up.quiet),
-            Kind.PERSIST: Follows(persisting.ended, persisting.failed, persisting.quiet),
+            Kind.BACKUP: Follows(backing_up.settle, backing_up.failed, agenda.finish),
+            Kind.PERSIST: Follows(persisting.ended, persisting.failed, agenda.finish),
             **self.device.follows(),
         }
 

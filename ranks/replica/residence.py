@@ -189,8 +189,7 @@ class Residence:
             self.limits.count(node, tier, -len(base))
         if not parent.occupied_children[tier]:
             self._offer(parent, tier, 0)
-        if self._names_pages:
-            self._name(node, tier, leaving)
+        self._name(node, tier, leaving)
 
     def leaving(self, cause: Cause) -> Leaving:
         """Return what collects pages that leave the tree for one cause."""

@@ -260,6 +260,7 @@ def _print(report: "TreeReport") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..benchmarks.decoding import DECODING
     from ..benchmarks.tree import OPS
 
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
@@ -283,9 +284,11 @@ def _print(report: "TreeReport") -> None:
             )
     console = Console(highlight=False, emoji=False)
     console.print(table)
-    for owner, blocks in report["decode_us"].items():
+    for name, blocks in report["decode_us"].items():
         costs = ", ".join(f"{int(block):,}th {us:,.1f} us" for block, us in blocks.items())
-        console.print(f"a block of a request that decodes, {owner} pages: {costs}", soft_wrap=True)
+        console.print(
+            f"a block of a request that decodes, {DECODING[name]}: {costs}", soft_wrap=True
+        )
     for tokens, converting_us in report["convert_list_us"].items():
         console.print(f"a Python list of {int(tokens):,} tokens: {converting_us:,.1f} us more")
     for name, found in report["bytes_by_components"].items():

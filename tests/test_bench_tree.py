@@ -77,7 +77,7 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
         points = [each for each in report["points"] if each["components"] == components]
         assert sorted(point["op"] for point in points) == ops
     assert set(report["convert_list_us"]) == {"64", "128"}
-    assert report["decode_us"].keys() == {"lent", "owned"}
+    assert report["decode_us"].keys() == {"lent", "owned", "checkpoint"}
     assert all(blocks.keys() == {"2", "8"} for blocks in report["decode_us"].values())
     assert 0 < report["bytes_per_page_without_keys"] < report["bytes_per_page"]
     assert report["bytes_by_components"].keys() == {"full", "full+window"}

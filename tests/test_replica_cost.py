@@ -102,3 +102,24 @@ def test_a_hit_of_a_path_that_is_being_backed_up_costs_in_proportion_to_its_node
     four_times = calls(lambda: long.caches[0].load_back("again", tokens))
 
     assert four_times < 5 * once
+
+
+def locked(nodes: int) -> RanksInTurn:
+    """Return a rank on which a request has locked a path of so many nodes of a page each."""
+    ranks = RanksInTurn(1, store=False, device_pages=4 * nodes, host_pages=0)
+    ranks.publish("r", prompt(1, pages=nodes))
+    for page in range(1, nodes):
+        ranks.publish("other", [*prompt(1, pages=nodes)[: page * PAGE_TOKENS], *range(PAGE_TOKENS)])
+    (cache,) = ranks.caches
+    cache.load_back("first", prompt(1, pages=nodes))
+    assert cache.replica.prefixes.tree.node_count == 2 * nodes - 1
+    return ranks
+
+
+def test_a_lock_of_what_is_locked_already_costs_the_same_however_long_its_path_is() -> None:
+    short, long = locked(16), locked(64)
+
+    of_16 = calls(lambda: short.caches[0].load_back("second", prompt(1, pages=16)))
+    of_64 = calls(lambda: long.caches[0].load_back("second", prompt(1, pages=64)))
+
+    assert of_16 == of_64

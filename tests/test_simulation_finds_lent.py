@@ -33,16 +33,16 @@ TOUCHED = "transfer touches"
 class _FreesAtOnce(LentDevice):
     def release(self, request: Request) -> bool:
         super().release(request)
-        self._leaving.pop(request.id, None)
+        self.copies.leaving.pop(request.id, None)
         return True
 
 
 class _FreesWhatIsStopped(LentDevice):
     def after_verdict(self) -> None:
         table = self._agenda.in_flight
-        for name, copies in list(self._leaving.items()):
+        for name, copies in list(self.copies.leaving.items()):
             if all(each not in table or table[each].ending is not None for each in copies):
-                del self._leaving[name]
+                del self.copies.leaving[name]
                 self._outbox.freed.append(name)
 
 

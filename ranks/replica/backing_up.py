@@ -14,6 +14,7 @@ from ..config import WritePolicy
 from ..orders import CopyTransfer
 from .agenda import Agenda
 from .effects import Outbox
+from .holds import Receipt
 from .lent import Lent
 from .matching import Missing, lacking
 from .node import DEVICE, HOST, Node
@@ -72,14 +73,18 @@ class BackingUp:
         self._prefixes.cut_for(node)
         # What is on the host of the path must stay there while room is made beside it.
         pins = residence.hold(HOST, node)
-        room = [self._prefixes.residence.available(HOST, each.index) for each in self._components]
-        residence.release(pins)
+        room = [residence.available(HOST, each.index) for each in self._components]
         missing, whole = self._full_attention(node, room[0])
         if whole:
             missing += self._others(node, room, lent)
+        elif missing:
+            shorter = residence.hold(HOST, missing[-1][0])
+            residence.release(pins)
+            pins = shorter
         if not missing:
+            residence.release(pins)
             return None
-        return self._begin(node if whole else missing[-1][0], missing, lent)
+        return self._begin(pins, missing, lent)
 
     def source(self, missing: Missing, lent: Lent | None) -> PageRun | None:
         """Return the device pages from which host memory gets what it lacks, if they are there."""
@@ -133,8 +138,8 @@ class BackingUp:
     def _full_attention(self, node: Node, room: int) -> tuple[list[Missing], bool]:
         """Return what to back up of full attention, and whether it is all."""
         missing: list[Missing] = []
-        for each in node.path_down():
-            if each.values[HOST][0] is not None or each.is_to_have(HOST, 0):
+        for each, _ in lacking(self._components[:1], node, HOST):
+            if each.is_to_have(HOST, 0):
                 continue
             if each.width <= room:
                 missing.append((each, 0))
@@ -172,11 +177,10 @@ class BackingUp:
     def _no_room(self) -> None:
         self._outbox.notices.append(NotBegun(Kind.BACKUP))
 
-    def _begin(self, last: Node, missing: Sequence[Missing], lent: Lent | None) -> int:
-        residence = self._prefixes.residence
-        # The sources must not be evicted, and ancestors on the host must stay there: taking the
-        # pages below may evict, so the holds come first.
-        receipts = residence.hold(HOST, last)
+    def _begin(self, receipts: list[Receipt], missing: Sequence[Missing], lent: Lent | None) -> int:
+        """Back up what is missing; `receipts` pin what the host has of its path."""
+        residence, last = self._prefixes.residence, receipts[0].node
+        # The sources must not be evicted: taking the pages below may evict, so the holds come first.
         if lent is None:
             # What lies deeper is on the host already, and need not be on the device.
             deepest = max((node for node, _ in missing), key=lambda node: node.end)

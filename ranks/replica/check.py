@@ -83,8 +83,8 @@ def _check_node(tree: Tree, node: Node) -> None:
             continue
         if node.values[tier][0] is not None and parent.values[tier][0] is None:
             _violated(4, node, tier, "has pages and its parent has none")
-        if parent.held[tier][0] < node.held[tier][0]:
-            _violated(5, node, tier, "is held more often than its parent")
+        if node.held[tier][0] and not parent.held[tier][0]:
+            _violated(5, node, tier, "is held and its parent is not")
     held = sum(map(sum, node.held))
     _require(node.hold_count == held, 5, f"{name} miscounts what holds it")
     _require(node.has(0) or bool(held), 2, f"{name} is dead")
@@ -117,7 +117,7 @@ def _check_values(tree: Tree, node: Node, tier: int) -> None:
                 _violated(3, node, tier, f"has {component.pool} pages without full attention")
         if count < 0:
             _violated(5, node, tier, "has a negative count of holds")
-        if count > held[0]:
+        if count and not held[0]:
             _violated(5, node, tier, f"is held for {component.pool} and not for full attention")
     on_tier = 0
     for child in node.children.values():
@@ -154,9 +154,19 @@ def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     """Every lock and pin has a receipt, and every receipt has its locks and pins."""
     owed: Counter[tuple[int, int, int]] = Counter()
     for receipt in _receipts(replica):
+        if not receipt.component:
+            owed[id(receipt.node), receipt.tier, 0] += 1
+            continue
         for node in receipt.node.path():
             if node.start >= receipt.start:
                 owed[id(node), receipt.tier, receipt.component] += 1
+    for node in nodes:
+        parent = node.parent
+        assert parent is not None
+        for tier in TIERS:
+            if node.held[tier][0]:
+                # Of full attention a node counts its children that are held, and what ends with it.
+                owed[id(parent), tier, 0] += 1
     for node in nodes:
         for tier in TIERS:
             for component, count in enumerate(node.held[tier]):

@@ -5,19 +5,22 @@ for each component on every node of an interval of positions on the path to a no
 one gets a receipt and gives it back with that receipt: the interval stays right when nodes of it are
 split, since a split gives both halves the counts of the whole.
 
+Full attention is held from the root down to a node. So it is not counted along the path, which may be
+long: a node's count is how many receipts end with it, and how many of its children are held. What was
+held before ends the way up (rule R15).
+
 A node of the interval that has no value is counted as well: what a load back brings there is locked
 from the moment it comes. Whoever holds one component holds full attention at least as far.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...errors import InternalError
 from .node import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A lock or pin that is held: on `tier`, for `component`, from `start` to the end of `node`."""
 
     tier: int
@@ -46,14 +49,19 @@ class Holds:
         """By tier and component: pages of nodes in the tree that are locked (device) or pinned."""
 
     def acquire(self, tier: int, component: int, node: Node, start: int = 0) -> Receipt:
-        """Lock or pin what of the path to `node` begins at position `start` or behind it."""
+        """Lock or pin what of the path to `node` begins at position `start` or behind it.
+
+        Of full attention that is all of it.
+        """
+        node.ends += 1
+        if not component:
+            self._hold_base(tier, node)
+            return Receipt(tier, component, node, 0, node.end)
         top, each = None, node
         while each.parent is not None and each.start >= start:
             top = each
-            if each.hold(tier, component) == 1:
-                self._count(each, tier, component, 1)
+            self._hold(each, tier, component)
             each = each.parent
-        node.ends += 1
         if top is None:
             return Receipt(tier, component, node, node.end, node.end)
         top.begins += 1
@@ -65,11 +73,14 @@ class Holds:
         Its own receipt is returned, and takes the place of the one that is given.
         """
         tier, component, old = receipt.tier, receipt.component, receipt.node
+        if not component:
+            extended = self.acquire(tier, component, node)
+            self.release(receipt)
+            return extended
         each: Node | None = node
         while each is not old:
             assert each is not None
-            if each.hold(tier, component) == 1:
-                self._count(each, tier, component, 1)
+            self._hold(each, tier, component)
             each = each.parent
         old.ends -= 1
         self._changed[old] = None
@@ -83,12 +94,13 @@ class Holds:
             raise InternalError(f"node {node.id} ends at {node.end}, its receipt at {receipt.end}")
         node.ends -= 1
         self._changed[node] = None
+        if not component:
+            self._let_base_go(tier, node)
+            return
         top, each, above, start = None, node, node.parent, receipt.start
         while above is not None and each.start >= start:
             top = each
-            if not each.let_go(tier, component):
-                self._count(each, tier, component, -1)
-                self._released(each, tier, component)
+            self._let_go(each, tier, component)
             each, above = above, above.parent
         if top is not None:
             top.begins -= 1
@@ -99,7 +111,31 @@ class Holds:
         if node.held[tier][component]:
             self.kept_pages[tier][component] += pages
 
-    def _count(self, node: Node, tier: int, component: int, sign: int) -> None:
+    def _hold_base(self, tier: int, node: Node) -> None:
+        each = node
+        while each.parent is not None and self._hold(each, tier, 0):
+            each = each.parent
+
+    def _let_base_go(self, tier: int, node: Node) -> None:
+        each, above = node, node.parent
+        while above is not None and self._let_go(each, tier, 0):
+            each, above = above, above.parent
+
+    def _hold(self, node: Node, tier: int, component: int) -> bool:
+        """Count one hold more of a node; say whether it is the first."""
+        if node.hold(tier, component) > 1:
+            return False
         run = node.values[tier][component]
         if run is not None:
-            self.kept_pages[tier][component] += sign * len(run)
+            self.kept_pages[tier][component] += len(run)
+        return True
+
+    def _let_go(self, node: Node, tier: int, component: int) -> bool:
+        """Count one hold less of a node; say whether it was the last."""
+        if node.let_go(tier, component):
+            return False
+        run = node.values[tier][component]
+        if run is not None:
+            self.kept_pages[tier][component] -= len(run)
+        self._released(node, tier, component)
+        return True

@@ -13,7 +13,7 @@ since they may differ between ranks, and the digest must not.
 
 from collections.abc import Sequence
 
-from ...coordinator.operation import Kind, Outcome, Phase
+from ...coordinator.operation import Kind, Outcome
 from ...errors import UsageError
 from ..orders import Fence
 from .agenda import Agenda
@@ -25,14 +25,15 @@ from .device import Follows
 from .effects import Outbox
 from .journal import Journal
 from .lent import Lent, require_all, require_prefix
+from .lent_copies import LentCopies
 from .loading_back import LoadingBack, Tail
 from .matching import Missing, lacking, match
 from .node import DEVICE, HOST, Node
 from .notices import Hit
-from .operations import Copy, LoadBack, Loading, Resume, Retract
+from .operations import LoadBack, Loading, Resume, Retract
 from .pages import PageRun, page_run
 from .prefixes import Prefixes
-from .requests import Event, LoadState, Request, Requests, Stage, require_name
+from .requests import Event, LoadState, Request, Requests, Stage
 from .saving import Saving
 from .settings import ReplicaConfig
 from .tokens import TOKEN_BYTES
@@ -67,8 +68,7 @@ class LentDevice:
         self._saving = saving
         self._journal = journal
         self._outbox = outbox
-        self._leaving: dict[str, set[int]] = {}
-        """Requests that were released, and the copies that still touch their device pages."""
+        self.copies = LentCopies(agenda, requests, outbox)
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
@@ -83,7 +83,7 @@ class LentDevice:
 
         A load that failed is told of only once no rank's copy touches the lent pages any more.
         """
-        if request.stage is Stage.SAVED and self._in_flight(request.copies):
+        if request.stage is Stage.SAVED and self.copies.of(request):
             # A backup that it had begun before still reads its pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
@@ -136,6 +136,7 @@ class LentDevice:
         missing = self._lacking(self._components, node, starts)
         pages = self._for(missing, Lent(first, node.end, runs))
         self._loading_back.begin(request, node, missing, pages, lent=True)
+        self.copies.began(request, request.waits_for)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0]))
         self._tell(request, tokens, (node.end - first - stored) * unit, stored * unit)
 
@@ -158,9 +159,7 @@ class LentDevice:
             return 0
         node = self._publish(request, tokens)
         number = self._backing_up.write_through(node, self._lent(tokens, node.end, runs))
-        request.copies = self._in_flight(request.copies)
-        if number is not None:
-            request.copies.add(number)
+        self.copies.began(request, number)
         last = _covered(node)
         self._prefixes.residence.prune(node)
         return last * self._config.page_tokens
@@ -171,7 +170,7 @@ class LentDevice:
         The request goes on as one that has computed nothing.
         """
         self.require_no_copy(request)
-        copies = self._in_flight(request.copies)
+        copies = self.copies.of(request)
         request.copies.clear()
         self._requests.move(request, Event.FENCE)
         self._journal.record("fence", request.id, len(copies))
@@ -207,8 +206,7 @@ class LentDevice:
         if pins is None:
             self._prefixes.residence.prune(node)
             return False
-        assert request.waits_for is not None
-        request.copies.add(request.waits_for)
+        self.copies.began(request, request.waits_for)
         request.locks, request.node, request.prefix = pins, node, node.end
         request.saved_from = starts
         # It follows from which pages the engine still has, which must be the same on every rank.
@@ -250,48 +248,18 @@ class LentDevice:
         request.saved, request.node, request.prefix = None, None, 0
         pages = self._for(needed, lent)
         self._loading_back.begin(request, node, needed, pages, Tail(tail, saved), lent=True)
+        self.copies.began(request, request.waits_for)
         self._prefixes.residence.release(pins)
         return None
 
-    def touching(self, name: str | None) -> tuple[int, ...]:
-        """Return the copies that touch pages lent by a request, or by any. Reads only.
-
-        Also by one that was released, and whose pages are not free yet.
-        """
-        if name is None:
-            table = self._agenda.in_flight
-            return tuple(number for number, each in table.items() if isinstance(each, Copy))
-        request = self._requests.get(name)
-        copies = self._leaving.get(name, set()) if request is None else request.copies
-        return tuple(sorted(self._in_flight(copies)))
-
-    def is_leaving(self, name: str) -> bool:
-        """Say whether a request was released and still lends pages."""
-        require_name("request", name)
-        return name in self._leaving
-
     def release(self, request: Request) -> bool:
         """See `Device`."""
-        copies = self._in_flight(request.copies)
         self._saving.let_go(request)
-        self._requests.leave(request)
-        if copies:
-            self._leaving[request.id] = copies
-        return not copies
-
-    @property
-    def waits(self) -> bool:
-        """Whether some released request's device pages are not free yet, and will be.
-
-        Those of a copy that is quarantined may never be.
-        """
-        return any(not self._stuck(copies) for copies in self._leaving.values())
+        return self.copies.leave(request)
 
     def after_verdict(self) -> None:
         """See `Device`."""
-        for name in [name for name, each in self._leaving.items() if not self._in_flight(each)]:
-            del self._leaving[name]
-            self._outbox.freed.append(name)
+        self.copies.after_verdict()
 
     def _tell(self, request: Request, tokens: bytes, host_tokens: int, storage_tokens: int) -> None:
         """Let it be known what a request has begun with, of what it last asked for."""
@@ -382,19 +350,13 @@ class LentDevice:
         if request.stage is Stage.SAVED:
             raise UsageError(f"request {request.id!r} is retracted; resume or release it")
 
-    def _stuck(self, copies: set[int]) -> bool:
-        table = self._agenda.in_flight
-        return any(table[each].phase is Phase.QUARANTINED for each in self._in_flight(copies))
-
-    def _in_flight(self, copies: set[int]) -> set[int]:
-        return {number for number in copies if number in self._agenda.in_flight}
-
 
 def _covered(node: Node) -> int:
     """Return the position up to which the path is on the host, or on its way there."""
-    end = 0
-    for each in node.path_down():
-        if each.values[HOST][0] is None and not each.is_to_have(HOST, 0):
+    end = node.end
+    for each in node.path():
+        if each.values[HOST][0] is not None:
             break
-        end = each.end
+        if not each.is_to_have(HOST, 0):
+            end = each.start
     return end

@@ -84,8 +84,6 @@ class LoadingBack:
         self._requests.move(request, Event.LOAD)
         self._agenda.copy(operation, transfers, request.id, at)
         request.waits_for = operation.id
-        if lent:
-            request.copies.add(operation.id)
 
     def settle(self, operation: Loading) -> Request | None:
         """Give the tree what was filled on every rank; return who waits for it, and no longer does."""

@@ -109,9 +109,15 @@ Missing = tuple[Node, int]
 
 def lacking(components: Iterable[Component], node: Node, tier: int) -> list[Missing]:
     """Return what a match ending at `node` needs and a tier has not, by component, from the top."""
-    return [
-        (each, component.index)
-        for component in components
-        for each in reversed(list(needed(component, node)))
-        if each.values[tier][component.index] is None
-    ]
+    missing: list[Missing] = []
+    for component in components:
+        index = component.index
+        lacks: list[Missing] = []
+        for each in needed(component, node):
+            if each.values[tier][index] is None:
+                lacks.append((each, index))
+            elif not index:
+                # What has full attention on a tier has it all the way up.
+                break
+        missing += reversed(lacks)
+    return missing

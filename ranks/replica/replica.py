@@ -140,7 +140,7 @@ class Replica:
     @property
     def waits_for_frees(self) -> bool:
         """Whether lent pages of released requests are not free yet, and will be by a verdict."""
-        return self._lent.waits
+        return self._lent.copies.waits
 
     def seats(self) -> SeatTable:
         """Return what the seats of the next ballot mean; the same table while nothing changes."""
@@ -170,7 +170,7 @@ class Replica:
 
     def touching(self, name: str | None) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
-        return self._lent.touching(name)
+        return self._lent.copies.touching(name)
 
     @_command
     def witness(self, *facts: object) -> None:
@@ -338,7 +338,7 @@ class Replica:
         return self.device
 
     def _enter(self, name: str, namespace: str) -> Request:
-        if isinstance(self.device, LentDevice) and self.device.is_leaving(name):
+        if isinstance(self.device, LentDevice) and self.device.copies.is_leaving(name):
             raise UsageError(f"request {name!r} still lends pages; wait until it is freed")
         return self.requests.enter(name, namespace)
 

@@ -58,7 +58,8 @@ class Residence:
         """`emptied` is told of a root that has no children any more."""
         self._tree = tree
         self.components = tree.components
-        self._others = range(1, len(tree.components))
+        others = [each.index for each in tree.components[1:]]
+        self._where_others = [(tier, index) for index in others for tier in TIERS]
         self._journal = journal
         self._outbox = outbox
         self._names_pages = config.names_pages
@@ -92,6 +93,8 @@ class Residence:
         """Is told of each node that got pages of a component there."""
         count = len(self.components)
         on_tier = (1 << count) - 1
+        self._others = (on_tier - 1) * (1 | 1 << count)
+        """The bits of `Node.there` of all components but full attention."""
         self._off_tier = (~on_tier, ~(on_tier << count))
         """By tier: the bits of `Node.there` of everything but that tier."""
         self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
@@ -256,22 +259,27 @@ class Residence:
     def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
         """Mark the path to `node` as used now, from the root down."""
         uses, time_ms, changed = clock.uses, clock.agreed_ms, self.changed
-        others, limited = self._others, self.limits.are_set
+        limited = self.limits.are_set
         on_device, on_host = (queues[0] for queues in self.queues)
         device_bit, host_bit = 1, 1 << len(self.components)
+        before = None
         for each in node.path_down():
+            history = each.last_access, each.used_ms, each.hits, each.priority
+            if history != before:
+                # What was used alike until now is as near to being one node as it was.
+                changed[each] = None
+                before = history
             each.last_access, each.used_ms = uses, time_ms
             each.hits += hits
             each.priority = max(each.priority, priority)
-            changed[each] = None
             # Of full attention only the leaves of a tier are in its queue.
             there, below = each.there, each.occupied_children
             if there & device_bit and not below[DEVICE]:
                 on_device.used(each)
             if there & host_bit and not below[HOST]:
                 on_host.used(each)
-            for component in others:
-                for tier in TIERS:
+            if there & self._others:
+                for tier, component in self._where_others:
                     if each.values[tier][component] is not None:
                         self.queues[tier][component].used(each)
             if limited:

@@ -130,7 +130,10 @@ class Tree:
                     upper.values[tier][index], node.values[tier][index] = parts
         if node.hold_count:
             upper.held = node.held[DEVICE].copy(), node.held[HOST].copy()
-            upper.hold_count = node.hold_count
+            for held in upper.held:
+                # Of full attention its one child is held now, and nothing ends with it.
+                held[0] = min(held[0], 1)
+            upper.hold_count = sum(map(sum, upper.held))
         for tier in (DEVICE, HOST):
             upper.occupied_children[tier] = int(node.values[tier][0] is not None)
         upper.there, node.there = _presence(upper), _presence(node)

@@ -1,0 +1,68 @@
+"""Which copies touch the device pages that an engine lends, and so which pages are its own again."""
+
+from ...coordinator.operation import Phase
+from .agenda import Agenda
+from .effects import Outbox
+from .operations import Copy
+from .requests import Request, Requests, require_name
+
+
+class LentCopies:
+    """The copies of each request, also of one that was released and whose pages are not free yet."""
+
+    def __init__(self, agenda: Agenda, requests: Requests, outbox: Outbox) -> None:
+        self._in_flight = agenda.in_flight
+        self._requests = requests
+        self._outbox = outbox
+        self.leaving: dict[str, set[int]] = {}
+        """Requests that were released, and the copies that still touch their device pages."""
+
+    def of(self, request: Request) -> set[int]:
+        """Return the copies in flight that touch what a request lends. Reads only."""
+        return {number for number in request.copies if number in self._in_flight}
+
+    def began(self, request: Request, copy: int | None) -> None:
+        """Take note of a copy of what a request lends, if there is one."""
+        if copy is not None:
+            request.copies = self.of(request) | {copy}
+
+    def touching(self, name: str | None) -> tuple[int, ...]:
+        """Return the copies that touch pages lent by a request, or by any. Reads only."""
+        if name is None:
+            table = self._in_flight
+            return tuple(number for number, each in table.items() if isinstance(each, Copy))
+        request = self._requests.get(name)
+        copies = self.leaving.get(name, set()) if request is None else request.copies
+        return tuple(sorted(copies & self._in_flight.keys()))
+
+    def is_leaving(self, name: str) -> bool:
+        """Say whether a request was released and still lends pages."""
+        require_name("request", name)
+        return name in self.leaving
+
+    def leave(self, request: Request) -> bool:
+        """Forget a request; say whether its pages are free."""
+        copies = self.of(request)
+        self._requests.leave(request)
+        if copies:
+            self.leaving[request.id] = copies
+        return not copies
+
+    @property
+    def waits(self) -> bool:
+        """Whether some released request's device pages are not free yet, and will be.
+
+        Those of a copy that is quarantined may never be.
+        """
+        return any(not self._is_stuck(copies) for copies in self.leaving.values())
+
+    def after_verdict(self) -> None:
+        """Tell of the requests whose lent pages have become free."""
+        table = self._in_flight
+        for name in [name for name, each in self.leaving.items() if table.keys().isdisjoint(each)]:
+            del self.leaving[name]
+            self._outbox.freed.append(name)
+
+    def _is_stuck(self, copies: set[int]) -> bool:
+        there = copies & self._in_flight.keys()
+        return any(self._in_flight[each].phase is Phase.QUARANTINED for each in there)

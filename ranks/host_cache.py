@@ -124,7 +124,8 @@ class HostCache(RankCache):
         `tokens` are all that it has computed, `device_pages` what holds them: also a page that is not
         full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
         then SAVED, and no copy touches the pages any more; FAILED says that the request goes on as it
-        is. Returns False, and it goes on, if host memory has no room.
+        is, after `keep_off` where it still `lends` pages to a copy that hangs. Returns False, and it
+        goes on, if host memory has no room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)

@@ -33,6 +33,9 @@ class LendingRetracts(Lending):
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             self.coverage["retracts failed"] += 1
+            if self.ask(request, "lends", lambda c: c.lends(request.name)):
+                self.coverage["retracts that hang"] += 1
+                self.ask(request, "keep_off", lambda c: c.keep_off(request.name))
             return "failed"
         if state is not LoadState.SAVED:
             request.refused += 1

@@ -13,6 +13,7 @@ from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.node import DEVICE, HOST
+from lockstep.ranks.replica.requests import LoadState
 
 PAGES = 4
 
@@ -165,6 +166,21 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
     assert "keep 8 of 10 lent device pages, and 5 may be kept" in (words[1] or "")
 
 
+def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
+    """An engine that waited for the copy would wait for ever."""
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
+    for cache in ranks.caches:
+        cache.hit("r", prompt(0), device_tokens=0)
+        assert cache.retract("r", prompt(0), range(PAGES))
+        cache.begin_backups()
+    hang(ranks)
+
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED
+    assert ranks.every(lambda cache: cache.lends("r"))
+    assert not ranks.every(lambda cache: cache.release("r"))
+    assert not ranks.every(lambda cache: cache.pending_frees)
+
+
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
     """A write of one page pins the prefix above it."""
     ranks = RanksInTurn(device_pages=200, host_pages=100)
@@ -197,6 +213,11 @@ def hang_lent(ranks: HostRanksInTurn, number: int) -> str | None:
     for cache in ranks.caches:
         cache.back_up(f"r{number}", prompt(number), range(PAGES))
         cache.begin_backups()
+    return hang(ranks)
+
+
+def hang(ranks: HostRanksInTurn) -> str | None:
+    """Let the copy to the host that was ordered hang; return why the group is over, if it is."""
     (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
     for executor in ranks.executors:
         executor.said.append(Ended(backup, ok=False))

@@ -198,6 +198,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent:
         "retracts with a begun page",
         "retracts refused",
         "retracts failed",
+        "retracts that hang",
         "resumes of whole pages",
         "resumes with a begun page",
         "resumes beside pages on the device",
@@ -210,7 +211,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent:
 
 
 def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:
-    world = draw_world(5, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
+    world = draw_world(7, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
     faults = replace(world.faults, rates={Fault.HUNG_COPY: 0.3}, group_faults={})
 
     result = Schedule(replace(world, faults=faults)).run()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from ...coordinator.operation import Kind
+from .operations import Copy
 from .requests import LoadState, Request
 
 
@@ -35,6 +36,10 @@ class Device(Protocol):
 
     def release(self, request: Request) -> bool:
         """Forget a request; say whether no copy touches device pages that it has lent."""
+        ...
+
+    def set_apart(self, operation: Copy) -> None:
+        """Let nobody wait for a copy that hangs and was quarantined."""
         ...
 
     def after_verdict(self) -> None:

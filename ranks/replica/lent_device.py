@@ -30,7 +30,7 @@ from .loading_back import LoadingBack, Tail
 from .matching import Missing, lacking, match
 from .node import DEVICE, HOST, Node
 from .notices import Hit
-from .operations import LoadBack, Loading, Resume, Retract
+from .operations import Copy, LoadBack, Loading, Resume, Retract
 from .pages import PageRun, page_run
 from .prefixes import Prefixes
 from .requests import Event, LoadState, Request, Requests, Stage
@@ -257,6 +257,11 @@ class LentDevice:
         self._saving.let_go(request)
         return self.copies.leave(request)
 
+    def set_apart(self, operation: Copy) -> None:
+        """See `Device`: a copy to host memory only reads what is lent, and nobody is offered it."""
+        if isinstance(operation, Retract):
+            self._wait_no_more(operation)
+
     def after_verdict(self) -> None:
         """See `Device`."""
         self.copies.after_verdict()
@@ -337,11 +342,15 @@ class LentDevice:
             self._saving.let_go(request)
 
     def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
+        self._wait_no_more(operation)
+        self._agenda.finish(operation)
+
+    def _wait_no_more(self, operation: LoadBack | Resume | Retract) -> None:
+        """Tell the request of a copy that has failed before."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._requests.move(request, Event.QUIET)
             request.waits_for = None
-        self._agenda.finish(operation)
 
     def require_no_copy(self, request: Request) -> None:
         """Raise `UsageError` for a request of which a copy is under way, or that is retracted."""

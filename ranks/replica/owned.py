@@ -20,7 +20,7 @@ from .loading_back import LoadingBack, Tail
 from .matching import Missing, lacking, reach
 from .node import DEVICE, HOST, Node
 from .notices import Cause, Hit
-from .operations import LoadBack, Resume, Retract
+from .operations import Copy, LoadBack, Resume, Retract
 from .pages import PageRun, page_run
 from .prefixes import Prefixes
 from .requests import Event, LoadState, Request, Requests
@@ -74,6 +74,9 @@ class OwnedDevice:
         if state is None:
             raise UsageError(f"request {request.id!r} is not admitted; call load_back first")
         return state
+
+    def set_apart(self, operation: Copy) -> None:
+        """See `Device`; nobody has waited since it failed, for its pages are its own."""
 
     def after_verdict(self) -> None:
         """See `Device`; nothing is lent."""

@@ -359,6 +359,7 @@ class Replica:
         """Quarantine an operation that did not fall quiet, and see whether that is too much."""
         self.agenda.quarantine(operation, rank)
         if isinstance(operation, Copy):
+            self.device.set_apart(operation)
             if excess := self.quarantine.copies_keep_too_much():
                 what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
                 self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"

@@ -54,7 +54,7 @@ class Event(Enum):
     STOP = auto()
     """The copy has failed, and some rank's may still run."""
     QUIET = auto()
-    """No copy touches its pages any more."""
+    """No copy touches its pages any more, or only one that is waited for no longer."""
     FAIL = auto()
     """The copy has failed; the request holds nothing any more."""
     COMPUTE = auto()

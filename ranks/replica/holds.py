@@ -73,14 +73,14 @@ class Holds:
         Its own receipt is returned, and takes the place of the one that is given.
         """
         tier, component, old = receipt.tier, receipt.component, receipt.node
-        if not component:
-            extended = self.acquire(tier, component, node)
-            self.release(receipt)
-            return extended
         each: Node | None = node
         while each is not old:
             assert each is not None
-            self._hold(each, tier, component)
+            is_first = self._hold(each, tier, component)
+            if not (component or is_first):
+                # What was held here counts at the old end already, as a child that is held.
+                self._let_base_go(tier, old)
+                break
             each = each.parent
         old.ends -= 1
         self._changed[old] = None

@@ -106,7 +106,10 @@ def _inserted(cache: Cache, blocks: Sequence[int], *, stride: int = 1) -> dict[s
 def _timed(
     cache: RankCache, blocks: Sequence[int], command: Callable[[int], object], *, stride: int = 1
 ) -> dict[str, float]:
-    """Time every block; the median of the last few, each `stride` before the next, stands for one."""
+    """Time every block; the median of the last few, each `stride` before the next, stands for one.
+
+    So with a stride there is nothing to be said of the first few.
+    """
     took: list[float] = []
     found: dict[str, float] = {}
     for block in range(1, max(blocks) + 1):
@@ -115,7 +118,7 @@ def _timed(
         took.append(time.perf_counter() - began)
         cache.open_round()
         cache.close_round()
-        if block in blocks:
+        if block in blocks and block >= _AROUND * (stride - 1):
             found[str(block)] = round(statistics.median(took[::-stride][:_AROUND]) * 1e6, 1)
     return found
 

@@ -98,8 +98,8 @@ class HostCache(RankCache):
     def load_state(self, request: str) -> LoadState:
         """Say how far the request's load is, on every rank.
 
-        FAILED is final: the request's device pages hold nothing, and `hit` finds nothing for it any
-        more. Either way no copy touches the pages.
+        FAILED is final: the device pages that were to be loaded hold nothing, and `hit` finds nothing
+        for the request any more. Either way no copy touches the pages. After a `retract` see there.
         """
         return self.replica.load_state(request)
 
@@ -123,9 +123,9 @@ class HostCache(RankCache):
 
         `tokens` are all that it has computed, `device_pages` what holds them: also a page that is not
         full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
-        then SAVED, and no copy touches the pages any more; FAILED says that the request goes on as it
-        is, after `keep_off` where it still `lends` pages to a copy that hangs. Returns False, and it
-        goes on, if host memory has no room.
+        then SAVED; FAILED says that the request goes on as it is. Either way no copy touches the pages
+        any more, but for one that hangs: where the request still `lends`, `keep_off` comes before
+        anything overwrites them. Returns False, and it goes on, if host memory has no room.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -192,13 +192,13 @@ class HostCache(RankCache):
     def settle_copies(self) -> bool:
         """Run rounds until the device pages of released requests are free; for an idle engine.
 
-        Every rank calls it at the same point. Returns False where that takes longer than copies may
-        take at all, in agreed time: pages of a copy that never ends stay with it.
+        Every rank calls it at the same point. Returns False where some are not free after as long as
+        copies may take at all, in agreed time: pages of a copy that never ends stay with it.
         """
         times = self.config.timeouts
-        return self._step_until(
-            lambda: not self.replica.waits_for_frees, times.copy_s + times.quiesce_s
-        )
+        replica = self.replica
+        self._step_until(lambda: not replica.waits_for_frees, times.copy_s + times.quiesce_s)
+        return not replica.leaving
 
     def take_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..coordinator.operation import Kind, Phase
 from ..ranks.config import CacheConfig, Recurrent
+from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.answers import Admission
 from ..ranks.replica.check import InvariantViolation, check
@@ -15,6 +16,7 @@ from ..ranks.replica.components.base import Component
 from ..ranks.replica.digest import state_digest
 from ..ranks.replica.matching import Match
 from ..ranks.replica.node import DEVICE, HOST, Node, Place
+from ..ranks.replica.requests import LoadState
 from ..ranks.replica.residence import TIER_NAMES
 from .conditions import LATE_US_MAX
 from .contents import Contents
@@ -255,8 +257,11 @@ def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
         raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
 
 
-def check_loads(cache: RankCache) -> None:
-    """A load into an engine's pages ends: it is not quarantined, and its request waits for no other."""
+_WAITS = (LoadState.LOADING, LoadState.SAVING)
+
+
+def check_loads(cache: HostCache) -> None:
+    """A load into an engine's pages ends: it is not quarantined, and nobody waits for what is over."""
     in_flight = cache.replica.agenda.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
@@ -265,6 +270,8 @@ def check_loads(cache: RankCache) -> None:
     for request in cache.replica.requests:
         if request.waits_for is not None and request.waits_for not in in_flight:
             raise Violated(WaitsForNothing(request.id, request.waits_for))
+        if cache.replica.idle and cache.load_state(request.id) in _WAITS:
+            raise Violated(WaitsForNothing(request.id, None))
 
 
 def check_at_rest(
@@ -284,8 +291,8 @@ def check_at_rest(
     if not in_flight:
         for node in cache.replica.prefixes.tree.nodes():
             for tier in (DEVICE, HOST):
-                if node.holds(tier):
-                    state = f"still held {node.holds(tier)} times"
+                if node.is_held_on(tier):
+                    state = f"still held on the {TIER_NAMES[tier]}"
                     raise Violated(NotLetGo(f"node {node.id}", state))
     for tier in (DEVICE, HOST):
         for component in cache.replica.prefixes.components:

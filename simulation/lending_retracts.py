@@ -1,5 +1,6 @@
 """An engine that owns its device pages moves requests out of them, and back into others."""
 
+from ..coordinator.operation import Phase
 from ..ranks.replica.answers import Wait
 from ..ranks.replica.requests import LoadState
 from .engine_request import EngineRequest, Stage
@@ -31,11 +32,11 @@ class LendingRetracts(Lending):
     def look(self, request: EngineRequest) -> str:
         """See how far a retracted request is, and resume it; return what became of it."""
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
+        if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
+            self.coverage[f"{state} beside a copy that hangs"] += 1
+            self.ask(request, "keep_off", lambda c: c.keep_off(request.name))
         if state is LoadState.FAILED:
             self.coverage["retracts failed"] += 1
-            if self.ask(request, "lends", lambda c: c.lends(request.name)):
-                self.coverage["retracts that hang"] += 1
-                self.ask(request, "keep_off", lambda c: c.keep_off(request.name))
             return "failed"
         if state is not LoadState.SAVED:
             request.refused += 1
@@ -48,6 +49,12 @@ class LendingRetracts(Lending):
         elif self.random.random() < 0.6:
             return self._resume(request)
         return "waits"
+
+    def _hangs(self, request: EngineRequest) -> bool:
+        """Say whether only copies that hang touch what a request lends."""
+        replica = self.caches[0].replica
+        phases = {replica.agenda.in_flight[n].phase for n in replica.touching(request.name)}
+        return phases == {Phase.QUARANTINED}
 
     def _resume(self, request: EngineRequest) -> str:
         length, first = request.bringing, 0

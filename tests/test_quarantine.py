@@ -179,6 +179,30 @@ def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() 
     assert ranks.every(lambda cache: cache.lends("r"))
     assert not ranks.every(lambda cache: cache.release("r"))
     assert not ranks.every(lambda cache: cache.pending_frees)
+    assert not ranks.every(lambda cache: cache.settle_copies())
+
+
+def test_a_request_is_saved_though_an_earlier_copy_of_its_pages_hangs() -> None:
+    ranks = HostRanksInTurn(1, host_pages=400, store=False, engine_pages=100)
+    (cache,) = ranks.caches
+    cache.back_up("r", prompt(0), range(PAGES))
+    cache.begin_backups()
+    hang(ranks)
+    cache.keep_off("r")
+    ranks.executors[0].orders.clear()
+
+    assert cache.retract("r", [*prompt(0), 7], range(PAGES + 1))
+    ranks.settle()
+
+    assert cache.load_state("r") is LoadState.SAVED
+    assert cache.lends("r")
+
+
+def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
+    words = [hang_lent(ranks, number, "r") for number in range(2)]
+
+    assert words == [None, None]
 
 
 def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
@@ -208,10 +232,10 @@ def hang_write(ranks: RanksInTurn, number: int) -> None:
     ranks.step()
 
 
-def hang_lent(ranks: HostRanksInTurn, number: int) -> str | None:
+def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:
     """Let a backup of an engine's pages hang; return why the group is over, if it is."""
     for cache in ranks.caches:
-        cache.back_up(f"r{number}", prompt(number), range(PAGES))
+        cache.back_up(name or f"r{number}", prompt(number), range(PAGES))
         cache.begin_backups()
     return hang(ranks)
 

@@ -6,10 +6,13 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 from lockstep.errors import ConfigError, UsageError
+from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
+from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.eviction_policies import Ranked, known_policies, register
+from lockstep.ranks.replica.node import DEVICE
 
 
 def prompt(first: int, pages: int = 2) -> list[int]:
@@ -231,6 +234,68 @@ def test_a_namespace_keeps_no_more_than_its_quota() -> None:
     assert kept[0] == (0, 0)
     assert kept[3][1] == 2
     assert [cached(ranks, prompt(first), "large") for first in range(1, 5)] == [(2, 2)] * 4
+
+
+def half_saved_to_leave() -> RanksInTurn:
+    """Return a rank on which a run is saved to leave for its quota, and the end of it stays.
+
+    It was cut while it was saved, and its namespace is within its quota by the time that ends.
+    """
+    limits = (NamespaceLimit(namespace="small", device_pages=5),)
+    ranks = RanksInTurn(
+        1,
+        store=False,
+        device_pages=20,
+        host_pages=40,
+        write_policy=WritePolicy.WRITE_BACK,
+        limits=limits,
+    )
+    (cache,) = ranks.caches
+    short, long = list(range(1000, 1000 + 3 * PAGE_TOKENS)), list(range(6 * PAGE_TOKENS))
+    compute(cache, "short", short)
+    cache.pin("p", short, "small", ttl_s=1000.0)
+    ranks.settle()
+    cache.unpin("p")
+    compute(cache, "long", long)
+    cache.load_back("again", short, "small")
+    cache.release("again")
+    ranks.step()
+    cache.load_back("hog", [], "large", reserve_tokens=9 * PAGE_TOKENS)
+    branch = [*long[: 4 * PAGE_TOKENS], *[7] * PAGE_TOKENS]
+    assert cache.load_back("x", branch, "small", reserve_tokens=20 * PAGE_TOKENS) is Wait.NO_ROOM
+    cache.release("x")
+    free = cache.replica.prefixes.residence.pools[DEVICE][0].free
+    cache.load_back("hog 2", [], "large", reserve_tokens=(free + 3) * PAGE_TOKENS)
+    for executor in ranks.executors:
+        executor.obey_only(CopyToHost)
+    ranks.step()
+    return ranks
+
+
+def compute(cache: Cache, name: str, tokens: Sequence[int]) -> None:
+    """Let a request of the small namespace compute a prompt, and go."""
+    cache.load_back(name, [], "small", reserve_tokens=len(tokens))
+    cache.insert(name, tokens)
+    cache.release(name)
+
+
+def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
+    """What is below it has not left, so it is not its turn; the quota is kept all the same."""
+    ranks = half_saved_to_leave()
+
+    ranks.step()
+
+    limits = ranks.caches[0].replica.prefixes.residence.limits
+    assert limits.leaving(DEVICE) == []
+    assert cached(ranks, list(range(6 * PAGE_TOKENS)), "small") == (5, 6)
+
+
+def test_a_run_of_which_a_part_was_saved_to_leave_is_one_again_when_it_is_used() -> None:
+    ranks = half_saved_to_leave()
+
+    ranks.caches[0].load_back("whole", list(range(6 * PAGE_TOKENS)), "small")
+
+    ranks.check()
 
 
 @pytest.mark.parametrize("write_policy", WritePolicy)

@@ -96,7 +96,9 @@ def test_a_receipt_restores_every_count_also_after_splits(
     for receipt in receipts:
         prefixes.residence.holds.release(receipt)
 
-    assert all(not node.holds(tier) for node in prefixes.tree.nodes() for tier in (DEVICE, HOST))
+    assert all(
+        not node.is_held_on(tier) for node in prefixes.tree.nodes() for tier in (DEVICE, HOST)
+    )
     assert prefixes.residence.holds.kept_pages == ([0], [0])
     assert prefixes.residence.available(DEVICE, 0) == 64
 
@@ -115,9 +117,9 @@ def test_a_split_divides_pages_keys_and_counts_between_both_halves() -> None:
     assert upper.pages(DEVICE) == page_run([0])
     assert node.pages(DEVICE) == page_run([1, 2, 3])
     assert [*prefixes.tree.keys(upper), *prefixes.tree.keys(node)] == keys
-    assert upper.holds(DEVICE) == node.holds(DEVICE) == 1
+    assert upper.held[DEVICE] == node.held[DEVICE] == [1]
     prefixes.residence.holds.release(lock)
-    assert upper.holds(DEVICE) == node.holds(DEVICE) == 0
+    assert upper.held[DEVICE] == node.held[DEVICE] == [0]
 
 
 def test_namespaces_never_share_a_page_or_a_key() -> None:

@@ -5,7 +5,9 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 from test_replica_cost import calls
 
-from lockstep.ranks.config import WritePolicy
+from lockstep.ranks.config import Recurrent, WritePolicy
+from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.ranks.replica.answers import Admission, Wait
 
 
 def prompt(pages: int) -> list[int]:
@@ -34,6 +36,52 @@ def test_a_request_that_decodes_extends_its_node(host_pages: int, store: bool) -
 
     # The request's lock ends with the last page, and begins with the first.
     assert nodes(ranks) == 1
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_each_state_that_is_kept_divides_the_run_once(store: bool) -> None:
+    """That the store has the state says nothing of the pages above it."""
+    layout = PageLayout(page_tokens=1, columns=(Column(name="s", layers=1, heads=1, elements=1),))
+    state = Recurrent(
+        checkpoint_tokens=4 * PAGE_TOKENS, layout=layout, device_pages=8, host_pages=8
+    )
+    ranks = RanksInTurn(2, components=(state,), store=store)
+
+    decode(ranks, 12)
+
+    assert nodes(ranks) == 3
+
+
+def test_when_it_was_saved_to_leave_divides_no_run_once_it_was_used_again() -> None:
+    ranks = RanksInTurn(
+        1, store=False, device_pages=12, host_pages=40, write_policy=WritePolicy.WRITE_BACK
+    )
+    ranks.publish("a", prompt(8))
+    ranks.every(lambda cache: cache.load_back("half", prompt(4)))
+    ranks.every(lambda cache: cache.release("half"))
+    make_room(ranks, 8)
+    apart = nodes(ranks)
+
+    ranks.every(lambda cache: cache.load_back("whole", prompt(8)))
+    ranks.settle()
+    ranks.every(lambda cache: cache.release("whole"))
+    ranks.check()
+
+    assert apart == 2
+    assert nodes(ranks) == 1
+
+
+def make_room(ranks: RanksInTurn, pages: int) -> None:
+    """Let so many pages leave the device, which have to be saved first."""
+
+    def admit() -> Admission | Wait:
+        tokens = pages * PAGE_TOKENS
+        return ranks.every(lambda cache: cache.load_back("big", [], reserve_tokens=tokens))
+
+    assert admit() is Wait.NO_ROOM
+    ranks.settle()
+    assert isinstance(admit(), Admission)
+    ranks.every(lambda cache: cache.release("big"))
 
 
 def test_an_operation_in_flight_keeps_what_it_copies_apart_until_it_has_ended() -> None:

@@ -198,7 +198,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent:
         "retracts with a begun page",
         "retracts refused",
         "retracts failed",
-        "retracts that hang",
+        "failed beside a copy that hangs",
         "resumes of whole pages",
         "resumes with a begun page",
         "resumes beside pages on the device",

@@ -98,6 +98,7 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (transfers.Overdue("PERSIST", 3, "ISSUED", 1.5, 1.0), "A write to storage does not end"),
     (transfers.EngineNotKeptOut(3), "into the engine's own memory does not end"),
     (transfers.WaitsForNothing("r1", 3), "Request r1 waits for a copy that has ended"),
+    (transfers.WaitsForNothing("r1", None), "Request r1 waits for a copy that has ended"),
     (transfers.NotLetGo("node 3", "still held"), "still keeps memory from use"),
 )
 """Findings of every kind, and what the plain sentence of each must say."""

@@ -129,7 +129,7 @@ class BackingUp:
             node.values[DEVICE][each.index] is not None and node.values[HOST][each.index] is None
             for each in self._components
         )
-        if lost and node.saved_at != node.last_access:
+        if lost and not node.is_saved:
             node.saved_at = node.last_access
             self._prefixes.residence.changed[node] = None
             self.write_through(node)
@@ -196,6 +196,7 @@ class BackingUp:
             receipts=receipts,
             segments=self.divide(missing, taken),
             lent=0 if lent is None else last.end,
+            lender="" if lent is None else lent.request,
         )
         transfers = self.transfers(operation.segments, lent)
         self._agenda.copy(operation, transfers, last.id, counts)

@@ -45,10 +45,10 @@ def check(replica: Replica) -> None:
             _check_locked(node)
         _check_whole(prefixes.residence, node)
     _check_counts(prefixes.tree, prefixes.residence, nodes)
+    _check_operations(replica, nodes)
     _check_holds(replica, nodes)
     _check_eviction(prefixes.residence, prefixes.components, nodes)
     _check_ownership(replica, nodes)
-    _check_operations(replica, nodes)
     _check_bounds(replica)
 
 
@@ -83,8 +83,6 @@ def _check_node(tree: Tree, node: Node) -> None:
             continue
         if node.values[tier][0] is not None and parent.values[tier][0] is None:
             _violated(4, node, tier, "has pages and its parent has none")
-        if node.held[tier][0] and not parent.held[tier][0]:
-            _violated(5, node, tier, "is held and its parent is not")
     held = sum(map(sum, node.held))
     _require(node.hold_count == held, 5, f"{name} miscounts what holds it")
     _require(node.has(0) or bool(held), 2, f"{name} is dead")
@@ -153,21 +151,28 @@ def _check_counts(tree: Tree, residence: Residence, nodes: list[Node]) -> None:
 def _check_holds(replica: Replica, nodes: list[Node]) -> None:
     """Every lock and pin has a receipt, and every receipt has its locks and pins."""
     owed: Counter[tuple[int, int, int]] = Counter()
+    ends = Counter(id(p.awaits) for p in replica.pinning.pins.values() if p.awaits is not None)
+    begins: Counter[int] = Counter()
     for receipt in _receipts(replica):
-        if not receipt.component:
-            owed[id(receipt.node), receipt.tier, 0] += 1
+        node, tier, component = receipt.node, receipt.tier, receipt.component
+        ends[id(node)] += 1
+        if not component:
+            owed[id(node), tier, 0] += 1
             continue
-        for node in receipt.node.path():
-            if node.start >= receipt.start:
-                owed[id(node), receipt.tier, receipt.component] += 1
+        for each in node.path():
+            if each.start >= receipt.start:
+                owed[id(each), tier, component] += 1
+                begins[id(each)] += each.start == receipt.start
     for node in nodes:
-        parent = node.parent
-        assert parent is not None
         for tier in TIERS:
             if node.held[tier][0]:
                 # Of full attention a node counts its children that are held, and what ends with it.
-                owed[id(parent), tier, 0] += 1
+                owed[id(node.parent), tier, 0] += 1
     for node in nodes:
+        _require(node.ends == ends[id(node)], 5, f"node {node.id} miscounts what ends with it")
+        _require(
+            node.begins == begins[id(node)], 5, f"node {node.id} miscounts what begins with it"
+        )
         for tier in TIERS:
             for component, count in enumerate(node.held[tier]):
                 receipts = owed.get((id(node), tier, component), 0)

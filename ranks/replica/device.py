@@ -38,8 +38,8 @@ class Device(Protocol):
         """Forget a request; say whether no copy touches device pages that it has lent."""
         ...
 
-    def set_apart(self, operation: Copy) -> None:
-        """Let nobody wait for a copy that hangs and was quarantined."""
+    def quarantined(self, operation: Copy) -> None:
+        """Let nobody wait for a copy that hangs. One that writes lent pages never comes here."""
         ...
 
     def after_verdict(self) -> None:

@@ -1,13 +1,15 @@
 """Locks and pins: what keeps a node's pages where they are, and for whom.
 
-A lock keeps device pages, a pin keeps host pages and the node's place in the tree. Both are counted
-for each component on every node of an interval of positions on the path to a node. Whoever acquires
-one gets a receipt and gives it back with that receipt: the interval stays right when nodes of it are
-split, since a split gives both halves the counts of the whole.
+A lock keeps device pages, a pin keeps host pages and the node's place in the tree. Both are of one
+component, and of an interval of positions on the path to a node. Whoever acquires one gets a receipt
+and gives it back with that receipt, also when nodes of the interval were split. There are two ways of
+counting:
 
-Full attention is held from the root down to a node. So it is not counted along the path, which may be
-long: a node's count is how many receipts end with it, and how many of its children are held. What was
-held before ends the way up (rule R15).
+- Full attention is held from the root down to a node, which may be a long way. A node counts how many
+  receipts end with it, and how many of its children are held: what was held before ends the way up
+  (rule R15).
+- Of the other components every node of the interval counts the receipt, and a split gives both halves
+  what the whole had.
 
 A node of the interval that has no value is counted as well: what a load back brings there is locked
 from the moment it comes. Whoever holds one component holds full attention at least as far.

@@ -23,6 +23,7 @@ class Lent:
     nothing.
     """
 
+    request: str
     first: int
     last: int
     runs: Sequence[PageRun]
@@ -48,7 +49,7 @@ class Lent:
         gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
         return max(self.first, component.needed_from(self.last), *gaps[-1:])
 
-    def require(self, name: str, components: Sequence[Component], starts: Sequence[int]) -> None:
+    def require(self, components: Sequence[Component], starts: Sequence[int]) -> None:
         """Raise `UsageError` unless all pages from some positions on are lent, by component."""
         for component, start in zip(components, starts, strict=True):
             run, count = self.runs[component.index], 1
@@ -56,8 +57,8 @@ class Lent:
                 run, count = run[start - self.first : self.last - self.first], self.last - start
             if len(run) != count or NO_PAGE in run:
                 raise UsageError(
-                    f"request {name!r} does not lend what pool {component.pool!r} needs for the pages"
-                    f" {start} to {self.last}"
+                    f"request {self.request!r} does not lend what pool {component.pool!r} needs for"
+                    f" the pages {start} to {self.last}"
                 )
 
 

@@ -11,7 +11,7 @@ class LentCopies:
     """The copies of each request, also of one that was released and whose pages are not free yet."""
 
     def __init__(self, agenda: Agenda, requests: Requests, outbox: Outbox) -> None:
-        self._in_flight = agenda.in_flight
+        self._operations = agenda.in_flight
         self._requests = requests
         self._outbox = outbox
         self.leaving: dict[str, set[int]] = {}
@@ -19,7 +19,11 @@ class LentCopies:
 
     def of(self, request: Request) -> set[int]:
         """Return the copies in flight that touch what a request lends. Reads only."""
-        return {number for number in request.copies if number in self._in_flight}
+        return self._in_flight(request.copies)
+
+    def are_awaited(self, request: Request) -> bool:
+        """Say whether any of them is waited for: one that hangs is not, once it is quarantined."""
+        return any(not self._hangs(each) for each in self.of(request))
 
     def began(self, request: Request, copy: int | None) -> None:
         """Take note of a copy of what a request lends, if there is one."""
@@ -29,11 +33,10 @@ class LentCopies:
     def touching(self, name: str | None) -> tuple[int, ...]:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
         if name is None:
-            table = self._in_flight
-            return tuple(number for number, each in table.items() if isinstance(each, Copy))
+            return tuple(n for n, each in self._operations.items() if isinstance(each, Copy))
         request = self._requests.get(name)
         copies = self.leaving.get(name, set()) if request is None else request.copies
-        return tuple(sorted(copies & self._in_flight.keys()))
+        return tuple(sorted(self._in_flight(copies)))
 
     def is_leaving(self, name: str) -> bool:
         """Say whether a request was released and still lends pages."""
@@ -54,15 +57,17 @@ class LentCopies:
 
         Those of a copy that is quarantined may never be.
         """
-        return any(not self._is_stuck(copies) for copies in self.leaving.values())
+        return any(not any(map(self._hangs, each)) for each in self.leaving.values())
 
     def after_verdict(self) -> None:
         """Tell of the requests whose lent pages have become free."""
-        table = self._in_flight
-        for name in [name for name, each in self.leaving.items() if table.keys().isdisjoint(each)]:
+        for name in [name for name, each in self.leaving.items() if not self._in_flight(each)]:
             del self.leaving[name]
             self._outbox.freed.append(name)
 
-    def _is_stuck(self, copies: set[int]) -> bool:
-        there = copies & self._in_flight.keys()
-        return any(self._in_flight[each].phase is Phase.QUARANTINED for each in there)
+    def _in_flight(self, copies: set[int]) -> set[int]:
+        return {number for number in copies if number in self._operations}
+
+    def _hangs(self, copy: int) -> bool:
+        operation = self._operations.get(copy)
+        return operation is not None and operation.phase is Phase.QUARANTINED

@@ -83,7 +83,7 @@ class LentDevice:
 
         A load that failed is told of only once no rank's copy touches the lent pages any more.
         """
-        if request.stage is Stage.SAVED and self.copies.of(request):
+        if request.stage is Stage.SAVED and self.copies.are_awaited(request):
             # A backup that it had begun before still reads its pages.
             return LoadState.SAVING
         return request.load_state or LoadState.READY
@@ -116,7 +116,7 @@ class LentDevice:
                 " in the same step"
             )
         starts = self._starts(first, last)
-        Lent(first, last, runs).require(request.id, self._components, starts)
+        Lent(request.id, first, last, runs).require(self._components, starts)
 
     def load(
         self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
@@ -134,7 +134,7 @@ class LentDevice:
         prefixes.use(node)
         starts = self._starts(first, node.end)
         missing = self._lacking(self._components, node, starts)
-        pages = self._for(missing, Lent(first, node.end, runs))
+        pages = self._for(missing, Lent(request.id, first, node.end, runs))
         self._loading_back.begin(request, node, missing, pages, lent=True)
         self.copies.began(request, request.waits_for)
         stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0]))
@@ -158,7 +158,9 @@ class LentDevice:
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
-        number = self._backing_up.write_through(node, self._lent(tokens, node.end, runs))
+        number = self._backing_up.write_through(
+            node, self._lent(request.id, tokens, node.end, runs)
+        )
         self.copies.began(request, number)
         last = _covered(node)
         self._prefixes.residence.prune(node)
@@ -194,7 +196,7 @@ class LentDevice:
             return False
         node = self._publish(request, tokens)
         self._prefixes.cut_for(node)
-        lent = self._lent(tokens, node.end, runs)
+        lent = self._lent(request.id, tokens, node.end, runs)
         starts = [lent.needed_from(each) for each in self._components]
         for start in starts:
             self._prefixes.cut(node, start)
@@ -230,7 +232,7 @@ class LentDevice:
             )
         count = -(-request.computed // unit) - first
         require_all(request.id, self._components, runs, count, state=request.computed > 0)
-        shared, lent = self._saving.shared, Lent(first, node.end, runs)
+        shared, lent = self._saving.shared, Lent(request.id, first, node.end, runs)
         starts = list(map(max, request.saved_from, map(lent.needed_from, self._components)))
         for start in starts:
             self._prefixes.cut(node, start)
@@ -257,7 +259,7 @@ class LentDevice:
         self._saving.let_go(request)
         return self.copies.leave(request)
 
-    def set_apart(self, operation: Copy) -> None:
+    def quarantined(self, operation: Copy) -> None:
         """See `Device`: a copy to host memory only reads what is lent, and nobody is offered it."""
         if isinstance(operation, Retract):
             self._wait_no_more(operation)
@@ -290,14 +292,14 @@ class LentDevice:
         self._journal.record("lend", request.id, node.end)
         return node
 
-    def _lent(self, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+    def _lent(self, name: str, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
         """Return what is lent; a state counts only where the tokens end with a whole page."""
         at_page = len(tokens) == end * self._prefixes.tree.page_bytes
         kept = [
             run if each.per_page or at_page else page_run()
             for each, run in zip(self._components, runs, strict=True)
         ]
-        return Lent(0, end, kept)
+        return Lent(name, 0, end, kept)
 
     def _starts(self, first: int, last: int) -> list[int]:
         """Return by component the first position that a load of the pages up to `last` brings."""

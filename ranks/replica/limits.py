@@ -49,11 +49,13 @@ class _Limited:
         self.leaving[tier].add(node)
         self._leaving_pages[tier] += node.width
 
-    def stay(self, node: Node, tier: int) -> None:
-        """Count a node as leaving no more, if it was."""
-        if node in self.leaving[tier]:
-            self.leaving[tier].remove(node)
-            self._leaving_pages[tier] -= node.width
+    def stay(self, node: Node, tier: int) -> bool:
+        """Count a node as leaving no more; say whether it was."""
+        if node not in self.leaving[tier]:
+            return False
+        self.leaving[tier].remove(node)
+        self._leaving_pages[tier] -= node.width
+        return True
 
 
 def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[Node]:
@@ -109,15 +111,17 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].offer(node)
-            self._stay(limited, node, tier)
 
-    def used(self, node: Node) -> None:
-        """Note that a node was used."""
+    def used(self, node: Node) -> bool:
+        """Note that a node was used; say whether it was leaving."""
         limited = self._of(node)
-        if limited is not None:
-            for tier, queue in enumerate(limited.queues):
-                queue.used(node)
-                self._stay(limited, node, tier)
+        if limited is None:
+            return False
+        was_leaving = False
+        for tier, queue in enumerate(limited.queues):
+            queue.used(node)
+            was_leaving |= self._stay(limited, node, tier)
+        return was_leaving
 
     def leave(self, node: Node, tier: int) -> None:
         """Note that a node is about to be saved, so that it can leave for its namespace's quota."""
@@ -125,11 +129,10 @@ class Limits:
         assert limited is not None
         limited.leave(node, tier)
 
-    def stay(self, node: Node, tier: int) -> None:
-        """Note that a node is kept for something else than that, and does not leave for now."""
+    def stay(self, node: Node, tier: int) -> bool:
+        """Note that a node does not leave for now; say whether it was leaving."""
         limited = self._of(node)
-        if limited is not None:
-            self._stay(limited, node, tier)
+        return limited is not None and self._stay(limited, node, tier)
 
     def was_split(self, upper: Node) -> None:
         """Take note of the upper half of a node that was cut: both halves leave, if it was to."""
@@ -182,10 +185,11 @@ class Limits:
             if limited.ttl_ms is not None:
                 yield from _expired(limited.queues[tier], limited.ttl_ms, now_ms)
 
-    def _stay(self, limited: _Limited, node: Node, tier: int) -> None:
-        limited.stay(node, tier)
+    def _stay(self, limited: _Limited, node: Node, tier: int) -> bool:
+        was_leaving = limited.stay(node, tier)
         if limited.is_over(tier):
             self._over[tier][node.place.namespace] = None
+        return was_leaving
 
     def _of(self, node: Node) -> _Limited | None:
         """Return what is counted of a node's namespace; None where nothing is kept or limited."""

@@ -109,13 +109,13 @@ class Node:
         )
         """By tier and component: the pages that hold the content, or None (a tombstone)."""
         self.held = _not_held(components)
-        """By tier and component: device locks and host pins. `hold` and `let_go` change them."""
+        """By tier and component: device locks and host pins, as `holds.Holds` counts them."""
         self.hold_count = 0
         """Their sum."""
         self.begins = 0
-        """How many of them begin with it, and not above."""
+        """How many locks and pins begin with it, and not above; those of full attention never do."""
         self.ends = 0
-        """How many of them end with it, and not below; and whatever else refers to it."""
+        """How many locks and pins end with it, and not below; and whatever else refers to it."""
         self.there = 0
         """Which of the values are there: the bit `tier * components + component` of each."""
         self.occupied_children = [0, 0]
@@ -142,8 +142,13 @@ class Node:
 
     @property
     def history(self) -> tuple[object, ...]:
-        """What was done with it, and so when it leaves and where it is stored."""
-        return self.last_access, self.used_ms, self.saved_at, self.store, self.persisted
+        """What was done with it, and so when it leaves and where it was offered."""
+        return self.last_access, self.used_ms, self.is_saved, self.store
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether, under write-back, it was backed up to leave the device since its last use."""
+        return self.saved_at == self.last_access
 
     def pages(self, tier: int, component: int = 0) -> PageRun | None:
         """Return the pages of one component on one tier, or None."""
@@ -157,16 +162,13 @@ class Node:
         """Say whether a copy in flight fills the pages of one component on one tier."""
         return any(mark.is_to_fill(self, tier, component) for mark in self.marks)
 
-    def holds(self, tier: int) -> int:
-        """Return how often the node is locked (device) or pinned (host), over all components."""
-        return sum(self.held[tier])
-
     def is_held_on(self, tier: int) -> bool:
         """Say whether anything locks (device) or pins (host) the node."""
-        return any(self.held[tier])
+        # Whoever holds any component holds full attention.
+        return self.held[tier][0] > 0
 
     def hold(self, tier: int, component: int) -> int:
-        """Count one lock or pin more, and return how many there are of it."""
+        """Count one more, and return how many there are."""
         if not self.hold_count:
             self.held = [0] * len(self.held[DEVICE]), [0] * len(self.held[HOST])
         self.hold_count += 1
@@ -175,7 +177,7 @@ class Node:
         return counts[component]
 
     def let_go(self, tier: int, component: int) -> int:
-        """Count one lock or pin less, and return how many are left of it."""
+        """Count one less, and return how many are left."""
         counts = self.held[tier]
         left = counts[component] - 1
         if left < 0:

@@ -161,6 +161,8 @@ class Copy(Moving):
 
     lent: int = 0
     """How many device pages the engine leaves as they are for it: those of the whole prefix."""
+    lender: str = ""
+    """The request that lends them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

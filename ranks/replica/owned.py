@@ -75,7 +75,7 @@ class OwnedDevice:
             raise UsageError(f"request {request.id!r} is not admitted; call load_back first")
         return state
 
-    def set_apart(self, operation: Copy) -> None:
+    def quarantined(self, operation: Copy) -> None:
         """See `Device`; nobody has waited since it failed, for its pages are its own."""
 
     def after_verdict(self) -> None:

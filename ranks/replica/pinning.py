@@ -112,8 +112,7 @@ class Pinning:
         if locks:
             pin.locks = residence.hold(DEVICE, node)
             self._count(DEVICE, pin, 1)
-            for each in node.path():
-                residence.limits.stay(each, DEVICE)
+            residence.stay(node, DEVICE)
             self._backing_up.write_through(node)
             self._await(pin)
         self.pins[name] = pin

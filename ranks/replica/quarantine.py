@@ -58,7 +58,11 @@ class Quarantine:
                 most = self._most(pool, 2)
                 if pages > most:
                     return _too_much(len(hung), pages, pool.capacity, pool.name, most)
-        lent = sum(each.lent for each in hung)
+        # What a request lends to several copies it lends once.
+        lenders: dict[str, int] = {}
+        for each in hung:
+            lenders[each.lender] = max(each.lent, lenders.get(each.lender, 0))
+        lent = sum(lenders.values())
         engine_pages = self._config.engine_pages
         if engine_pages and 2 * lent > engine_pages:
             return _too_much(len(hung), lent, engine_pages, "lent device", engine_pages // 2)

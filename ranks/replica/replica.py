@@ -138,6 +138,11 @@ class Replica:
         return self.attaching.store_state
 
     @property
+    def leaving(self) -> list[str]:
+        """The released requests whose lent pages are not free yet, and perhaps never will be."""
+        return list(self._lent.copies.leaving)
+
+    @property
     def waits_for_frees(self) -> bool:
         """Whether lent pages of released requests are not free yet, and will be by a verdict."""
         return self._lent.copies.waits
@@ -349,17 +354,17 @@ class Replica:
             if queue is Queue.QUARANTINE or (well and queue is Queue.QUIESCE):
                 follows.quiet(operation)
             elif queue is Queue.QUIESCE:
-                self._set_apart(operation, watermark.failed_rank)
+                self._quarantine(operation, watermark.failed_rank)
             elif well:
                 follows.ended(operation)
             else:
                 follows.failed(operation)
 
-    def _set_apart(self, operation: Operation, rank: int | None) -> None:
+    def _quarantine(self, operation: Operation, rank: int | None) -> None:
         """Quarantine an operation that did not fall quiet, and see whether that is too much."""
         self.agenda.quarantine(operation, rank)
         if isinstance(operation, Copy):
-            self.device.set_apart(operation)
+            self.device.quarantined(operation)
             if excess := self.quarantine.copies_keep_too_much():
                 what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
                 self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"

@@ -11,7 +11,7 @@ Lockstep's own.
     SAVING    it is on its way to host memory
     SAVED     it is in host memory, and nothing of it on the device
     FAILED    as KNOWN, after a copy that has failed
-    BARRED    as READY, after a load that has failed: it computes, and loads nothing more
+    BARRED    as READY, after a copy that has failed: it computes, and loads nothing more
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,8 +80,9 @@ class LoadState(StrEnum):
     READY = "ready"
     """All pages of the prefix are on the device; the engine may compute."""
     FAILED = "failed"
-    """The load back failed on some rank. The host pages that failed are dropped, but for those that
-    something else needs, and the request is not admitted any more."""
+    """The copy failed on some rank, and the request is not admitted any more, or goes on in the pages
+    that it lends. Host pages that a load could not read are dropped, but for those that something else
+    needs."""
 
 
 _KNOWN, _LOADING, _STOPPING, _READY = Stage.KNOWN, Stage.LOADING, Stage.STOPPING, Stage.READY

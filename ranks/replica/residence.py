@@ -76,7 +76,7 @@ class Residence:
         """By tier and component: pages that nodes of the tree own."""
         self.changed: dict[Node, None] = {}
         """Nodes that something may have divided from their neighbours, and perhaps no longer does."""
-        self.holds = Holds(len(self.components), self._offer, self.changed)
+        self.holds = Holds(len(self.components), self._was_let_go, self.changed)
         policy = find_policy(config.eviction)
         self._rank = policy.rank
         selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
@@ -264,7 +264,8 @@ class Residence:
         device_bit, host_bit = 1, 1 << len(self.components)
         before = None
         for each in node.path_down():
-            history = each.last_access, each.used_ms, each.hits, each.priority
+            was_saved = each.saved_at == each.last_access
+            history = each.last_access, each.used_ms, was_saved, each.hits, each.priority
             if history != before:
                 # What was used alike until now is as near to being one node as it was.
                 changed[each] = None
@@ -282,8 +283,14 @@ class Residence:
                 for tier, component in self._where_others:
                     if each.values[tier][component] is not None:
                         self.queues[tier][component].used(each)
-            if limited:
-                self.limits.used(each)
+            if limited and self.limits.used(each):
+                changed[each] = None
+
+    def stay(self, node: Node, tier: int) -> None:
+        """Let nothing of the path to `node` leave a tier for its namespace's limits for now."""
+        for each in node.path():
+            if self.limits.stay(each, tier):
+                self.changed[each] = None
 
     def hold(self, tier: int, node: Node, *, requested: bool = False) -> list[Receipt]:
         """Lock or pin everything that a match ending at `node` needs.
@@ -361,6 +368,12 @@ class Residence:
     def _name(self, node: Node, tier: int, leaving: Leaving) -> None:
         if self._names_pages:
             leaving.keys[tier].extend(self._tree.keys(node))
+
+    def _was_let_go(self, node: Node, tier: int, component: int) -> None:
+        """Let a node leave that nothing holds any more; in its turn, if it was to leave at once."""
+        if not component and self.limits.are_set and self.limits.stay(node, tier):
+            self.changed[node] = None
+        self._offer(node, tier, component)
 
     def _offer(self, node: Node, tier: int, component: int) -> None:
         if node.values[tier][component] is not None:

@@ -81,6 +81,7 @@ class Saving:
             segments=self._backing_up.divide(missing, taken),
             request=request.id,
             lent=0 if lent is None else node.end,
+            lender="" if lent is None else lent.request,
         )
         transfers = self._backing_up.transfers(operation.segments, lent)
         for component, device, host in zip(components, tail, taken, strict=True):

@@ -43,6 +43,7 @@ class Tree:
         self.page_bytes = page_tokens * TOKEN_BYTES
         """The bytes of one page's token ids."""
         per_page = sum(1 << each.index for each in components if each.per_page)
+        self._in_pages = frozenset(each.index for each in components if each.per_page)
         self._per_page = per_page | per_page << len(components)
         """The bits of `Node.there` of components that have a page for each page of tokens."""
         self.roots: dict[Place, Node] = {}
@@ -143,9 +144,7 @@ class Tree:
         upper.hits, upper.priority, upper.saved_at = node.hits, node.priority, node.saved_at
         upper.marks = node.marks
         upper.store = node.store
-        upper.persisted = frozenset(
-            each.index for each in self.components if each.per_page and each.index in node.persisted
-        )
+        upper.persisted = node.persisted & self._in_pages
         node.tokens = node.tokens[cut:]
         node.start += pages
         node.width -= pages
@@ -163,7 +162,9 @@ class Tree:
             return True
         if (upper.there ^ lower.there) & self._per_page or upper.there & ~self._per_page:
             return True
-        return upper.history != lower.history
+        # Where a state is stored says nothing of the node above it, which has none.
+        stored = upper.persisted ^ lower.persisted
+        return upper.history != lower.history or bool(stored & self._in_pages)
 
     def merge(self, upper: Node, lower: Node) -> None:
         """Make one node of two that nothing divides: `lower`, which grows upwards.

@@ -64,14 +64,16 @@ class EngineNotKeptOut(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WaitsForNothing(Finding):
-    """A request waits for a load that is over."""
+    """A request waits for a copy that is over, or is not waited for any more."""
 
     request: str
-    operation: int
+    operation: int | None
+    """None if only quarantined ones are left."""
 
     def say(self) -> Said:
+        waited = "a copy" if self.operation is None else f"load {self.operation}"
         return Said(
-            f"request {self.request} waits for load {self.operation}, which is gone",
+            f"request {self.request} waits for {waited}, which is gone",
             f"Request {self.request} waits for a copy that has ended long ago, so it waits for ever.",
         )
 

@@ -384,6 +384,8 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
         (21_133, 4, "hybrid-all", REPLICA),
         # The group lets go of a store that keeps too much, and that keeps less after the same step.
         (10_659, 2, LLAMA, REPLICA),
+        # A part of what was cut to be saved has left, and nothing was begun for the one above it.
+        (61_169, 2, "gemma", REPLICA),
         # A rank is told to attach a store as soon as it is attached, and that is withdrawn.
         (10_089, 2, LLAMA, ENGINE),
         # A rank is told to detach a store again that was detached in the round before.

@@ -111,6 +111,8 @@ class Limits:
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
             limited.queues[tier].offer(node)
+            # One that was cut before it was saved may have a part that nothing was begun for.
+            self._stay(limited, node, tier)
 
     def used(self, node: Node) -> bool:
         """Note that a node was used; say whether it was leaving."""

@@ -376,27 +376,27 @@ def test_a_prefetch_whose_turn_does_not_come_expires() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "ranks", "profile", "l1"),
+    ("seed", "ranks", "steps", "profile", "l1"),
     [
         # A slot that a failed retract keeps is no room for a checkpoint.
-        (20_207, 4, "hybrid-all", REPLICA),
+        (20_207, 4, 150, "hybrid-all", REPLICA),
         # A backup that waited for a quarantined one begins when the group seems to be at rest.
-        (21_133, 4, "hybrid-all", REPLICA),
+        (21_133, 4, 150, "hybrid-all", REPLICA),
         # The group lets go of a store that keeps too much, and that keeps less after the same step.
-        (10_659, 2, LLAMA, REPLICA),
+        (10_659, 2, 150, LLAMA, REPLICA),
         # A part of what was cut to be saved has left, and nothing was begun for the one above it.
-        (61_169, 2, "gemma", REPLICA),
+        (61_169, 2, 100, "gemma", REPLICA),
         # A rank is told to attach a store as soon as it is attached, and that is withdrawn.
-        (10_089, 2, LLAMA, ENGINE),
+        (10_089, 2, 150, LLAMA, ENGINE),
         # A rank is told to detach a store again that was detached in the round before.
-        (11_385, 2, LLAMA, ENGINE),
+        (11_385, 2, 150, LLAMA, ENGINE),
     ],
 )
 def test_what_once_looked_like_a_violation_is_none(
-    seed: int, ranks: int, profile: str, l1: str
+    seed: int, ranks: int, steps: int, profile: str, l1: str
 ) -> None:
     seeds = range(seed, seed + 1)
-    report = explore(seeds, ranks=ranks, steps=150, profile=profile, l1=l1, processes=1)
+    report = explore(seeds, ranks=ranks, steps=steps, profile=profile, l1=l1, processes=1)
     assert_no_violation(report)
 
 

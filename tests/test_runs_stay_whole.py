@@ -8,6 +8,7 @@ from test_replica_cost import calls
 from lockstep.ranks.config import Recurrent, WritePolicy
 from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.check import InvariantViolation
 
 
 def prompt(pages: int) -> list[int]:
@@ -180,3 +181,16 @@ def test_the_last_page_of_a_long_request_is_inserted_in_as_many_calls(policy: Wr
         return calls(lambda: cache.insert("r", tokens, final=False))
 
     assert next_page(16) == next_page(64)
+
+
+@pytest.mark.parametrize("count", ["begins", "ends"])
+def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
+    """It would keep neighbours apart for good, or make one of what a lock ends between."""
+    ranks = RanksInTurn(1, host_pages=0, store=False)
+    decode(ranks, 2)
+    (node,) = ranks.caches[0].replica.prefixes.tree.nodes()
+
+    setattr(node, count, getattr(node, count) + 1)
+
+    with pytest.raises(InvariantViolation, match=f"miscounts what {count} with it"):
+        ranks.check()

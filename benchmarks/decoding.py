@@ -118,8 +118,10 @@ def _timed(
         took.append(time.perf_counter() - began)
         cache.open_round()
         cache.close_round()
-        if block in blocks and block >= _AROUND * (stride - 1):
-            found[str(block)] = round(statistics.median(took[::-stride][:_AROUND]) * 1e6, 1)
+        if block in blocks:
+            around = took[::-stride][:_AROUND]
+            if stride == 1 or len(around) == _AROUND:
+                found[str(block)] = round(statistics.median(around) * 1e6, 1)
     return found
 
 

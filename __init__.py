@@ -17,6 +17,7 @@ from .errors import (
     StorageError,
     UsageError,
 )
+from .page_format.page_layout import Column, PageLayout
 from .ranks.cache import Cache
 from .ranks.cache_stats import CacheStats
 from .ranks.config import (
@@ -31,7 +32,6 @@ from .ranks.config import (
 )
 from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
-from .ranks.page_layout import Column, PageLayout
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.matching import Match

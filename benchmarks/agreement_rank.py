@@ -15,9 +15,9 @@ from ..coordinator.collectives.base import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
-from ..ranks.page_layout import Column, PageLayout
 from ..ranks.replica.settings import ReplicaConfig
 from .agreement import AgreementSettings
 from .bare_exchange import BareExchange

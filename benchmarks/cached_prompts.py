@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from ..coordinator.collectives.in_process import InProcessGroup
 from ..errors import ConfigError
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import PAGES_MAX, CacheConfig, ComponentConfig, SlidingWindow
-from ..ranks.page_layout import Column, PageLayout
 from ..ranks.replica.answers import Admission
 from ..ranks.replica.settings import ReplicaConfig
 from .silent_executor import SilentExecutor

@@ -18,11 +18,11 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from ..page_format.page_layout import Column, PageLayout, ShardLayout
 from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies
 from ..ranks.executor.cuda_copies import CudaCopies
 from ..ranks.executor.pools import DevicePool, HostPool, TierPools
 from ..ranks.orders import KV_POOL, CopyTransfer, Direction
-from ..ranks.page_layout import Column, PageLayout, ShardLayout
 
 ROUNDS = 7
 MEGABYTES = 256

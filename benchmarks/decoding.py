@@ -16,11 +16,11 @@ import numpy as np
 
 from ..coordinator.ballot import Ended, Progress
 from ..coordinator.collectives.in_process import InProcessCollective, InProcessGroup
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import CacheConfig, ComponentConfig, Recurrent
 from ..ranks.host_cache import HostCache
 from ..ranks.orders import CopyToDevice, CopyToHost, Order
-from ..ranks.page_layout import Column, PageLayout
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.settings import ReplicaConfig
 from .silent_executor import SilentExecutor

@@ -16,10 +16,10 @@ from itertools import islice
 
 from ..coordinator.ballot import Answered, Ended, Landed, Progress
 from ..coordinator.collectives.base import Vector
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
 from ..ranks.orders import CopyToHost, Fetch, LookUp, Order, Persist
-from ..ranks.page_layout import Column, PageLayout
 from ..ranks.replica.settings import ReplicaConfig
 from .silent_executor import SilentExecutor
 

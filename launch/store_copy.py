@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..errors import ConfigError, StorageError
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import HEADER_BYTES
 from ..storage_backends.base import (
     ObjectName,
     ReadOutcome,
@@ -25,8 +27,6 @@ from ..storage_backends.manifest import (
     decode_manifest,
     refuse_other_layouts,
 )
-from ..storage_backends.object_shape import ObjectShape
-from ..storage_backends.page_object import HEADER_BYTES
 from .store_amounts import count, shown_store
 from .store_batches import Batch, Scratch, for_each_batch, only
 from .store_opening import call_deadline, listed, opened_target

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ..errors import ConfigError
+from ..page_format.object_shape import ObjectShape
 from ..storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
 from ..storage_backends.catalogue import Catalogue, default_namespace, stored_bytes
 from ..storage_backends.manifest import MANIFEST_BYTES, decode_manifest
-from ..storage_backends.object_shape import ObjectShape
 from .store_opening import call_deadline, listed
 from .store_progress import StoreProgress
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..page_format.object_shape import ObjectShape
 from ..storage_backends.base import (
     ObjectName,
     Read,
@@ -14,7 +15,6 @@ from ..storage_backends.base import (
     WriteOutcome,
 )
 from ..storage_backends.catalogue import Catalogue, FullShapes, stored_bytes
-from ..storage_backends.object_shape import ObjectShape
 from .store_batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
 from .store_damage import Corrupt, Examiner
 from .store_opening import call_deadline

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..page_format.page_layout import PageLayout, ShardLayout
 from .config import CacheConfig
 from .orders import KV_POOL
-from .page_layout import PageLayout, ShardLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

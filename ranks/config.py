@@ -8,10 +8,10 @@ from typing import ClassVar
 from ..coordinator.collectives.base import Transport
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
+from ..page_format.page_layout import PageLayout
 from ..storage_backends.base import MANIFEST_POOL, MARK_POOL
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
-from .page_layout import PageLayout
 from .replica.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1

@@ -15,9 +15,10 @@ from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
 from ..errors import LockstepError
+from ..page_format.namespace import Namespace
+from ..page_format.page_layout import ShardPlace
 from ..storage_backends.base import StorageBackend
 from ..storage_backends.claimed import ClaimedBackend
-from ..storage_backends.namespace import Namespace
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
 from ..storage_backends.uri import RANK, parse_uri, without_secrets
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
@@ -31,7 +32,6 @@ from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache
 from .orders import KV_POOL
-from .page_layout import ShardPlace
 from .replica.settings import ReplicaConfig
 
 Lent = EnginePages | Mapping[str, EnginePages]

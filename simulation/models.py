@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from random import Random
 
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.config import ComponentConfig, Recurrent, SlidingWindow
-from ..ranks.page_layout import Column, PageLayout
 
 LLAMA = "llama"
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ..coordinator.stop_policy import StopPolicy, StopRule
+from ..page_format.page_layout import Column, PageLayout
 from ..ranks.config import Bounds, CacheConfig, Recurrent, SlidingWindow, Timeouts
 from ..ranks.orders import KV_POOL
-from ..ranks.page_layout import Column, PageLayout
 from .faults import FAULT_PROFILES, FaultPlan, draw_plan
 from .models import MODEL_PROFILES, draw_components
 from .policies import draw_policies

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
 
-from .object_shape import ObjectShape
+from ..page_format.object_shape import ObjectShape
 
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ..page_format.page_object import name_digest
 from .base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from .fitting import fitting
-from .page_object import name_digest
 from .uri import StoreUri
 from .wrapper import Wrapper
 

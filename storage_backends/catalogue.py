@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ..errors import ConfigError, StorageError
-from ..ranks.page_layout import PageLayout, ShardPlace
+from ..page_format.namespace import Namespace
+from ..page_format.object_shape import ALWAYS, ObjectShape
+from ..page_format.page_layout import PageLayout, ShardPlace
+from ..page_format.page_object import HEADER_BYTES
 from .base import MANIFEST_POOL, MARK_POOL, ObjectName, StoredObject
 from .manifest import MANIFEST_BYTES, Manifest
-from .namespace import Namespace
-from .object_shape import ALWAYS, ObjectShape
-from .page_object import HEADER_BYTES
 
 GROUPS_MAX: Final = 1 << 16
 _MARK: Final = ObjectShape.whole(1)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from ..ranks.page_layout import PageLayout
+from ..page_format.page_layout import PageLayout
 from .base import StorageBackend
 from .manifest import claim_model
 from .uri import telling_no_secrets, without_secrets

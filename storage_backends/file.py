@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import ConfigError, StorageError, UsageError
+from ..page_format.page_object import name_digest
 from .base import (
     Capabilities,
     Counters,
@@ -52,7 +53,6 @@ from .file_objects import Durability, ObjectFiles, object_path
 from .file_sweep import SweepLimits, limits_of
 from .file_sweeper import Sweeper
 from .file_trust import Trust, trust_of
-from .page_object import name_digest
 from .seen_names import SeenNames
 from .tally import Tally
 from .thread_calls import Stop, ThreadCalls

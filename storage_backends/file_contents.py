@@ -13,9 +13,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from .base import ObjectName
-from .object_shape import ObjectShape, Plan, pieces_of
-from .page_object import (
+from ..page_format.object_shape import ObjectShape, Plan, pieces_of
+from ..page_format.page_object import (
     HEADER_BYTES,
     PIECE_BYTES,
     Finding,
@@ -27,6 +26,7 @@ from .page_object import (
     part_checksums,
     presence_bits,
 )
+from .base import ObjectName
 from .thread_calls import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StorageError
+from ..page_format.page_object import Finding, read_statement
 from .base import ObjectName, StoredObject
 from .file_contents import FileContents
-from .page_object import Finding, read_statement
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """No link is followed, and what is a pipe does not wait for its other end."""

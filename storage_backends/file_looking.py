@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import Finding
 from .base import ObjectName, WriteOutcome
 from .file_objects import Durability, ObjectFiles
 from .file_quarantine import Quarantine
 from .file_sweep import OBJECTS
 from .file_trust import Trust, check_trust
 from .file_turns import Identity
-from .object_shape import ObjectShape
-from .page_object import Finding
 from .thread_calls import Stop
 
 

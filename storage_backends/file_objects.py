@@ -20,6 +20,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import NAME_DIGEST_BYTES, Finding, name_digest
 from .base import ObjectName, ReadOutcome, StoredObject, WriteOutcome
 from .file_complaints import WriteComplaints
 from .file_contents import BLOCK_BYTES, FileContents
@@ -31,8 +33,6 @@ from .file_sweeper import Sweeper
 from .file_trust import BELOW, Trust, check_trust
 from .file_turns import Identity, Turns
 from .fitting import fitting
-from .object_shape import ObjectShape
-from .page_object import NAME_DIGEST_BYTES, Finding, name_digest
 from .thread_calls import Stop
 
 _WRITE_TRIES: Final = 64

@@ -12,9 +12,9 @@ import os
 import secrets
 from typing import Final
 
+from ..page_format.page_object import Finding
 from .file_trees import remove_tree
 from .file_turns import Identity, Turns
-from .page_object import Finding
 from .thread_calls import Stop
 
 QUARANTINE: Final = "quarantine"

@@ -33,13 +33,13 @@ from math import log2
 from typing import Final
 
 from ..errors import ConfigError
+from ..page_format.page_object import name_digest
 from .catalogue import RECORD_BYTES, is_record
 from .file_contents import FileContents
 from .file_listing import stored_as
 from .file_publish import FILE_MODE, NO_LOCKS, sweep
 from .file_quarantine import QUARANTINE
 from .file_trees import remove_tree
-from .page_object import name_digest
 from .uri import StoreUri
 
 OBJECTS: Final = "objects"

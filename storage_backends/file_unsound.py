@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ..page_format.page_object import NAME_DIGEST_BYTES, Finding, name_digest, read_statement
 from .file_contents import FileContents
 from .file_listing import GONE, READ_FLAGS, entries, unreadable
 from .file_objects import object_path
 from .file_quarantine import QUARANTINE, Quarantine
 from .file_sweep import OBJECTS
 from .file_turns import Turns
-from .page_object import NAME_DIGEST_BYTES, Finding, name_digest, read_statement
 
 _PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens anything as a mere place: nothing is read, no link is followed, and no pipe waits."""

@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgpack
 
 from ..errors import ConfigError, StorageError
-from ..ranks.page_layout import Column, PageLayout
+from ..page_format.namespace import layouts_record, model_digest
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_layout import Column, PageLayout
 from .base import MANIFEST_POOL, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from .namespace import layouts_record, model_digest
-from .object_shape import ObjectShape
 
 MANIFEST_BYTES: Final = 16 << 10
 """Every manifest has this length, so that a reader knows it before it reads."""

@@ -13,6 +13,18 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from ..errors import ConfigError
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import (
+    HEADER_BYTES,
+    Finding,
+    check_header,
+    check_object,
+    encode_object,
+    name_digest,
+    presence_bits,
+    read_statement,
+    take_parts,
+)
 from .base import (
     Capabilities,
     Counters,
@@ -25,18 +37,6 @@ from .base import (
 )
 from .damage import Damage
 from .fitting import fitting
-from .object_shape import ObjectShape
-from .page_object import (
-    HEADER_BYTES,
-    Finding,
-    check_header,
-    check_object,
-    encode_object,
-    name_digest,
-    presence_bits,
-    read_statement,
-    take_parts,
-)
 from .tally import Tally
 from .uri import StoreUri
 

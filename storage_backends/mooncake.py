@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Final, TypeVar
 
 from ..errors import ConfigError, UsageError
+from ..page_format.page_object import name_digest
 from .base import (
     Capabilities,
     Counters,
@@ -44,7 +45,6 @@ from .mooncake_names import GENERATIONS, Wanted, key_of
 from .mooncake_pieces import Code
 from .mooncake_reads import ObjectReader
 from .mooncake_writes import New, ObjectWriter, RoomComplaint
-from .page_object import name_digest
 from .tally import Tally
 from .thread_calls import Stop, ThreadCalls
 from .uri import StoreUri

@@ -5,13 +5,13 @@ is no moment in which the name is free and another writer could come first (but 
 only, which is removed before). Damaged is what a reader would be given, the object's last generation.
 """
 
+from ..page_format.page_object import name_digest
 from .base import ObjectName
 from .damage import Damage
 from .mooncake_client import MooncakeClient
 from .mooncake_names import key_of
 from .mooncake_pieces import Code
 from .mooncake_reads import ObjectReader
-from .page_object import name_digest
 from .thread_calls import Stop
 
 

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from ..errors import ConfigError
+from ..page_format.object_shape import Plan, pieces_of
+from ..page_format.page_object import HEADER_BYTES
 from .mooncake_client import MooncakeClient
-from .object_shape import Plan, pieces_of
-from .page_object import HEADER_BYTES
 
 KEYS_AT_A_TIME: Final = 32
 """Objects of one call of the client, and header blocks of one thread."""

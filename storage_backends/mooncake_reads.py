@@ -12,13 +12,13 @@ a reader takes an object for corrupt only after it has found so twice.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ..page_format.page_object import Finding, check_header, presence_bits
 from .base import ReadOutcome
 from .mooncake_client import MooncakeClient
 from .mooncake_memory import RegisteredMemory
 from .mooncake_names import GENERATIONS, Wanted, key_of
 from .mooncake_pieces import Code
 from .mooncake_staged import StagedReads
-from .page_object import Finding, check_header, presence_bits
 from .thread_calls import Stop
 
 _TRIES: Final = 8

@@ -13,13 +13,8 @@ there is too much of that, reads are FAILED.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .base import ReadOutcome
-from .mooncake_client import MooncakeClient
-from .mooncake_memory import STAGING_BYTES, RegisteredMemory, Staging, in_rooms
-from .mooncake_names import Wanted
-from .mooncake_pieces import Code, Piece
-from .object_shape import ObjectShape, Plan
-from .page_object import (
+from ..page_format.object_shape import ObjectShape, Plan
+from ..page_format.page_object import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
@@ -29,6 +24,11 @@ from .page_object import (
     presence_bits,
     stated_checksums,
 )
+from .base import ReadOutcome
+from .mooncake_client import MooncakeClient
+from .mooncake_memory import STAGING_BYTES, RegisteredMemory, Staging, in_rooms
+from .mooncake_names import Wanted
+from .mooncake_pieces import Code, Piece
 from .thread_calls import Stop
 
 _GONE = (Code.NOT_FOUND, Code.NOT_READY)

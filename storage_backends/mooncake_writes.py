@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..page_format.object_shape import ALWAYS, ObjectShape
+from ..page_format.page_object import HEADER_BYTES, Finding, encode_object
 from .base import ObjectName, ReadOutcome, WriteOutcome
 from .mooncake_client import MooncakeClient
 from .mooncake_memory import RegisteredMemory, address_of, in_rooms
 from .mooncake_names import GENERATIONS, Wanted, key_of
 from .mooncake_pieces import Code, Piece
 from .mooncake_reads import ObjectReader
-from .object_shape import ALWAYS, ObjectShape
-from .page_object import HEADER_BYTES, Finding, encode_object
 from .thread_calls import Stop
 
 _OTHER_WRITER_S: Final = 2.0

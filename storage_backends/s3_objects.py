@@ -14,12 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import StorageError
-from .base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from .damage import Damage
-from .file_objects import object_path
-from .fitting import fitting
-from .object_shape import ObjectShape
-from .page_object import (
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import (
     HEADER_BYTES,
     Finding,
     check_header,
@@ -28,6 +24,10 @@ from .page_object import (
     presence_bits,
     read_statement,
 )
+from .base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from .damage import Damage
+from .file_objects import object_path
+from .fitting import fitting
 from .s3_calls import each
 from .s3_ranges import Elsewhere, Place, Range, join_ranges, take_object, wanted_ranges
 from .s3_requests import Changed, Listed, RequestFailed, S3Requests

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import HEADER_BYTES, encode_object
 from .base import ObjectName
-from .object_shape import ObjectShape
 from .page_index import NOTHING, Entry
-from .page_object import HEADER_BYTES, encode_object
 from .s3_ranges import REQUEST_BYTES_MAX, Place, Range
 
 PACK_BYTES_MAX: Final = 64 << 20

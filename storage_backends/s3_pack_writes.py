@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import StorageError
+from ..page_format.page_object import Finding, name_digest
 from .base import Write, WriteOutcome
 from .fitting import fitting
 from .page_index import NOTHING, CommitOutcome, Entry
-from .page_object import Finding, name_digest
 from .s3_calls import each
 from .s3_index import StoreIndex
 from .s3_objects import read_place, whole_shape

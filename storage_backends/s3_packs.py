@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import StorageError
+from ..page_format.object_shape import ObjectShape
+from ..page_format.page_object import HEADER_BYTES, Finding, name_digest, read_statement
 from .base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from .damage import Damage
 from .fitting import fitting
-from .object_shape import ObjectShape
 from .page_index import CommitOutcome, Entry, PageIndex, Used
-from .page_object import HEADER_BYTES, Finding, name_digest, read_statement
 from .s3_address import S3Address
 from .s3_calls import each
 from .s3_index import StoreIndex

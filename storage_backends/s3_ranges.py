@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from .object_shape import ObjectShape, pieces_of
-from .page_object import (
+from ..page_format.object_shape import ObjectShape, pieces_of
+from ..page_format.page_object import (
     HEADER_BYTES,
     PIECE_BYTES,
     Finding,

@@ -30,6 +30,7 @@ from time import monotonic
 from typing import Final
 
 from ..errors import ConfigError, StorageError, UsageError
+from ..page_format.page_object import HEADER_BYTES
 from .base import (
     Capabilities,
     Counters,
@@ -44,7 +45,6 @@ from .damage import Damage
 from .file_trust import Trust, trust_of
 from .fitting import fitting
 from .page_index import PageIndex, make_index
-from .page_object import HEADER_BYTES
 from .ring_usrbio import load_client
 from .rings import RingClient, choose_rings
 from .seen_names import SeenNames

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import StorageError
+from ..page_format.page_object import HEADER_BYTES, name_digest
 from .base import ObjectName
 from .damage import Damage
 from .page_index import Entry, Settings
-from .page_object import HEADER_BYTES, name_digest
 from .thread_calls import Stop
 from .three_fs_files import SlotFiles
 from .three_fs_index import IndexCalls

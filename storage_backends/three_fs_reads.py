@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..errors import StorageError
-from .base import ObjectName, Read, ReadOutcome, StoredObject
-from .object_shape import ObjectShape, pieces_of
-from .page_index import Entry, PageIndex, Settings
-from .page_object import (
+from ..page_format.object_shape import ObjectShape, pieces_of
+from ..page_format.page_object import (
     HEADER_BYTES,
     Finding,
     PartHashes,
@@ -23,6 +21,8 @@ from .page_object import (
     read_statement,
     stated_checksums,
 )
+from .base import ObjectName, Read, ReadOutcome, StoredObject
+from .page_index import Entry, PageIndex, Settings
 from .thread_calls import Stop
 from .three_fs_complaints import Complaints
 from .three_fs_files import SlotFiles, WrongFileError

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import ConfigError
+from ..page_format.page_object import HEADER_BYTES
 from .manifest import MANIFEST_BYTES
 from .page_index import PageIndex, Settings
-from .page_object import HEADER_BYTES
 from .uri import StoreUri
 
 SLOT_BYTES: Final = (4 << 20) + HEADER_BYTES

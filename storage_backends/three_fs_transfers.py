@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from .page_object import HEADER_BYTES
+from ..page_format.page_object import HEADER_BYTES
 from .rings import Ring, RingClient
 from .thread_calls import Stop
 from .three_fs_complaints import Complaints

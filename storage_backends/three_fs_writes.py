@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..errors import StorageError
+from ..page_format.object_shape import ALWAYS, ObjectShape
+from ..page_format.page_object import HEADER_BYTES, encode_object, name_digest
 from .base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from .catalogue import is_record
 from .fitting import fitting
-from .object_shape import ALWAYS, ObjectShape
 from .page_index import NOTHING, Commit, CommitOutcome, Entry, PageIndex, Reservation, Settings
-from .page_object import HEADER_BYTES, encode_object, name_digest
 from .thread_calls import Stop
 from .three_fs_complaints import Complaints
 from .three_fs_files import FILES_MAX, SlotFiles, place_of

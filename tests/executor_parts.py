@@ -10,13 +10,19 @@ from queue import SimpleQueue
 import torch
 
 from lockstep.coordinator.ballot import Progress
+from lockstep.page_format.page_layout import (
+    Column,
+    ColumnShard,
+    PageLayout,
+    ShardLayout,
+    ShardPlace,
+)
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Direction, Order
-from lockstep.ranks.page_layout import Column, ColumnShard, PageLayout, ShardLayout, ShardPlace
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,

@@ -17,13 +17,13 @@ import pytest
 from storage_files import FileStore
 
 from lockstep.launch import command
-from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.page_format.namespace import Namespace
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ObjectName, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.manifest import Manifest, claim_model
-from lockstep.storage_backends.namespace import Namespace
-from lockstep.storage_backends.object_shape import ObjectShape
-from lockstep.storage_backends.page_object import HEADER_BYTES
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs the command; returns its status, its output and its standard error output."""

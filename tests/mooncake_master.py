@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from storage_calls import get, object_name, page, put, soon
 
+from lockstep.page_format.page_object import HEADER_BYTES, name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.mooncake import MooncakeBackend
 from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings, set_up
 from lockstep.storage_backends.mooncake_names import GENERATIONS, key_of
-from lockstep.storage_backends.page_object import HEADER_BYTES, name_digest
 
 if TYPE_CHECKING:
     from mooncake.store import MooncakeDistributedStore

@@ -17,6 +17,7 @@ from lockstep.coordinator.ballot import (
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.proposal import Proposal, Readiness
 from lockstep.coordinator.stop_policy import StopPolicy
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved, LateCalls
@@ -35,7 +36,6 @@ from lockstep.ranks.orders import (
     Order,
     Persist,
 )
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.digest import state_digest

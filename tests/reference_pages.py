@@ -4,7 +4,7 @@ from collections.abc import Collection
 from hashlib import shake_128
 from math import gcd
 
-from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardPlace
+from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, ShardPlace
 
 SIZES = (1, 2, 4, 8)
 """The TP sizes of groups."""

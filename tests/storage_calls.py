@@ -9,6 +9,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -18,8 +20,6 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.object_shape import ObjectShape, Part
-from lockstep.storage_backends.page_object import name_digest
 
 T = TypeVar("T")
 KIB = 1 << 10

@@ -18,8 +18,8 @@ from storage_calls import (
     writing,
 )
 
+from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.object_shape import ObjectShape
 
 SIZE = 16 * KIB
 SHAPE = ObjectShape.whole(SIZE)

@@ -20,8 +20,8 @@ from storage_calls import (
     run,
 )
 
+from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.object_shape import ObjectShape, Part
 
 
 class ColumnsContract:

@@ -22,9 +22,9 @@ from storage_calls import (
 )
 
 from lockstep.errors import UsageError
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import PIECE_BYTES
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from lockstep.storage_backends.object_shape import ObjectShape, Part
-from lockstep.storage_backends.page_object import PIECE_BYTES
 
 SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
 ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)

@@ -11,6 +11,7 @@ from random import Random
 
 from storage_calls import EVERY, columns, full_page, object_name
 
+from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -21,7 +22,6 @@ from lockstep.storage_backends.base import (
 )
 from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan
 from lockstep.storage_backends.metrics import Call, MetricsBackend
-from lockstep.storage_backends.object_shape import ObjectShape
 
 NAMES = 40
 BATCH_MAX = 12

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_objects import Durability, object_path
-from lockstep.storage_backends.page_object import name_digest
 
 _open = os.open
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from storage_calls import now, object_name, page
 
+from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -17,7 +18,6 @@ from lockstep.storage_backends.base import (
     WriteOutcome,
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
-from lockstep.storage_backends.object_shape import ObjectShape
 from lockstep.storage_backends.registry import WrapBackend
 from lockstep.storage_backends.uri import parse_uri
 from lockstep.storage_backends.wrapper import Wrapper

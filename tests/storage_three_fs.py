@@ -11,6 +11,7 @@ from typing import Any
 
 from storage_calls import digest_of
 
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.page_index import (
     NOTHING,
@@ -22,7 +23,6 @@ from lockstep.storage_backends.page_index import (
     make_index,
 )
 from lockstep.storage_backends.page_index_sqlite import SqlitePageIndex
-from lockstep.storage_backends.page_object import HEADER_BYTES
 from lockstep.storage_backends.rings import RingClient
 from lockstep.storage_backends.three_fs import ThreeFsBackend
 

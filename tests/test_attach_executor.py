@@ -23,6 +23,7 @@ from executor_parts import (
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed, Quiesced
 from lockstep.coordinator.proposal import Change, Proposal, Readiness
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.executor import stores
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
@@ -41,7 +42,6 @@ from lockstep.ranks.orders import (
     Order,
     Persist,
 )
-from lockstep.ranks.page_layout import ShardPlace
 from lockstep.storage_backends.memory import Shelf
 
 LONG_S = 600.0

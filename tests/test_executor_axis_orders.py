@@ -7,6 +7,7 @@ import torch
 from executor_parts import NAMESPACE, PATIENCE_S, happened, includes, keys
 
 from lockstep.coordinator.ballot import Ended, Landed
+from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
@@ -22,7 +23,6 @@ from lockstep.ranks.orders import (
     ObjectTransfer,
     Persist,
 )
-from lockstep.ranks.page_layout import Column, PageLayout, ShardPlace
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 
 BLOCKS, TOKENS = 9, 4

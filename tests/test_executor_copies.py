@@ -27,13 +27,13 @@ from reference_pages import head_bytes, place_of, reference_page
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import InternalError
+from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.staging import gather, scatter, slab_pairs
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
-from lockstep.ranks.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
 
 LONG_S = 600.0
 SOON_S = 0.02

@@ -9,6 +9,7 @@ from executor_parts import PATIENCE_S, happened, host_rows, includes
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout
 from lockstep.ranks.executor import population
 from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
 from lockstep.ranks.executor.executor import RankExecutor
@@ -21,7 +22,6 @@ from lockstep.ranks.orders import (
     CopyToHost,
     CopyTransfer,
 )
-from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout
 
 LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS = 3, 6, 2, 4, 5
 LONG_S = 600.0

@@ -21,6 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Expired, Landed, Quiesced
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS, StoreLookUp
 from lockstep.ranks.executor.pools import HostPool
@@ -28,11 +30,9 @@ from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.restorable import restorable
 from lockstep.storage_backends.base import ObjectName, Write
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.object_shape import ObjectShape
 
 LONG_S = 600.0
 SOON_S = 0.02

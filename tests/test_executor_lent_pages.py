@@ -11,6 +11,7 @@ import torch
 from executor_parts import PATIENCE_S, fill_host, happened, includes, waited
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.copies import CpuCopies
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
@@ -24,7 +25,6 @@ from lockstep.ranks.orders import (
     Direction,
     Fence,
 )
-from lockstep.ranks.page_layout import Column, PageLayout
 
 LONG_S = 600.0
 STATE_POOL = "state"

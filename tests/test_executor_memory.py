@@ -8,6 +8,7 @@ import torch
 from executor_parts import LAYOUTS, host_rows, mixed_layout
 
 from lockstep.errors import ConfigError, InternalError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.agreed_pools import agreed_pools
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.executor.deadlines import Deadlines
@@ -16,7 +17,6 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
 from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
 from lockstep.ranks.executor.stores import StoreAccess
-from lockstep.ranks.page_layout import Column, PageLayout
 
 GIB = 1 << 30
 CPU = torch.device("cpu")

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Ended, Landed, Progress, Quiesced
+from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.page_layout import ShardLayout
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 
 RANKS = 4

@@ -27,13 +27,14 @@ from reference_pages import (
 )
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
+from lockstep.page_format.page_layout import PageLayout, ShardPlace
+from lockstep.page_format.page_object import name_digest
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
 from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.page_layout import PageLayout, ShardPlace
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -44,7 +45,6 @@ from lockstep.storage_backends.base import (
 )
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
-from lockstep.storage_backends.page_object import name_digest
 
 LONG_S = 600.0
 PAGES = 5

@@ -33,10 +33,10 @@ from lockstep.coordinator.ballot import (
     QuiesceExpired,
 )
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.page_layout import ShardLayout
 from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend

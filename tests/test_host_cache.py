@@ -12,6 +12,7 @@ from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 from lockstep.coordinator.ballot import Answered, Ended, Quiesced, QuiesceExpired
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError, GroupError, UsageError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
@@ -24,7 +25,6 @@ from lockstep.ranks.orders import (
     LookUp,
     Persist,
 )
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.node import HOST
 from lockstep.ranks.replica.requests import LoadState
 

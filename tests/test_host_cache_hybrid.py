@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.lent import NO_PAGE
 from lockstep.ranks.replica.requests import LoadState
 

@@ -12,6 +12,7 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.coordinator.ballot import Answered, Expired, Landed, Quiesced
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.orders import (
     KV_POOL,
@@ -23,7 +24,6 @@ from lockstep.ranks.orders import (
     LookUp,
     Persist,
 )
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.requests import LoadState

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lockstep.launch.contents import CONTENTS_SEED, KeyedTokens, PageContents, chain_keys
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.pools import DevicePool
-from lockstep.ranks.page_layout import Column, PageLayout
 
 LAYOUT = PageLayout(
     page_tokens=8,

@@ -9,9 +9,9 @@ from lockstep.errors import ConfigError
 from lockstep.launch.profile import PoolGeometry
 from lockstep.launch.profiles import PROFILES, find_profile
 from lockstep.launch.settings import ReplaySettings
+from lockstep.page_format.page_layout import PageLayout
 from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
 from lockstep.ranks.model_description import FULL_ATTENTION
-from lockstep.ranks.page_layout import PageLayout
 
 PAGE = 64
 

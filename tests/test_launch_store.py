@@ -21,10 +21,10 @@ from launch_stores import (
     run_store,
 )
 
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import Capabilities
 from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.object_shape import ObjectShape, Part
-from lockstep.storage_backends.page_object import encode_header, name_digest
 
 TESTS = Path(__file__).parent
 

@@ -7,10 +7,10 @@ from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import UsageError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.requests import LoadState
 

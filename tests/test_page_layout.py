@@ -22,9 +22,9 @@ from reference_pages import (
 )
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.page_layout import Column, PageLayout, ShardLayout, ShardPlace
-from lockstep.ranks.shard_sources import sources_of
-from lockstep.storage_backends.object_shape import PARTS_MAX
+from lockstep.page_format.object_shape import PARTS_MAX
+from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout, ShardPlace
+from lockstep.page_format.shard_sources import sources_of
 
 PAIRS = list(product(SIZES, SIZES))
 

@@ -8,10 +8,10 @@ from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.errors import RankUnhealthy, UsageError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, SlidingWindow
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.matching import Match

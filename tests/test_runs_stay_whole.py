@@ -5,8 +5,8 @@ import pytest
 from ranks_in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 from test_replica_cost import calls
 
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, WritePolicy
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.check import InvariantViolation
 

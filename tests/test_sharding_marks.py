@@ -10,6 +10,7 @@ from reference_pages import INDEX, LAYOUTS, NARROW, K, V
 from storage_calls import listed, run, soon
 
 from lockstep.errors import StorageError
+from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.ranks.executor.shardings import (
     ANNOUNCE_AGAIN_S,
     LOOK_AGAIN_S,
@@ -17,7 +18,6 @@ from lockstep.ranks.executor.shardings import (
     Shardings,
 )
 from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.page_layout import PageLayout, ShardPlace
 from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 

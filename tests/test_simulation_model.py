@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.page_layout import Column, PageLayout
 from lockstep.simulation.contents import Contents
 from lockstep.simulation.engine_request import EngineRequest
 from lockstep.simulation.every_rank import NO_PAGE, every_rank

@@ -44,11 +44,11 @@ from storage_drill import Drill, check_counts
 from storage_three_fs import SlotStore, small_store
 from usrbio_stand_in import UsrbioStandIn
 
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends import mooncake_staged, s3_ranges, three_fs_reads
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
 from lockstep.storage_backends.mooncake_memory import RegisteredMemory
-from lockstep.storage_backends.page_object import HEADER_BYTES
 from lockstep.storage_backends.ring_usrbio import UsrbioRings
 
 __all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]

@@ -29,12 +29,12 @@ from storage_contract import (
 from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.object_shape import Part, Plan, part_table
+from lockstep.page_format.page_object import HEADER_BYTES, encode_header, name_digest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_quarantine import PLACES
-from lockstep.storage_backends.object_shape import Part, Plan, part_table
-from lockstep.storage_backends.page_object import HEADER_BYTES, encode_header, name_digest
 
 SIZE = 16 * KIB
 

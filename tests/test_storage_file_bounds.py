@@ -14,13 +14,13 @@ from storage_calls import KIB, get, listed, object_name, opened, page, put, run,
 from storage_files import FileStore
 
 from lockstep.errors import StorageError
+from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends import file_quarantine, file_turns
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file_objects import Durability, ObjectFiles
 from lockstep.storage_backends.file_publish import UnnamedFiles, choose_publisher, sweep
 from lockstep.storage_backends.file_quarantine import PLACES
 from lockstep.storage_backends.file_unsound import unsound_files
-from lockstep.storage_backends.object_shape import ObjectShape
 from lockstep.storage_backends.thread_calls import Stop
 
 SIZE = 16 * KIB

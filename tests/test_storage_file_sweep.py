@@ -27,7 +27,9 @@ from storage_calls import (
 from storage_files import FileStore, flip
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
@@ -42,8 +44,6 @@ from lockstep.storage_backends.file_sweep import (
 )
 from lockstep.storage_backends.file_sweeper import Sweeper
 from lockstep.storage_backends.manifest import Manifest
-from lockstep.storage_backends.object_shape import ObjectShape
-from lockstep.storage_backends.page_object import name_digest
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.thread_calls import Stop
 

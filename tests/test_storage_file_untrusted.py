@@ -17,13 +17,13 @@ from storage_calls import get, listed, object_name, opened, page, put, run, soon
 from storage_files import FileStore
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
+from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_sweep import SweepLimits
 from lockstep.storage_backends.file_trust import Trust
-from lockstep.storage_backends.object_shape import ALWAYS, ObjectShape, Part
-from lockstep.storage_backends.page_object import encode_header, name_digest
 from lockstep.storage_backends.registry import open_backend
 
 SIZE = 16 << 10

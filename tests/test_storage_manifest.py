@@ -10,13 +10,13 @@ from storage_contract import opened, run, soon, soon_off_loop, writing
 from storage_files import FileStore
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.ranks.page_layout import Column, PageLayout
+from lockstep.page_format.namespace import Namespace
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.claimed import ClaimedBackend
 from lockstep.storage_backends.file import FileBackend
 from lockstep.storage_backends.manifest import MANIFEST_BYTES, Manifest, claim_model
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.namespace import Namespace
 
 KEYS = Column(name="k", layers=4, heads=8, elements=64)
 VALUES = Column(name="v", layers=4, heads=8, elements=64)

@@ -26,13 +26,13 @@ from storage_calls import (
 from storage_contract import StorageContract
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.mooncake import MooncakeBackend, from_uri, settings_of
 from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings
 from lockstep.storage_backends.mooncake_memory import RegisteredMemory, address_of
 from lockstep.storage_backends.mooncake_pieces import Code, Piece
-from lockstep.storage_backends.object_shape import ObjectShape
-from lockstep.storage_backends.page_object import HEADER_BYTES
 from lockstep.storage_backends.thread_calls import Stop
 from lockstep.storage_backends.uri import parse_uri
 

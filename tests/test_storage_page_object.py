@@ -7,9 +7,8 @@ from hashlib import sha256
 import pytest
 import xxhash
 
-from lockstep.storage_backends.base import ObjectName
-from lockstep.storage_backends.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
-from lockstep.storage_backends.page_object import (
+from lockstep.page_format.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
+from lockstep.page_format.page_object import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
@@ -27,6 +26,7 @@ from lockstep.storage_backends.page_object import (
     stated_checksums,
     take_parts,
 )
+from lockstep.storage_backends.base import ObjectName
 
 NAME = ObjectName("ab" * 32, "cd" * 32, "kv", "l0-4.h0-2")
 SHAPE = ObjectShape((Part(1000), Part(280), Part(100, 0), Part(100, 1), Part(7, 1)), (0, 1))

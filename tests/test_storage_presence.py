@@ -27,12 +27,12 @@ from storage_contract import (
 )
 from storage_files import FileStore, forbid_unnamed_files
 
+from lockstep.page_format.object_shape import ObjectShape, Part, Plan
+from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends import file_turns
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file_contents import BLOCK_BYTES
 from lockstep.storage_backends.file_objects import ObjectFiles
-from lockstep.storage_backends.object_shape import ObjectShape, Part, Plan
-from lockstep.storage_backends.page_object import encode_header, name_digest
 from lockstep.storage_backends.thread_calls import Stop
 
 NAME = object_name(1)

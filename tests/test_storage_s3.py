@@ -29,11 +29,11 @@ import obstore
 from storage_s3 import BucketStore, Proxy, existing, unfitting_buffers
 
 from lockstep.errors import ConfigError, StorageError
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends import s3, s3_requests
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
-from lockstep.storage_backends.object_shape import ObjectShape, Part
-from lockstep.storage_backends.page_object import HEADER_BYTES
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3 import S3Backend
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import InternalError
-from lockstep.storage_backends.object_shape import (
+from lockstep.page_format.object_shape import (
     ALWAYS,
     PART_BYTES_MAX,
     PARTS_MAX,

@@ -29,9 +29,9 @@ from storage_three_fs import WatchedIndex, small_store
 from usrbio_stand_in import UsrbioStandIn
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.manifest import claim_model
-from lockstep.storage_backends.page_object import HEADER_BYTES
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.ring_usrbio import UsrbioRings
 from lockstep.storage_backends.three_fs import ThreeFsBackend

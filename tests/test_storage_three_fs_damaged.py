@@ -24,9 +24,9 @@ from storage_three_fs import SLOT_BYTES, small_store
 from usrbio_stand_in import UsrbioStandIn
 
 from lockstep.errors import ConfigError, StorageError
+from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends import three_fs, three_fs_files
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.object_shape import ObjectShape
 from lockstep.storage_backends.ring_usrbio import UsrbioRings
 from lockstep.storage_backends.three_fs import ThreeFsBackend
 

@@ -28,8 +28,8 @@ from storage_calls import (
 from storage_three_fs import SlotStore, WatchedIndex, small_store
 from three_fs_writers import FIRST_KILLED, PAGE_BYTES, PHASES, store_at
 
+from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.page_object import HEADER_BYTES
 
 SCRIPT = Path(__file__).parent / "three_fs_writers.py"
 

@@ -21,17 +21,17 @@ from storage_layers import (
 )
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage import Damage, DamageKind, damage_file
-from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan, wrap
-from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.object_shape import ObjectShape
-from lockstep.storage_backends.page_object import (
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import (
     Finding,
     check_object,
     encode_object,
     name_digest,
 )
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.damage import Damage, DamageKind, damage_file
+from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan, wrap
+from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend
 from lockstep.storage_backends.uri import parse_uri
 from lockstep.storage_backends.wrapper import Wrapper

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from lockstep.page_format.object_shape import Run
+from lockstep.page_format.page_object import Finding
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.orders import Direction
@@ -16,8 +18,6 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.object_shape import Run
-from lockstep.storage_backends.page_object import Finding
 from lockstep.storage_backends.wrapper import Wrapper
 
 SLOW_S = 0.2

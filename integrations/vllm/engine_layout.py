@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import ConfigError
+from ...page_format.page_layout import Column, PageLayout
 from ...ranks.executor.engine_pages import dtype_name
-from ...ranks.page_layout import Column, PageLayout
 from .contract import EngineCacheConfig, EngineConfig
 
 KV_COLUMN = "kv"

@@ -6,7 +6,7 @@ from enum import Enum
 import torch
 
 from ...errors import ConfigError
-from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
+from ...page_format.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
 
 
 class AxisOrder(Enum):

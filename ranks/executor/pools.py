@@ -13,8 +13,8 @@ from typing import Protocol, SupportsInt, cast
 import torch
 
 from ...errors import ConfigError, InternalError
+from ...page_format.page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
 from ..agreed_pools import AgreedPool
-from ..page_layout import DTYPE_BYTES, ColumnShard, ShardLayout
 from .engine_pages import EnginePages
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}

@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_layout import PageLayout, ShardPlace
+from ...page_format.shard_sources import ShardSource, sources_of
 from ...storage_backends.base import (
     MARK_POOL,
     ObjectName,
@@ -23,9 +26,6 @@ from ...storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from ...storage_backends.object_shape import ObjectShape
-from ..page_layout import PageLayout, ShardPlace
-from ..shard_sources import ShardSource, sources_of
 
 OWN: Final = 0
 """In place of a TP size: the objects that are named as this rank's own."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..page_layout import ColumnShard
+from ...page_format.page_layout import ColumnShard
 from .pools import TierPools
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...coordinator.ballot import Capped, Ended, Landed, Progress
 from ...errors import InternalError, StorageError
+from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import (
     ObjectName,
     Read,
@@ -21,7 +22,6 @@ from ...storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from ...storage_backends.object_shape import ObjectShape
 from ..orders import Fetch, ObjectTransfer, Persist
 from .pools import HostPool
 from .shardings import OWN, Shardings

@@ -15,9 +15,9 @@ from lockstep.coordinator.collectives.connecting import connect, pick
 from lockstep.coordinator.collectives.host_group import Place, ranks_by_place
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, PeerLost
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, Timeouts
 from lockstep.ranks.opening import connected
-from lockstep.ranks.page_layout import Column, PageLayout
 
 pytestmark = pytest.mark.distributed
 

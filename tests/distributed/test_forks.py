@@ -16,10 +16,10 @@ from ranks_as_processes import BUILDS, RanksAsProcesses
 from lockstep.coordinator.collectives.base import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import LockstepError
+from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.opening import connected
-from lockstep.ranks.page_layout import Column, PageLayout
 
 pytestmark = pytest.mark.distributed
 

@@ -13,7 +13,7 @@ from vllm_faults import SLOW_S
 from vllm_group import Group, assert_exact, differences, lockstep_connector
 from vllm_plan import Output, Phase, Plan, RankResult
 
-from lockstep.storage_backends.page_object import HEADER_BYTES
+from lockstep.page_format.page_object import HEADER_BYTES
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 

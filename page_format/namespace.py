@@ -11,7 +11,7 @@ from hashlib import sha256
 
 import msgpack
 
-from ..ranks.page_layout import Column, PageLayout
+from .page_layout import Column, PageLayout
 
 ColumnRecord = list[str | int | bool]
 """Name, layers, heads, elements, dtype, replicated, in units of the whole model; and True, if it is

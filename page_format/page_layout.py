@@ -29,7 +29,7 @@ from math import gcd
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..storage_backends.object_shape import PARTS_MAX, ObjectShape, Part
+from .object_shape import PARTS_MAX, ObjectShape, Part
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 """Element types that a column may have, with their size in bytes; the names are torch's."""

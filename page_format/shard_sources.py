@@ -8,7 +8,7 @@ within one object of a smaller group's, and a rank of a smaller group needs seve
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ..storage_backends.object_shape import ObjectShape
+from .object_shape import ObjectShape
 from .page_layout import PageLayout, PartKey, ShardPlace
 
 

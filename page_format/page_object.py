@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from .base import ObjectName
+from ..storage_backends.base import ObjectName
 from .object_shape import ALWAYS, PARTS_MAX, ObjectShape, Plan, Run, parts_of, pieces_of
 
 MAGIC: Final = b"LOCKSTEP"

@@ -3,7 +3,7 @@
 The names below are the public interface; `Cache` is where to start.
 """
 
-from .coordinator.collectives.base import Transport
+from .coordinator.collective import Transport
 from .coordinator.stop_policy import StopPolicy, StopRule
 from .errors import (
     CollectiveTimeout,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..errors import ConfigError
 from .rank_processes import Measurement, run_ranks
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.collectives.base import Collective, PendingRound, Vector
+from ..coordinator.collective import Collective, PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..coordinator.collectives.base import Vector
+from ..coordinator.collective import Vector
 from ..coordinator.fold import fold
 
 _LINE = 8

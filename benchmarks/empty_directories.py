@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..page_format.page_object import NAME_DIGEST_BYTES
-from ..storage_backends.file_objects import object_path
+from ..storage_backends.file.objects import object_path
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from .rank_processes import Measurement, run_ranks
 
 if TYPE_CHECKING:

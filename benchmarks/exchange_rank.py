@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..coordinator.collectives.base import PendingRound, Vector
+from ..coordinator.collective import PendingRound, Vector
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import LockstepError

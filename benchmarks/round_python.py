@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..coordinator.ballot import Answered, Ended, Landed, Progress
-from ..coordinator.collectives.base import Vector
+from ..coordinator.collective import Vector
 from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
 from ..simulation.crowd import Counts, CrowdRounds, CrowdSettings
 from .scale_fit import Comparison, Fit, Group, compare, fit, groups, measure_groups

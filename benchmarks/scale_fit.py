@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from .exchange import Exchange, ExchangeSettings, measure_exchanges
 from .scale_model import (
     DOUBLING,

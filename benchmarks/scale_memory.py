@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..coordinator.collectives.cells import Cells
 from ..coordinator.seats import COLUMNS
 from .gloo_rings import is_gathered

@@ -8,7 +8,7 @@ it stands for. A blocking step is modelled; a pipelined one hides all of it but 
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..coordinator.lanes import BallotShape
 from .gloo_rings import Sent, doubled, gathered, is_gathered, reduced, ring_steps
 

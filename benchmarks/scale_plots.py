@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter, StrMethodFormatter
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from .scale import (
     LATENCIES_US,
     RANKS_PER_HOST,

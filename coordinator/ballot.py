@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ..errors import InternalError
-from .collectives.base import Vector
+from .collective import Vector
 from .expectations import Expectation, Forgotten, Queued, Seated, Settled, Unseated
 from .lanes import (
     NEUTRAL,

@@ -14,7 +14,7 @@ from typing import Final, cast
 import msgpack
 
 from ..errors import ConfigError
-from .collectives.base import Collective
+from .collective import Collective
 
 Scalar = str | int | float | bool | None
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")

@@ -12,7 +12,7 @@ from typing import TypedDict, cast
 import msgpack
 
 from ..errors import DivergenceError, GroupError
-from .collectives.base import Collective
+from .collective import Collective
 
 ENTRIES_GATHERED = 512
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .collectives.base import Vector
+from .collective import Vector
 from .lanes import HEADER_LANES, PAIRS
 
 

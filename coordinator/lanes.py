@@ -24,7 +24,7 @@ frozen when the round is launched; its digest is voted on with the rest.
 
 from dataclasses import dataclass
 
-from .collectives.base import Vector
+from .collective import Vector
 from .operation import Queue
 from .proposal import NOTHING_STAGED, Readiness, Staged
 from .seats import SeatTable

@@ -35,7 +35,7 @@ from ..errors import (
     UsageError,
 )
 from .ballot import Ballot
-from .collectives.base import Collective, PendingRound
+from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
 from .lanes import BallotShape, Layout, Voter

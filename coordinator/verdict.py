@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .collectives.base import Vector
+from .collective import Vector
 from .lanes import (
     HEADER_LANES,
     HEALTH,

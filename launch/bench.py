@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report

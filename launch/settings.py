@@ -7,7 +7,7 @@ from math import inf
 from typing import cast
 
 from ..coordinator.bootstrap import Scalar, flatten
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
 from ..ranks.agreed_pools import shard_layouts

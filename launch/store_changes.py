@@ -6,7 +6,7 @@ import sys
 import typer
 
 from ..errors import ConfigError, StorageError
-from ..storage_backends.catalogue import stored_bytes
+from ..storage_backends.records.catalogue import stored_bytes
 from ..storage_backends.uri import parse_uri
 from .interruption import Interrupted
 from .store_amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store

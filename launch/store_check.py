@@ -10,8 +10,8 @@ from rich.console import Console
 from ..errors import ConfigError, StorageError
 from ..page_format.object_shape import ObjectShape
 from ..storage_backends.base import ObjectName, StoredObject
-from ..storage_backends.file_unsound import unsound_files
-from ..storage_backends.manifest import MANIFEST_BYTES
+from ..storage_backends.file.unsound import unsound_files
+from ..storage_backends.records.manifest import MANIFEST_BYTES
 from ..storage_backends.uri import parse_uri
 from .interruption import Interrupted
 from .store_amounts import LINE_MAX, bytes_in_words, count, printable, shown_store

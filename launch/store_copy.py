@@ -20,8 +20,8 @@ from ..storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from ..storage_backends.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
-from ..storage_backends.manifest import (
+from ..storage_backends.records.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
+from ..storage_backends.records.manifest import (
     MANIFEST_BYTES,
     claim_model,
     decode_manifest,

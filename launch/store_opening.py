@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from ..errors import ConfigError, LockstepError, StorageError
 from ..storage_backends.base import StorageBackend, StoredObject
-from ..storage_backends.file_unsound import unsound_files
+from ..storage_backends.file.unsound import unsound_files
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import RANK, StoreUri, parse_uri
 from .interruption import Interrupted, raise_on_signals

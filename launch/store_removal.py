@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import ConfigError
 from ..storage_backends.base import ObjectName, StorageBackend, StoredObject
-from ..storage_backends.catalogue import (
+from ..storage_backends.records.catalogue import (
     Catalogue,
     is_manifest,
     is_record,

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from ..errors import ConfigError, LockstepError
 from ..storage_backends.base import Capabilities
-from ..storage_backends.catalogue import Catalogue
+from ..storage_backends.records.catalogue import Catalogue
 from ..storage_backends.uri import StoreUri, parse_uri, without_secrets
 from .store_amounts import age_in_words, bytes_in_words, count, shown_store
 from .store_batches import JOBS_MAX

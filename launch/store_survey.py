@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from ..errors import ConfigError
 from ..page_format.object_shape import ObjectShape
 from ..storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
-from ..storage_backends.catalogue import Catalogue, default_namespace, stored_bytes
-from ..storage_backends.manifest import MANIFEST_BYTES, decode_manifest
+from ..storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
+from ..storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
 from .store_opening import call_deadline, listed
 from .store_progress import StoreProgress
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..storage_backends.base import ObjectName, StoredObject
-from ..storage_backends.catalogue import (
+from ..storage_backends.records.catalogue import (
     Catalogue,
     Extent,
     ModelContents,
@@ -18,7 +18,7 @@ from ..storage_backends.catalogue import (
     ShardContents,
     stored_bytes,
 )
-from ..storage_backends.manifest import Manifest
+from ..storage_backends.records.manifest import Manifest
 from .store_amounts import age_in_words, bytes_in_words, count, printable, well_formed
 from .store_verify import Found
 

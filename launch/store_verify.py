@@ -14,7 +14,7 @@ from ..storage_backends.base import (
     StoredObject,
     WriteOutcome,
 )
-from ..storage_backends.catalogue import Catalogue, FullShapes, stored_bytes
+from ..storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
 from .store_batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
 from .store_damage import Corrupt, Examiner
 from .store_opening import call_deadline

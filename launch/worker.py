@@ -34,7 +34,7 @@ from .settings import ReplaySettings
 from .workload import count_requests, requests_of
 
 if TYPE_CHECKING:
-    from ..coordinator.collectives.base import Collective
+    from ..coordinator.collective import Collective
     from ..ranks.cache import Cache
 
 JOIN_TIMEOUT_S = 180.0

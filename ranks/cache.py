@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..coordinator.collectives.base import Collective
+from ..coordinator.collective import Collective
 from ..errors import ConfigError, UsageError
 from .config import CacheConfig
 from .orders import KV_POOL

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar
 
-from ..coordinator.collectives.base import Transport
+from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from ..page_format.page_layout import PageLayout

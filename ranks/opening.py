@@ -10,7 +10,7 @@ import torch
 
 from .. import __version__
 from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
-from ..coordinator.collectives.base import Collective
+from ..coordinator.collective import Collective
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
@@ -18,16 +18,16 @@ from ..errors import LockstepError
 from ..page_format.namespace import Namespace
 from ..page_format.page_layout import ShardPlace
 from ..storage_backends.base import StorageBackend
-from ..storage_backends.claimed import ClaimedBackend
+from ..storage_backends.records.shardings import Shardings
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
 from ..storage_backends.uri import RANK, parse_uri, without_secrets
+from ..storage_backends.wrappers.claimed import ClaimedBackend
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
 from .cache import Cache
 from .config import CacheConfig
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
-from .executor.shardings import Shardings
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .host_cache import HostCache

@@ -13,7 +13,7 @@ from operator import index
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
-from ..coordinator.collectives.base import Collective
+from ..coordinator.collective import Collective
 from ..coordinator.collectives.home_process import HomeProcess
 from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal

@@ -7,7 +7,7 @@ shape; both are checked here, at the moment they happen.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..coordinator.collectives.base import Collective, PendingRound, Vector
+from ..coordinator.collective import Collective, PendingRound, Vector
 from ..coordinator.collectives.in_process import InProcessGroup
 from ..coordinator.divergence import first_difference
 from ..errors import CollectiveTimeout, GroupError

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from ..coordinator.ballot import Answered, Ballot, Capped, Ended, Landed, Progress, Quiesced
-from ..coordinator.collectives.base import Vector
+from ..coordinator.collective import Vector
 from ..coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
 from ..coordinator.fold import disagreements, fold
 from ..coordinator.lanes import BallotShape, Layout, Voter

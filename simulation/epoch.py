@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..coordinator.ballot import Ballot
-from ..coordinator.collectives.base import Collective
+from ..coordinator.collective import Collective
 from ..ranks.cache import Cache
 from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache

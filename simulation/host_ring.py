@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..coordinator.collectives.base import Vector
+from ..coordinator.collective import Vector
 from ..coordinator.fold import fold
 
 

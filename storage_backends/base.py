@@ -33,7 +33,7 @@ from ..page_format.object_shape import ObjectShape
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
 """In place of a component's pool: objects that speak of pages, a model's manifest (`manifest`) and the
-marks of TP sizes (`ranks/executor/shardings`)."""
+marks of TP sizes (`storage_backends/records/shardings`)."""
 
 
 class ReadOutcome(IntEnum):

@@ -35,7 +35,7 @@ from .base import (
     Write,
     WriteOutcome,
 )
-from .damage import Damage
+from .damage.damage import Damage
 from .fitting import fitting
 from .tally import Tally
 from .uri import StoreUri

@@ -22,19 +22,19 @@ WrapBackend = Callable[[StoreUri, StorageBackend], StorageBackend]
 """Makes a backend that stands before another one."""
 
 _BUILT_IN = {
-    "3fs": ".three_fs",
+    "3fs": ".three_fs.backend",
     "memory": ".memory",
-    "file": ".file",
-    "mooncake": ".mooncake",
-    "s3": ".s3",
+    "file": ".file.backend",
+    "mooncake": ".mooncake.backend",
+    "s3": ".s3.backend",
 }
 """The module of each built-in scheme; it has a function `from_uri`, a `MakeBackend`."""
 _WRAPPERS = {
-    "breaker": ".breaker",
-    "fault": ".fault",
-    "limit": ".limit",
-    "metrics": ".metrics",
-    "retry": ".retry",
+    "breaker": ".wrappers.breaker",
+    "fault": ".wrappers.fault",
+    "limit": ".wrappers.limit",
+    "metrics": ".wrappers.metrics",
+    "retry": ".wrappers.retry",
 }
 """The module of each wrapper; it has a function `wrap`, a `WrapBackend`."""
 

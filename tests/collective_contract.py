@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from lockstep.coordinator.collectives.base import Collective, PendingRound, Vector
+from lockstep.coordinator.collective import Collective, PendingRound, Vector
 from lockstep.errors import GroupError
 
 LANES = 119

@@ -19,7 +19,6 @@ from lockstep.page_format.page_layout import (
 )
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Direction, Order
@@ -35,6 +34,7 @@ from lockstep.storage_backends.base import (
     WriteOutcome,
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.shardings import Shardings
 
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0

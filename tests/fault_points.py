@@ -22,6 +22,7 @@ import numpy as np
 from collective_contract import LANES, PATIENCE_S, PROMPT_S, Hold
 from ranks_as_processes import Member, begin_torch, over_hosts, over_pipes, over_shared_memory
 
+from lockstep.coordinator.collective import Collective, Vector
 from lockstep.coordinator.collectives import (
     cells,
     ending,
@@ -30,7 +31,6 @@ from lockstep.coordinator.collectives import (
     host_group,
     shared_memory,
 )
-from lockstep.coordinator.collectives.base import Collective, Vector
 from lockstep.errors import GroupError
 
 FILES = {

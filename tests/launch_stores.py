@@ -22,8 +22,8 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ObjectName, StorageBackend, Write, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.manifest import Manifest, claim_model
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.records.manifest import Manifest, claim_model
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs the command; returns its status, its output and its standard error output."""

@@ -21,9 +21,9 @@ from storage_calls import get, object_name, page, put, soon
 
 from lockstep.page_format.page_object import HEADER_BYTES, name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.mooncake import MooncakeBackend
-from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings, set_up
-from lockstep.storage_backends.mooncake_names import GENERATIONS, key_of
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
+from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of
 
 if TYPE_CHECKING:
     from mooncake.store import MooncakeDistributedStore

@@ -22,9 +22,9 @@ from storage_calls import KIB, object_name, page, put, soon, writing
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_object import encode_object, name_digest
 from lockstep.storage_backends.base import ObjectName, WriteOutcome
-from lockstep.storage_backends.mooncake import MooncakeBackend
-from lockstep.storage_backends.mooncake_client import MooncakeSettings
-from lockstep.storage_backends.mooncake_names import key_of
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeSettings
+from lockstep.storage_backends.mooncake.names import key_of
 
 NAMES = 50
 WHOLE = ObjectShape.whole(16 * KIB)

@@ -16,7 +16,7 @@ from lockstep.coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, Layout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged

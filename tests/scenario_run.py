@@ -7,7 +7,7 @@ from scenario_language import PAGE_TOKENS, Names, Scenario, Words, config_of
 from scenario_ranks import Rank, ToldRank
 from scenario_text import Writer, pages_text
 
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import BallotShape, Layout
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank

@@ -17,7 +17,7 @@ from scenario_language import Scenario
 from scenario_ranks import ToldRank
 from scenario_run import run
 
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation
 from lockstep.coordinator.lanes import BallotShape, Layout
 from lockstep.coordinator.seats import COLUMNS, SeatTable

@@ -23,8 +23,8 @@ from storage_files import open_without_unnamed_files
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file_objects import Durability, ObjectFiles, object_path
-from lockstep.storage_backends.file_quarantine import PLACES
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.thread_calls import Stop
 
 SMALL, LARGE = 5000, (300 << 10) + 7

@@ -20,8 +20,8 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan
-from lockstep.storage_backends.metrics import Call, MetricsBackend
+from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
+from lockstep.storage_backends.wrappers.metrics import Call, MetricsBackend
 
 NAMES = 40
 BATCH_MAX = 12

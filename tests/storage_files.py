@@ -10,9 +10,9 @@ import pytest
 
 from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import ObjectName
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_contents import BLOCK_BYTES
-from lockstep.storage_backends.file_objects import Durability, object_path
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.objects import Durability, object_path
 
 _open = os.open
 

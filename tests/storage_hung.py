@@ -12,7 +12,7 @@ from typing import Any
 
 from storage_contract import get, object_name, page, put
 
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 
 hung = threading.Event()
 

@@ -20,7 +20,7 @@ from lockstep.storage_backends.base import (
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import WrapBackend
 from lockstep.storage_backends.uri import parse_uri
-from lockstep.storage_backends.wrapper import Wrapper
+from lockstep.storage_backends.wrappers.base import Wrapper
 
 T = TypeVar("T")
 PAGE_BYTES = 512

@@ -27,10 +27,10 @@ from storage_calls import (
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.page_index import NOTHING, Commit, CommitOutcome, Entry
-from lockstep.storage_backends.page_index_sqlite import SqlitePageIndex
-from lockstep.storage_backends.s3 import S3Backend, from_uri
-from lockstep.storage_backends.s3_objects import path_of
+from lockstep.storage_backends.page_index.contract import NOTHING, Commit, CommitOutcome, Entry
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.s3.backend import S3Backend, from_uri
+from lockstep.storage_backends.s3.objects import path_of
 from lockstep.storage_backends.uri import parse_uri
 
 _SWELLING = bytes(1 << 20)

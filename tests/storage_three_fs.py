@@ -13,7 +13,7 @@ from storage_calls import digest_of
 
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ObjectName
-from lockstep.storage_backends.page_index import (
+from lockstep.storage_backends.page_index.contract import (
     NOTHING,
     Commit,
     CommitOutcome,
@@ -22,9 +22,9 @@ from lockstep.storage_backends.page_index import (
     Reservation,
     make_index,
 )
-from lockstep.storage_backends.page_index_sqlite import SqlitePageIndex
-from lockstep.storage_backends.rings import RingClient
-from lockstep.storage_backends.three_fs import ThreeFsBackend
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from lockstep.storage_backends.three_fs.rings import RingClient
 
 SLOT_BYTES = (1 << 20) + (512 << 10)
 FILE_SLOTS = 16

@@ -20,8 +20,8 @@ from storage_files import open_without_unnamed_files
 
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_objects import Durability, ObjectFiles
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
 
 PAGES = 8

@@ -27,7 +27,6 @@ from lockstep.page_format.page_layout import ShardPlace
 from lockstep.ranks.executor import stores
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.stores import CLOSING_MAX, StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import (
@@ -43,6 +42,7 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.storage_backends.memory import Shelf
+from lockstep.storage_backends.records.shardings import Shardings
 
 LONG_S = 600.0
 

@@ -20,7 +20,7 @@ from lockstep.coordinator.ballot import (
     QuiesceExpired,
     Sightings,
 )
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.lanes import (
     HEADER_LANES,
     NEUTRAL,

@@ -17,7 +17,7 @@ from lockstep.benchmarks.storage import StorageReport
 from lockstep.launch import command
 from lockstep.launch.interruption import Interrupted
 from lockstep.storage_backends.base import ReadOutcome
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import open_backend
 

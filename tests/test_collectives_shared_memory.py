@@ -8,7 +8,7 @@ import pytest
 from collective_contract import LANES, PATIENCE_S, CollectiveContract, Hold, Program
 from ranks_as_threads import RanksAsThreads
 
-from lockstep.coordinator.collectives.base import Collective
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.host_group import Place
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.simulation import host_ring
 from lockstep.simulation.crowd import CrowdRounds, CrowdSettings

@@ -11,7 +11,6 @@ from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import HostPool, TierPools
-from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import (
@@ -24,6 +23,7 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.shardings import Shardings
 
 BLOCKS, TOKENS = 9, 4
 LONG_S = 600.0

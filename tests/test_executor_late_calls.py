@@ -9,8 +9,8 @@ from executor_parts import fill_host, grouped_layout, happened, includes, keys, 
 from lockstep.coordinator.ballot import Answered, Ended, Expired, Landed
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 
 LONG_S = 600.0
 SOON_S = 2.0

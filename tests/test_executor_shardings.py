@@ -31,7 +31,6 @@ from lockstep.page_format.page_layout import PageLayout, ShardPlace
 from lockstep.page_format.page_object import name_digest
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
-from lockstep.ranks.executor.shardings import Shardings
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
 from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
@@ -43,8 +42,9 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.shardings import Shardings
 
 LONG_S = 600.0
 PAGES = 5

@@ -24,7 +24,7 @@ from launch_stores import (
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import Capabilities
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 
 TESTS = Path(__file__).parent
 

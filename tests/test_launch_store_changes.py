@@ -31,9 +31,9 @@ from storage_contract import soon, soon_off_loop
 from lockstep.launch.settings import ReplaySettings
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome
-from lockstep.storage_backends.catalogue import full_shape
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_sweep import SweepLimits
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.records.catalogue import full_shape
 
 HOUR_S = 3600.0
 IN_A_PROCESS = "from lockstep.launch.command import main; main()"

@@ -18,7 +18,7 @@ from launch_stores import OBJECT_BYTES, Kept, Run, page_name, run_store
 from lockstep.launch import store_batches
 from lockstep.launch.store_tables import full_name
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 
 IN_A_PROCESS = "from lockstep.launch.command import main; main()"
 

@@ -31,8 +31,8 @@ from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Persist
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.storage_backends.base import Counters, ObjectName, StoredObject
-from lockstep.storage_backends.catalogue import full_shape, tp_size_of
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
 
 T = TypeVar("T")
 

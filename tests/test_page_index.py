@@ -11,7 +11,7 @@ import pytest
 from redis_server import RedisServer
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends.page_index import (
+from lockstep.storage_backends.page_index.contract import (
     NOTHING,
     Commit,
     CommitOutcome,

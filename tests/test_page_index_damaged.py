@@ -10,7 +10,7 @@ import pytest
 from redis_server import RedisServer
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends.page_index import (
+from lockstep.storage_backends.page_index.contract import (
     NOTHING,
     Commit,
     CommitOutcome,
@@ -18,7 +18,7 @@ from lockstep.storage_backends.page_index import (
     Settings,
     make_index,
 )
-from lockstep.storage_backends.three_fs import RINGS_MAX
+from lockstep.storage_backends.three_fs.backend import RINGS_MAX
 
 LONG_S = 3600.0
 

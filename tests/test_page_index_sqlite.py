@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends import page_index_uses
-from lockstep.storage_backends.page_index import NOTHING, Commit, CommitOutcome, Entry, Reservation
-from lockstep.storage_backends.page_index_sqlite import SqlitePageIndex
+from lockstep.storage_backends.page_index import uses as page_index_uses
+from lockstep.storage_backends.page_index.contract import (
+    NOTHING,
+    Commit,
+    CommitOutcome,
+    Entry,
+    Reservation,
+)
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 
 PATIENCE_S = 60.0
 LONG_S = 3600.0

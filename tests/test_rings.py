@@ -14,9 +14,9 @@ import pytest
 from storage_calls import page, soon_off_loop
 from usrbio_stand_in import UsrbioStandIn
 
-from lockstep.storage_backends.ring_pread import PreadRings
-from lockstep.storage_backends.ring_usrbio import UsrbioRings, find_mount
-from lockstep.storage_backends.rings import Ended, Ring, RingClient, choose_rings
+from lockstep.storage_backends.three_fs.pread_rings import PreadRings
+from lockstep.storage_backends.three_fs.rings import Ended, Ring, RingClient, choose_rings
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings, find_mount
 
 BLOCK = 4096
 BLOCKS = 8

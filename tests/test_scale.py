@@ -19,7 +19,7 @@ from lockstep.benchmarks.scale_model import (
     total_us,
     traffic,
 )
-from lockstep.coordinator.collectives.base import Transport, Vector
+from lockstep.coordinator.collective import Transport, Vector
 from lockstep.coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
 from lockstep.coordinator.fold import fold
 from lockstep.simulation import host_ring

@@ -11,15 +11,15 @@ from storage_calls import listed, run, soon
 
 from lockstep.errors import StorageError
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
-from lockstep.ranks.executor.shardings import (
+from lockstep.ranks.orders import KV_POOL
+from lockstep.storage_backends.base import ObjectName
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.shardings import (
     ANNOUNCE_AGAIN_S,
     LOOK_AGAIN_S,
     OWN,
     Shardings,
 )
-from lockstep.ranks.orders import KV_POOL
-from lockstep.storage_backends.base import ObjectName
-from lockstep.storage_backends.memory import MemoryBackend, Shelf
 
 LAYOUT = PageLayout(page_tokens=2, columns=(K, INDEX, V))
 LATENT_DRAFT = LAYOUTS["replicated with a draft"]

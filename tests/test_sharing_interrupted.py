@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.coordinator.collective import Transport
 from lockstep.coordinator.collectives import host_group as host_group_module
-from lockstep.coordinator.collectives.base import Transport
 from lockstep.coordinator.collectives.cells import Cells
 from lockstep.coordinator.collectives.futex import Futex
 from lockstep.coordinator.collectives.host_group import HostGroup

@@ -7,7 +7,7 @@ from storage_contract import StorageContract, StoreUnderTest
 from storage_files import FileStore, forbid_unnamed_files
 from storage_memory import MemoryStore
 
-from lockstep.storage_backends.file_objects import Durability
+from lockstep.storage_backends.file.objects import Durability
 
 
 @pytest.fixture(

@@ -15,7 +15,7 @@ from storage_drill import Drill, check_counts
 from lockstep.page_format.page_object import Finding
 from lockstep.storage_backends import memory
 from lockstep.storage_backends.base import StorageBackend
-from lockstep.storage_backends.file import FileBackend
+from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
 
 FAULTS = 10_000

@@ -45,11 +45,13 @@ from storage_three_fs import SlotStore, small_store
 from usrbio_stand_in import UsrbioStandIn
 
 from lockstep.page_format.page_object import HEADER_BYTES
-from lockstep.storage_backends import mooncake_staged, s3_ranges, three_fs_reads
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
-from lockstep.storage_backends.mooncake_memory import RegisteredMemory
-from lockstep.storage_backends.ring_usrbio import UsrbioRings
+from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.mooncake import staged_reads as mooncake_staged
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory
+from lockstep.storage_backends.s3 import ranges as s3_ranges
+from lockstep.storage_backends.three_fs import reads as three_fs_reads
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 
 __all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
 

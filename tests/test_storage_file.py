@@ -32,9 +32,9 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_shape import Part, Plan, part_table
 from lockstep.page_format.page_object import HEADER_BYTES, encode_header, name_digest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_contents import BLOCK_BYTES
-from lockstep.storage_backends.file_quarantine import PLACES
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.quarantine import PLACES
 
 SIZE = 16 * KIB
 

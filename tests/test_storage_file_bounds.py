@@ -15,12 +15,13 @@ from storage_files import FileStore
 
 from lockstep.errors import StorageError
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends import file_quarantine, file_turns
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file_objects import Durability, ObjectFiles
-from lockstep.storage_backends.file_publish import UnnamedFiles, choose_publisher, sweep
-from lockstep.storage_backends.file_quarantine import PLACES
-from lockstep.storage_backends.file_unsound import unsound_files
+from lockstep.storage_backends.file import quarantine as file_quarantine
+from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
+from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
+from lockstep.storage_backends.file.quarantine import PLACES
+from lockstep.storage_backends.file.unsound import unsound_files
 from lockstep.storage_backends.thread_calls import Stop
 
 SIZE = 16 * KIB

@@ -11,7 +11,7 @@ from storage_calls import KIB, get, object_name, page, put, run
 from storage_files import FileStore
 
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.file_complaints import SAID_AGAIN_S, WriteComplaints
+from lockstep.storage_backends.file.complaints import SAID_AGAIN_S, WriteComplaints
 from lockstep.storage_backends.registry import open_backend
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -8,8 +8,8 @@ from storage_files import FileStore
 
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_sweep import SweepLimits
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.registry import open_backend
 
 

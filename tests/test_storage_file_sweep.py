@@ -31,10 +31,10 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_contents import BLOCK_BYTES
-from lockstep.storage_backends.file_objects import Durability, ObjectFiles, object_path
-from lockstep.storage_backends.file_sweep import (
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.file.sweep import (
     EMPTY_AGE_S,
     LOCK,
     LOW_WATER,
@@ -42,8 +42,8 @@ from lockstep.storage_backends.file_sweep import (
     Swept,
     sweep_store,
 )
-from lockstep.storage_backends.file_sweeper import Sweeper
-from lockstep.storage_backends.manifest import Manifest
+from lockstep.storage_backends.file.sweeper import Sweeper
+from lockstep.storage_backends.records.manifest import Manifest
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.thread_calls import Stop
 

@@ -20,10 +20,10 @@ from lockstep.errors import ConfigError
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
 from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.file_contents import BLOCK_BYTES
-from lockstep.storage_backends.file_sweep import SweepLimits
-from lockstep.storage_backends.file_trust import Trust
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.file.trust import Trust
 from lockstep.storage_backends.registry import open_backend
 
 SIZE = 16 << 10

@@ -13,10 +13,10 @@ from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.claimed import ClaimedBackend
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.manifest import MANIFEST_BYTES, Manifest, claim_model
+from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.records.manifest import MANIFEST_BYTES, Manifest, claim_model
+from lockstep.storage_backends.wrappers.claimed import ClaimedBackend
 
 KEYS = Column(name="k", layers=4, heads=8, elements=64)
 VALUES = Column(name="v", layers=4, heads=8, elements=64)

@@ -29,10 +29,10 @@ from lockstep.errors import ConfigError
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.mooncake import MooncakeBackend, from_uri, settings_of
-from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings
-from lockstep.storage_backends.mooncake_memory import RegisteredMemory, address_of
-from lockstep.storage_backends.mooncake_pieces import Code, Piece
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
+from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory, address_of
+from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 from lockstep.storage_backends.uri import parse_uri
 
@@ -77,7 +77,7 @@ class TestMemory:
                 assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
                 assert back == pages
 
-        monkeypatch.setattr("lockstep.storage_backends.mooncake_writes.in_rooms", None)
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.writes.in_rooms", None)
         run(scenario())
 
     def test_a_page_larger_than_our_own_memory_goes_through_it_in_pieces(

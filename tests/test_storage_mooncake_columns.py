@@ -8,12 +8,12 @@ from mooncake_master import MooncakeStore, mooncake_store, shared
 from storage_calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.mooncake_client import MooncakeClient
-from lockstep.storage_backends.mooncake_memory import RegisteredMemory
-from lockstep.storage_backends.mooncake_names import Wanted, key_of
-from lockstep.storage_backends.mooncake_pieces import Code
-from lockstep.storage_backends.mooncake_reads import ObjectReader
-from lockstep.storage_backends.mooncake_writes import New, ObjectWriter, RoomComplaint
+from lockstep.storage_backends.mooncake.client import MooncakeClient
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory
+from lockstep.storage_backends.mooncake.names import Wanted, key_of
+from lockstep.storage_backends.mooncake.pieces import Code
+from lockstep.storage_backends.mooncake.reads import ObjectReader
+from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop
 
 __all__ = ["mooncake_store", "shared"]

@@ -14,11 +14,11 @@ import pytest
 from mooncake_master import LentClient, MooncakeStore, mooncake_store, pool, shared, until
 from storage_calls import KIB, get, object_name, opened, page, put, reading, run, soon
 
-from lockstep.storage_backends import mooncake_memory
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
-from lockstep.storage_backends.mooncake import THREADS, MooncakeBackend
-from lockstep.storage_backends.mooncake_client import MooncakeClient, MooncakeSettings
-from lockstep.storage_backends.mooncake_pieces import Code, Piece
+from lockstep.storage_backends.mooncake import memory as mooncake_memory
+from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
+from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 
 __all__ = ["mooncake_store", "shared"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from storage_calls import soon_off_loop
 
-from lockstep.storage_backends.mooncake_pieces import (
+from lockstep.storage_backends.mooncake.pieces import (
     LEASES,
     STEP_BYTES,
     STEP_PIECES,

@@ -42,11 +42,11 @@ from storage_calls import (
 from lockstep.errors import ConfigError
 from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.mooncake import THREADS, MooncakeBackend
-from lockstep.storage_backends.mooncake_client import MooncakeClient, left_behind
-from lockstep.storage_backends.mooncake_memory import address_of
-from lockstep.storage_backends.mooncake_pieces import Code, Piece
-from lockstep.storage_backends.mooncake_writes import RoomComplaint
+from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeClient, left_behind
+from lockstep.storage_backends.mooncake.memory import address_of
+from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.mooncake.writes import RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop
 
 __all__ = ["shared"]
@@ -357,7 +357,7 @@ class TestMaster:
         begun: threading.Semaphore,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("lockstep.storage_backends.mooncake._CLOSE_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.backend._CLOSE_TIMEOUT_S", 0.1)
 
         async def scenario() -> None:
             backend = shared.backend()
@@ -378,7 +378,7 @@ class TestMaster:
     def test_a_process_goes_on_when_it_leaves_a_store_with_a_stopped_master_or_enters_it(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lockstep.storage_backends.mooncake_client._REACH_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.client._REACH_TIMEOUT_S", 0.2)
 
         async def scenario() -> None:
             owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))

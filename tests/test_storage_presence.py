@@ -29,10 +29,10 @@ from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.page_format.object_shape import ObjectShape, Part, Plan
 from lockstep.page_format.page_object import encode_header, name_digest
-from lockstep.storage_backends import file_turns
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file_contents import BLOCK_BYTES
-from lockstep.storage_backends.file_objects import ObjectFiles
+from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
 
 NAME = object_name(1)

@@ -15,7 +15,7 @@ from storage_files import FileStore, forbid_unnamed_files
 
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file_objects import ObjectFiles
+from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
 
 NAME = object_name(1)

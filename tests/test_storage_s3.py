@@ -31,11 +31,12 @@ from storage_s3 import BucketStore, Proxy, existing, unfitting_buffers
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.page_format.page_object import HEADER_BYTES
-from lockstep.storage_backends import s3, s3_requests
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.s3 import S3Backend
+from lockstep.storage_backends.s3 import backend as s3
+from lockstep.storage_backends.s3 import requests as s3_requests
+from lockstep.storage_backends.s3.backend import S3Backend
 
 __all__ = ["bucket", "keys", "s3_endpoint"]
 

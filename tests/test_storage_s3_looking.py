@@ -14,10 +14,10 @@ from storage_s3 import BucketStore, PackedStore, Proxy
 
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage import Damage, DamageKind
+from lockstep.storage_backends.damage.damage import Damage, DamageKind
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.s3 import S3Backend
-from lockstep.storage_backends.s3_requests import S3Requests
+from lockstep.storage_backends.s3.backend import S3Backend
+from lockstep.storage_backends.s3.requests import S3Requests
 
 __all__ = ["bucket", "keys", "packed", "s3_endpoint"]
 

@@ -10,8 +10,8 @@ pytest.importorskip("obstore", reason="needs the extra s3")
 from storage_s3 import BucketStore, Proxy
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends import s3
 from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.s3 import backend as s3
 
 __all__ = ["bucket", "keys", "s3_endpoint"]
 

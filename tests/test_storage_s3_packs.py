@@ -35,10 +35,10 @@ from storage_s3 import BucketStore, PackedStore, Proxy, unfitting_buffers
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.damage import Damage, Damageable, DamageKind
-from lockstep.storage_backends.page_index import Entry, Settings, make_index
-from lockstep.storage_backends.page_index_sqlite import SqlitePageIndex
-from lockstep.storage_backends.s3_ranges import (
+from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.page_index.contract import Entry, Settings, make_index
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.s3.ranges import (
     GAP_BYTES_MAX,
     REQUEST_BYTES_MAX,
     Range,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.storage_backends.s3_refusals import Cause, refusal_of
+from lockstep.storage_backends.s3.refusals import Cause, refusal_of
 
 HOST = "https://store.example:9000"
 ASKED = f"Generic S3 error: Error performing PUT {HOST}/bucket/a in 1.2ms"

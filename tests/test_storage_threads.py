@@ -14,9 +14,9 @@ from storage_contract import get, object_name, opened, page, put, run
 from storage_files import FileStore
 
 from lockstep.errors import ConfigError, StorageError, UsageError
-from lockstep.storage_backends import file
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.daemon_threads import DaemonThreads
+from lockstep.storage_backends.file import backend as file
 from lockstep.storage_backends.thread_calls import ThreadCalls
 
 SCRIPT = Path(__file__).parent / "storage_hung.py"

@@ -31,10 +31,10 @@ from usrbio_stand_in import UsrbioStandIn
 from lockstep.errors import ConfigError
 from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.manifest import claim_model
+from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.ring_usrbio import UsrbioRings
-from lockstep.storage_backends.three_fs import ThreeFsBackend
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 
 SCRIPT = Path(__file__).parent / "three_fs_writers.py"
 

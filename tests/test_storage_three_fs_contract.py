@@ -9,7 +9,7 @@ from storage_contract import StorageContract
 from storage_three_fs import SlotStore
 from usrbio_stand_in import UsrbioStandIn
 
-from lockstep.storage_backends.ring_usrbio import UsrbioRings
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 
 __all__ = ["redis_server"]
 

@@ -25,10 +25,11 @@ from usrbio_stand_in import UsrbioStandIn
 
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends import three_fs, three_fs_files
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
-from lockstep.storage_backends.ring_usrbio import UsrbioRings
-from lockstep.storage_backends.three_fs import ThreeFsBackend
+from lockstep.storage_backends.three_fs import backend as three_fs
+from lockstep.storage_backends.three_fs import files as three_fs_files
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,12 @@ from storage_calls import (
 from storage_three_fs import WatchedIndex, small_store
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends import page_index_sqlite, three_fs_files
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.manifest import claim_model
+from lockstep.storage_backends.page_index import sqlite as page_index_sqlite
+from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.three_fs import ThreeFsBackend
+from lockstep.storage_backends.three_fs import files as three_fs_files
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 
 __all__ = ["redis_server"]
 

@@ -19,7 +19,7 @@ from storage_layers import (
 )
 
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.breaker import BreakerBackend, BreakerState
+from lockstep.storage_backends.wrappers.breaker import BreakerBackend, BreakerState
 
 ONE = [object_name(1)]
 FAILED = [ReadOutcome.FAILED]

@@ -17,9 +17,9 @@ from storage_by_name import (
 from storage_contract import StorageContract, StoreUnderTest
 from storage_layers import wrapped
 
-from lockstep.storage_backends import breaker, fault, limit, metrics, retry
 from lockstep.storage_backends.base import ObjectName, StorageBackend
 from lockstep.storage_backends.registry import WrapBackend
+from lockstep.storage_backends.wrappers import breaker, fault, limit, metrics, retry
 
 __all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
 

@@ -29,12 +29,12 @@ from lockstep.page_format.page_object import (
     name_digest,
 )
 from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage import Damage, DamageKind, damage_file
-from lockstep.storage_backends.fault import Fault, FaultBackend, FaultPlan, wrap
+from lockstep.storage_backends.damage.damage import Damage, DamageKind, damage_file
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend
 from lockstep.storage_backends.uri import parse_uri
-from lockstep.storage_backends.wrapper import Wrapper
+from lockstep.storage_backends.wrappers.base import Wrapper
+from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan, wrap
 
 DAMAGES = [Fault.FLIP, Fault.TORN, Fault.SHORT, Fault.WRONG]
 STORES = [

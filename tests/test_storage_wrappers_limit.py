@@ -20,7 +20,7 @@ from storage_layers import (
 )
 
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.limit import InFlight, LimitBackend
+from lockstep.storage_backends.wrappers.limit import InFlight, LimitBackend
 
 QUIET = InFlight(calls=0, nbytes=0, waiting=0, turned_away=0)
 

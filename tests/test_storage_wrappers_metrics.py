@@ -17,8 +17,8 @@ from storage_layers import (
 )
 
 from lockstep.storage_backends.base import Read
-from lockstep.storage_backends.damage import Damage, DamageKind
-from lockstep.storage_backends.metrics import BOUNDS_S, Call, MetricsBackend, exposition
+from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.wrappers.metrics import BOUNDS_S, Call, MetricsBackend, exposition
 
 SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} ([0-9.e+-]+)')
 

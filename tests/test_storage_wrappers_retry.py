@@ -20,8 +20,8 @@ from storage_layers import (
 )
 
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage import Damage, DamageKind
-from lockstep.storage_backends.retry import Retried, RetryBackend, RetryPolicy
+from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.wrappers.retry import Retried, RetryBackend, RetryPolicy
 
 POLICY = RetryPolicy(attempts=4, base_s=1.0, cap_s=100.0)
 

@@ -4,15 +4,15 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import StorageBackend
-from lockstep.storage_backends.breaker import BreakerBackend
-from lockstep.storage_backends.fault import FaultBackend
-from lockstep.storage_backends.file import FileBackend
-from lockstep.storage_backends.limit import LimitBackend
+from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.metrics import MetricsBackend
 from lockstep.storage_backends.registry import make_backend
-from lockstep.storage_backends.retry import RetryBackend
-from lockstep.storage_backends.wrapper import layers
+from lockstep.storage_backends.wrappers.base import layers
+from lockstep.storage_backends.wrappers.breaker import BreakerBackend
+from lockstep.storage_backends.wrappers.fault import FaultBackend
+from lockstep.storage_backends.wrappers.limit import LimitBackend
+from lockstep.storage_backends.wrappers.metrics import MetricsBackend
+from lockstep.storage_backends.wrappers.retry import RetryBackend
 
 
 def kinds(uri: str) -> list[type[StorageBackend]]:

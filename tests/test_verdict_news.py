@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import pytest
 
-from lockstep.coordinator.collectives.base import Vector
+from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, Layout
 from lockstep.coordinator.seats import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts

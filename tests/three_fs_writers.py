@@ -16,9 +16,9 @@ from typing import Any
 from storage_calls import object_name, page, put, soon, writing
 from storage_three_fs import SlotStore
 
-from lockstep.storage_backends import three_fs_files
 from lockstep.storage_backends.base import WriteOutcome
-from lockstep.storage_backends.page_index import PageIndex
+from lockstep.storage_backends.page_index.contract import PageIndex
+from lockstep.storage_backends.three_fs import files as three_fs_files
 
 PAGE_BYTES = 100_000
 SLOT_BYTES = 128 << 10

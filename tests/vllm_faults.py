@@ -9,7 +9,6 @@ from lockstep.page_format.page_object import Finding
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.orders import Direction
-from lockstep.storage_backends import file_contents
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -18,7 +17,8 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from lockstep.storage_backends.wrapper import Wrapper
+from lockstep.storage_backends.file import contents as file_contents
+from lockstep.storage_backends.wrappers.base import Wrapper
 
 SLOW_S = 0.2
 

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from ...errors import InternalError
-from .base import Vector
+from ..collective import Vector
 from .futex import Futex
 
 if TYPE_CHECKING:

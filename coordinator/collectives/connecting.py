@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgpack
 
 from ...errors import ConfigError
-from .base import Collective, Transport
+from ..collective import Collective, Transport
 from .hierarchical import HierarchicalCollective
 from .host_group import Place, ranks_by_place
 from .shared_memory import SharedMemoryCollective

@@ -29,8 +29,8 @@ from typing import Self
 import numpy as np
 
 from ...errors import CollectiveTimeout, GroupError
+from ..collective import Collective, Transport, Vector
 from ..fold import fold
-from .base import Collective, Transport, Vector
 from .ending import Cause, Ending
 from .host_group import SLICE_S, HostGroup, Place, ranks_by_place
 from .sharing import SharingCollective

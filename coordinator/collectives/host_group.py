@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from ...errors import ConfigError, GroupError, InternalError
 from ..bootstrap import agree_that_all_are_ready
-from .base import Collective, Vector
+from ..collective import Collective, Vector
 from .cells import Cells, Span
 from .ending import Cause, Ending
 from .futex import Futex

@@ -8,8 +8,8 @@ import threading
 from dataclasses import dataclass, field
 
 from ...errors import CollectiveTimeout, GroupError, PeerLost, UsageError
+from ..collective import Vector
 from ..fold import fold
-from .base import Vector
 
 
 @dataclass(slots=True)

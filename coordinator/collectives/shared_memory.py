@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from ...errors import ConfigError
-from .base import Collective, Transport
+from ..collective import Collective, Transport
 from .host_group import HostGroup, Place, ranks_by_place
 from .sharing import SharingCollective
 

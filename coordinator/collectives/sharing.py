@@ -1,8 +1,8 @@
 """What the transports that share memory on a host have in common."""
 
 from ...errors import GroupError, PeerLost
+from ..collective import Collective, Transport, Vector
 from ..fold import fold
-from .base import Collective, Transport, Vector
 from .cells import Span
 from .home_process import HomeProcess
 from .host_group import HostGroup

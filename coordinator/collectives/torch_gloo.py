@@ -32,9 +32,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ...errors import CollectiveTimeout, ConfigError, GroupError, PeerLost
+from ..collective import Transport, Vector
 from ..fold import fold
 from .attendance import Attendance
-from .base import Transport, Vector
 from .home_process import HomeProcess
 
 _SIZE = struct.Struct("<q")

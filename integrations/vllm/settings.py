@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
-from ...coordinator.collectives.base import Transport
+from ...coordinator.collective import Transport
 from ...coordinator.stop_policy import StopPolicy, StopRule
 from ...errors import ConfigError
 from ...ranks.config import Bounds, Timeouts

@@ -22,9 +22,9 @@ from ...storage_backends.base import (
     Write,
     WriteOutcome,
 )
+from ...storage_backends.records.shardings import OWN, Shardings
 from ..orders import Fetch, ObjectTransfer, Persist
 from .pools import HostPool
-from .shardings import OWN, Shardings
 from .writers import WriterShare
 
 BATCH_PAGES = 64

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
+from ...storage_backends.records.shardings import Shardings
 from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
-from .shardings import Shardings
 from .storage_loop import StorageLoop, StorageReport, TimedOrder
 from .storage_transfers import ObjectPlaces
 from .writers import WriterShare

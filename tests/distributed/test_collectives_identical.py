@@ -11,7 +11,7 @@ import pytest
 from collective_contract import LANES, PATIENCE_S, Hold, random_lanes
 from ranks_as_processes import Member, RanksAsProcesses, begin_torch, over_hosts, over_shared_memory
 
-from lockstep.coordinator.collectives.base import Collective, PendingRound, Vector
+from lockstep.coordinator.collective import Collective, PendingRound, Vector
 from lockstep.coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX, TorchCollective
 
 pytestmark = pytest.mark.distributed

@@ -13,7 +13,7 @@ from ranks_as_processes import BUILDS, RanksAsProcesses
 from ranks_as_threads import RanksAsThreads
 
 from lockstep.coordinator.ballot import Ballot
-from lockstep.coordinator.collectives.base import Collective
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.ending import Ending
 from lockstep.coordinator.collectives.host_group import HostGroup, Place
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective

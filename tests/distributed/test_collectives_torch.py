@@ -26,8 +26,8 @@ from collective_contract import (
 )
 from ranks_as_processes import RanksAsProcesses
 
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.attendance import Attendance
-from lockstep.coordinator.collectives.base import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, GroupError
 

@@ -20,8 +20,8 @@ from collective_contract import LANES, PATIENCE_S, PROMPT_S, Hold
 from fault_points import Holdings, Opening, lanes_in
 from ranks_as_processes import RanksAsProcesses
 
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives import cells as cells_module
-from lockstep.coordinator.collectives.base import Collective
 from lockstep.coordinator.collectives.cells import Cells
 from lockstep.errors import GroupError, InternalError
 

@@ -10,7 +10,7 @@ import pytest
 from collective_contract import LANES, PATIENCE_S, Hold, lanes_of, outcome_of
 from ranks_as_processes import RanksAsProcesses
 
-from lockstep.coordinator.collectives.base import Collective, Transport
+from lockstep.coordinator.collective import Collective, Transport
 from lockstep.coordinator.collectives.connecting import connect, pick
 from lockstep.coordinator.collectives.host_group import Place, ranks_by_place
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective

@@ -13,7 +13,7 @@ import pytest
 from collective_contract import PATIENCE_S, PROMPT_S, Hold, lanes_of
 from ranks_as_processes import BUILDS, RanksAsProcesses
 
-from lockstep.coordinator.collectives.base import Collective
+from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import LockstepError
 from lockstep.page_format.page_layout import Column, PageLayout

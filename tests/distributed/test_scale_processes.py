@@ -8,7 +8,7 @@ from lockstep.benchmarks.exchange import ExchangeSettings, measure_exchanges
 from lockstep.benchmarks.scale_fit import deployment_of, way
 from lockstep.benchmarks.scale_memory import sockets
 from lockstep.benchmarks.scale_model import traffic
-from lockstep.coordinator.collectives.base import Transport
+from lockstep.coordinator.collective import Transport
 
 pytestmark = pytest.mark.distributed
 

@@ -1,0 +1,1 @@
+"""`file://`: objects as files."""

@@ -1,0 +1,382 @@
+"""`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: objects as files.
+
+Each object is one file, found by digests of its name (`file_objects`), written whole under its
+final name or not at all (`file_publish`), verified on every read, and moved out of the way for good
+when it is not what its name says (`file_quarantine`). Several processes may share the directory,
+also over a network filesystem, as far as that has exclusive links.
+
+`durability` says what a write has survived when it is OK: `none` (default) the process, `data` and
+`full` a power failure, with `full` also for the name. With `direct=1` the page cache is left out:
+opening the store is refused where the filesystem cannot do that; and a key whose buffer does not
+start at a multiple of 4096 bytes, or whose length is not one, is still read and written through the
+page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
+
+`quota_gib` (or `quota_bytes`) bounds the room of the files, and `ttl_s` how long an object stays that
+nobody uses. Each process that names one of them sweeps, one at a time (`file_sweeper`); the quota may
+be overrun by what is written between two passes. Records, which say what the pages are, are not swept.
+
+With `read_only=1` nothing in the directory is made, moved or removed, and it need not be writable: for
+looking at a store. Every write fails then, and what is bad stays where it is.
+
+Whoever can write to the directory can poison the cache: checksums find damage, but they are no
+signatures. So files are for their owner alone, a directory that others can write to is refused unless
+the URI says `trust=group` or `trust=any`, and no link out of it is followed.
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from ...errors import ConfigError, StorageError, UsageError
+from ...page_format.page_object import name_digest
+from ..base import (
+    Capabilities,
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from ..damage.damage import Damage, damage_file
+from ..seen_names import SeenNames
+from ..tally import Tally
+from ..thread_calls import Stop, ThreadCalls
+from ..uri import StoreUri
+from .complaints import remedy_for
+from .contents import file_bytes
+from .looking import LookedAtFiles
+from .objects import Durability, ObjectFiles, object_path
+from .sweep import SweepLimits, limits_of
+from .sweeper import Sweeper
+from .trust import Trust, trust_of
+
+THREADS: Final = 4
+"""Pages in the page cache need two or three; more help with a disk, and cost when there is none."""
+THREADS_MAX: Final = 256
+_JOB_BYTES_MIN: Final = 2 << 20
+"""A job moves at least this much. Small pages are mostly Python's own work, which two threads do
+more slowly than one; so a batch of them is divided only if it is large."""
+_JOB_NAMES_MIN: Final = 8192
+"""As for `_JOB_BYTES_MIN`: looking a name up is short, and nearly all of it Python's own work."""
+_NAMES_SEEN_MAX: Final = 1 << 20
+_OPEN_TIMEOUT_S: Final = 30.0
+_LIST_TIMEOUT_S: Final = 60.0
+_LISTED_AT_A_TIME: Final = 256
+_CLOSE_TIMEOUT_S: Final = 10.0
+_OPTIONS: Final = (
+    "durability",
+    "direct",
+    "threads",
+    "quota_gib",
+    "quota_bytes",
+    "ttl_s",
+    "trust",
+    "read_only",
+)
+
+
+class FileBackend:
+    """Keeps the contract of `StorageBackend` in a directory.
+
+    Used from one event loop. Buffers are any contiguous memory; bytes go straight between them and
+    the files. Existence is answered from memory for names that this backend has seen. `text` names
+    the store in the log, as its URI without secrets does.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        durability: Durability = Durability.NONE,
+        direct: bool = False,
+        threads: int = THREADS,
+        limits: SweepLimits | None = None,
+        trust: Trust = Trust.OWNER,
+        read_only: bool = False,
+        text: str = "",
+    ) -> None:
+        if not root.is_absolute():
+            raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
+        if not 1 <= threads <= THREADS_MAX:
+            raise ConfigError(
+                f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
+            )
+        self._root = root
+        self._direct = direct
+        self._threads = threads
+        self._read_only = read_only
+        self._files = (
+            LookedAtFiles(root, trust=trust, text=text)
+            if read_only
+            else ObjectFiles(root, durability, direct=direct, trust=trust, text=text)
+        )
+        self._limits = None if read_only else limits
+        self._sweeper: Sweeper | None = None
+        self._calls: ThreadCalls | None = None
+        self._begun = False
+        self._closed = False
+        self._tally = Tally()
+        self._seen = SeenNames(_NAMES_SEEN_MAX)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`."""
+        return Capabilities(lists=True, zero_copy=True)
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
+        """Make the directory and try a write in it, unless it is `read_only`.
+
+        Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
+        """
+        if self._begun or self._closed:
+            raise UsageError(f"store {self._root} was opened before; make a new backend")
+        self._begun = True
+        calls = ThreadCalls(self._threads, "lockstep-file", at_end=self._files.close)
+        try:
+            await self._open_files(calls)
+            if self._closed:
+                raise UsageError(f"store {self._root} was closed while it opened")
+            if self._limits is not None:
+                self._sweeper = self._files.sweeper(self._limits)
+                self._sweeper.begin()
+        except BaseException:
+            # Without a wait: the thread may hang, and closes what it opened when it does not.
+            await calls.close(0)
+            raise
+        self._calls = calls
+
+    async def _open_files(self, calls: ThreadCalls) -> None:
+        try:
+            await calls.once(self._files.open, _OPEN_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"store directory {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
+                "check the filesystem that it is on"
+            ) from error
+        except OSError as error:
+            what = "create and write"
+            if self._read_only:
+                what = "read"
+            elif self._direct:
+                what += ", and direct=1 needs a filesystem with O_DIRECT"
+            remedy = f"give a directory that this process may {what}"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                remedy = remedy_for(error, remedy)
+            raise ConfigError(
+                f"store directory {self._root} cannot be used: {error.strerror}; {remedy}"
+            ) from error
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether there is something under it; False for what is late."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        found = self._seen.look_up(names)
+        if False not in found:
+            return found
+        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
+        answers = await calls.run(
+            self._look_up,
+            unknown,
+            weights=[1] * len(unknown),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
+        rest = iter(answers)
+        return [seen or next(rest) for seen in found]
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers, and verify them."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+        outcomes = await calls.run(
+            self._read,
+            reads,
+            weights=[read.shape.nbytes for read in reads],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=ReadOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        if outcomes.count(ReadOutcome.OK) != len(outcomes):
+            gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
+            self._seen.discard(
+                read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
+            )
+        if self._sweeper is not None:
+            self._sweeper.used(
+                read.name
+                for read, each in zip(reads, outcomes, strict=True)
+                if each is ReadOutcome.OK
+            )
+        return self._tally.reads(reads, outcomes)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """Write the objects, each under its name at once and whole."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+        outcomes = await calls.run(
+            self._write,
+            writes,
+            weights=[write.shape.nbytes for write in writes],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=WriteOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
+        self._seen.add(
+            write.name for write, each in zip(writes, outcomes, strict=True) if each in there
+        )
+        if self._sweeper is not None:
+            self._note_written(self._sweeper, writes, outcomes)
+        return self._tally.writes(writes, outcomes)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Remove the objects; True where the name is free afterwards."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        self._seen.discard(names)
+        return await calls.run(
+            self._remove,
+            names,
+            weights=[1] * len(names),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store; see `StorageBackend`.
+
+        Nothing after `close`; raises `StorageError` where that comes in between.
+        """
+        if self._ready() is None:
+            return
+        names = self._files.names()
+        while True:
+            calls = self._ready()
+            if calls is None:
+                raise StorageError(
+                    f"store {self._root} was closed while it was listed; open it again and list it "
+                    "from the beginning"
+                )
+            try:
+                some = await calls.once(partial(_next_of, names), _LIST_TIMEOUT_S)
+            except TimeoutError as error:
+                raise StorageError(
+                    f"store directory {self._root} did not answer within {_LIST_TIMEOUT_S:g} s; "
+                    "check the filesystem that it is on"
+                ) from error
+            if not some:
+                return
+            for each in some:
+                yield each
+
+    async def damage(self, damage: Damage, *, deadline: float) -> bool:
+        """Damage a stored object; see `Damageable`."""
+        calls = self._ready()
+        if calls is None or self._read_only:
+            return False
+        (done,) = await calls.run(
+            self._damage, [damage], weights=[1], job_weight_min=1, late=False, deadline=deadline
+        )
+        return done
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """Stop what runs, wait for it, and close the directory. Idempotent.
+
+        If the kernel holds a thread for longer than the close waits, or the close is cancelled, the
+        call that waits for the thread returns when it does, and the last one closes the directory.
+        None of them keeps the process from ending.
+        """
+        self._closed = True
+        calls, self._calls = self._calls, None
+        swept = self._sweeper.end() if self._sweeper is not None else None
+        if calls is not None:
+            await calls.close(_CLOSE_TIMEOUT_S)
+        if swept is not None:
+            # It stops between two files, and holds nothing that anybody needs.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(swept), _CLOSE_TIMEOUT_S)
+
+    def _note_written(
+        self, sweeper: Sweeper, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]
+    ) -> None:
+        each = list(zip(writes, outcomes, strict=True))
+        sweeper.used(write.name for write, one in each if one is WriteOutcome.PRESENT)
+        sweeper.wrote(sum(file_bytes(write.shape) for write, one in each if one is WriteOutcome.OK))
+
+    def _ready(self) -> ThreadCalls | None:
+        """Return the threads, or None after `close`."""
+        if self._calls is None and not self._closed:
+            raise UsageError(f"store {self._root} is not open; await open() first")
+        return self._calls
+
+    def _damage(self, damages: Sequence[Damage], stop: Stop) -> list[bool]:
+        return [
+            not stop.due()
+            and (path := self._path(each.name)) is not None
+            and damage_file(path, each, self._path(each.other))
+            for each in damages
+        ]
+
+    def _path(self, name: ObjectName | None) -> Path | None:
+        digest = None if name is None else name_digest(name)
+        if name is None or digest is None:
+            return None
+        return self._root / object_path(name.namespace, digest)
+
+    def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        return [not stop.due() and self._files.exists(name) for name in names]
+
+    def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
+        return [self._files.read(each.name, each.buffers, each.shape, stop) for each in reads]
+
+    def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+        return [self._files.write(each.name, each.buffers, each.shape, stop) for each in writes]
+
+    def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        return [not stop.due() and self._files.remove(name, stop) for name in names]
+
+
+def _next_of(names: Iterator[StoredObject]) -> list[StoredObject]:
+    return list(islice(names, _LISTED_AT_A_TIME))
+
+
+def from_uri(uri: StoreUri) -> FileBackend:
+    """Return the backend of a `file://` URI."""
+    uri.only_options(_OPTIONS)
+    if uri.host:
+        raise ConfigError(
+            f"store {uri.text!r} names a host; an absolute path needs three slashes: "
+            "file:///absolute/path"
+        )
+    if not uri.path.strip("/"):
+        raise ConfigError(f"store {uri.text!r} has no path; write file:///absolute/path")
+    durability = uri.choice("durability", [each.value for each in Durability], "none")
+    return FileBackend(
+        Path(os.path.normpath(uri.path)),
+        durability=Durability(durability),
+        direct=uri.choice("direct", ("0", "1"), "0") == "1",
+        threads=uri.number("threads", THREADS, low=1, high=THREADS_MAX),
+        limits=limits_of(uri),
+        trust=trust_of(uri),
+        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+        text=uri.text,
+    )

@@ -1,0 +1,305 @@
+"""What is in an object's file, read and written through an open descriptor.
+
+A file is the object's header, one block of 4096 bytes, and then the payload. What is wanted of it is
+read in pieces small enough to be hashed while they are still in the core's cache, straight into the
+caller's memory.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ...page_format.object_shape import ObjectShape, Plan, pieces_of
+from ...page_format.page_object import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    Finding,
+    PartHashes,
+    check_header,
+    check_run,
+    encode_header,
+    is_expected,
+    part_checksums,
+    presence_bits,
+)
+from ..base import ObjectName
+from ..thread_calls import Stop
+
+BLOCK_BYTES: Final = HEADER_BYTES
+_VIEWS_MAX: Final = 512
+"""Handed to the kernel in one call, which takes 1024."""
+_BUFFERS_AT_ONCE: Final = 64
+"""Read together with the header; what comes in more is not worth the haste."""
+_DIRECT_PIECE_BYTES: Final = 16 << 20
+"""As `PIECE_BYTES` where the page cache is left out: enough for the device to be busy throughout."""
+
+
+def file_bytes(shape: ObjectShape) -> int:
+    """Return the room that the file of an object takes, in whole blocks."""
+    return BLOCK_BYTES * (1 + -(-shape.nbytes // BLOCK_BYTES))
+
+
+class FileContents:
+    """Reads and writes files; each thread has memory of its own for what is not the caller's.
+
+    All methods raise OSError for what the kernel refuses. `direct` says that the file was opened so.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = _Scratch()
+
+    def read(
+        self,
+        fd: int,
+        digest: bytes,
+        buffers: Sequence[memoryview],
+        shape: ObjectShape,
+        stop: Stop,
+        *,
+        direct: bool,
+    ) -> Finding | None:
+        """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
+
+        SOUND if they hold its bytes; LACKING if the object has too few columns, and then only its
+        header was looked at; None if it had to stop on the way.
+        """
+        scratch, plan = self._scratch, shape.plan(shape.present)
+        block, nbytes = scratch.block, plan.payload_bytes
+        # Nearly always the object has the reader's own columns, and the reader wants all of it.
+        # An empty part that is left out takes no bytes away, but lies between two runs.
+        at_once = (
+            shape.nbytes == nbytes and len(plan.runs) == 1 and len(buffers) <= _BUFFERS_AT_ONCE
+        )
+        if at_once and direct and nbytes <= _DIRECT_PIECE_BYTES:
+            got = os.preadv(fd, [block, *buffers], 0)
+            at_once = os.fstat(fd).st_size == got
+        elif at_once and not direct and nbytes <= PIECE_BYTES:
+            got = os.preadv(fd, [block, *buffers, scratch.byte], 0)
+        else:
+            at_once = False
+            got = os.preadv(fd, [block], 0)
+        if at_once and got == BLOCK_BYTES + nbytes and is_expected(block, digest, shape):
+            return check_run(block, plan.runs[0], part_checksums(plan.sizes, buffers))
+        if got < BLOCK_BYTES:
+            got = _read_fully(fd, [block], 0, direct=direct)
+        finding = check_header(block[:got], digest, shape)
+        if finding is not Finding.SOUND:
+            return finding
+        return self._pick(fd, buffers, shape.plan(presence_bits(block)), stop, direct=direct)
+
+    def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[Finding, int]:
+        """Return how the object's columns compare with those of `shape`, and its presence bits.
+
+        Looks at the header and the length of the file, which was opened without O_DIRECT. The bits
+        are 0 for what is no object.
+        """
+        block = self._scratch.block
+        got = _read_fully(fd, [block], 0, direct=False)
+        finding = check_header(block[:got], digest, shape)
+        if finding not in (Finding.SOUND, Finding.LACKING):
+            return finding, 0
+        present = presence_bits(block)
+        expected = BLOCK_BYTES + shape.payload_bytes(present)
+        size = os.fstat(fd).st_size
+        if size != expected:
+            return Finding.SHORT if size < expected else Finding.LONG, 0
+        return finding, present
+
+    def header(self, fd: int) -> memoryview:
+        """Return the first block of a file, as far as it goes; this thread's until its next call."""
+        block = self._scratch.block
+        return block[: _read_fully(fd, [block], 0, direct=False)]
+
+    def unite(
+        self,
+        fd: int,
+        buffers: Sequence[memoryview],
+        shape: ObjectShape,
+        present: int,
+        stop: Stop,
+    ) -> memoryview | None:
+        """Return the payload of `buffers` with the columns that the object has beside its own.
+
+        The object is the one of the last `look` on this thread, where it had the bits `present`. None
+        if its payload is not sound.
+        """
+        theirs = shape.with_columns(present)
+        whole = ObjectShape(theirs.parts, tuple(_numbers(theirs, present)))
+        room = self._scratch.room(whole.nbytes)
+        finding = self._pick(fd, [room], whole.plan(present), stop, direct=False)
+        return shape.unite(buffers, room, present) if finding is Finding.SOUND else None
+
+    def write(
+        self,
+        fd: int,
+        name: ObjectName,
+        digest: bytes,
+        buffers: Sequence[memoryview],
+        shape: ObjectShape,
+        *,
+        stop: Stop,
+        direct: bool,
+    ) -> bool:
+        """Write the whole file: the caller's buffers, which have all parts that `shape` holds.
+
+        False if it had to stop on the way, which leaves a file without a header.
+        """
+        plan = shape.plan(shape.present)
+        piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
+        if plan.payload_bytes <= piece_bytes:
+            checksums = part_checksums(plan.sizes, buffers)
+            header: bytes | memoryview = encode_header(name, digest, shape.present, plan, checksums)
+            if direct:
+                header = self._aligned(header)
+            _write_fully(fd, [header, *buffers], 0)
+            return True
+        # The header comes last: the file has no name before it is whole. A piece is hashed once it is
+        # written, which has brought it into the cache, and measures faster than the other way round.
+        at = BLOCK_BYTES
+        hashes = PartHashes(plan.sizes)
+        for views in pieces_of(buffers, _steps(plan.payload_bytes, piece_bytes)):
+            if stop.due():
+                return False
+            at += _write_fully(fd, views, at)
+            for view in views:
+                hashes.add(view)
+        header = encode_header(name, digest, shape.present, plan, hashes.joined())
+        _write_fully(fd, [self._aligned(header) if direct else header], 0)
+        return True
+
+    def _aligned(self, header: bytes | memoryview) -> memoryview:
+        """Return the header in the only memory that direct I/O can take it from; this thread's."""
+        block = self._scratch.block
+        block[:] = header
+        return block
+
+    def _pick(
+        self,
+        fd: int,
+        buffers: Sequence[memoryview],
+        plan: Plan,
+        stop: Stop,
+        *,
+        direct: bool,
+    ) -> Finding | None:
+        """Read the runs of `plan` into `buffers`; the block on this thread is the object's, checked."""
+        block = self._scratch.block
+        size = os.fstat(fd).st_size - BLOCK_BYTES
+        if size != plan.payload_bytes:
+            return Finding.SHORT if size < plan.payload_bytes else Finding.LONG
+        if direct and any(
+            run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
+        ):
+            # What is wanted begins or ends within a block, which direct I/O cannot read.
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+            direct = False
+        piece_bytes = _DIRECT_PIECE_BYTES if direct else PIECE_BYTES
+        of_runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
+        for run, target in zip(plan.runs, of_runs, strict=True):
+            hashes = PartHashes([nbytes for _, nbytes in run.parts])
+            at = BLOCK_BYTES + run.offset
+            for views in pieces_of(target, _steps(run.nbytes, piece_bytes)):
+                if stop.due():
+                    return None
+                end = at + sum(map(len, views))
+                if at + _read_fully(fd, views, at, direct=direct) != end:
+                    return Finding.SHORT
+                at = end
+                for view in views:
+                    hashes.add(view)
+            if check_run(block, run, hashes.joined()) is not Finding.SOUND:
+                return Finding.PAYLOAD
+        return Finding.SOUND
+
+
+class _Scratch(threading.local):
+    """Each thread's own aligned memory."""
+
+    def __init__(self) -> None:
+        memory = memoryview(mmap.mmap(-1, 2 * BLOCK_BYTES))
+        self.block = memory[:BLOCK_BYTES]
+        """For a header block."""
+        self.byte = memory[BLOCK_BYTES : BLOCK_BYTES + 1]
+        """For what follows a payload."""
+        self._room = memory[:0]
+
+    def room(self, nbytes: int) -> memoryview:
+        """Return memory for a payload; the same each time, unless it was too short."""
+        if len(self._room) < nbytes:
+            self._room = memoryview(mmap.mmap(-1, nbytes))
+        return self._room[:nbytes]
+
+
+def _steps(nbytes: int, piece_bytes: int) -> list[int]:
+    """Return sizes that add up to `nbytes`, none larger than a piece."""
+    whole, rest = divmod(nbytes, piece_bytes)
+    return [piece_bytes] * whole + ([rest] if rest else [])
+
+
+def _numbers(shape: ObjectShape, present: int) -> Iterator[int]:
+    for number in shape.held:
+        bit = shape.parts[number].bit
+        if bit < 0 or present >> bit & 1:
+            yield number
+
+
+def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
+    """Fill `views` from `offset` until they are full or the file ends; return how many bytes that are.
+
+    A regular file gives all there is in one call.
+    """
+    if len(views) > _VIEWS_MAX:
+        return _read_many(fd, views, offset, direct=direct)
+    needed = sum(map(len, views))
+    got = os.preadv(fd, views, offset)
+    while got < needed:
+        # Direct I/O ends off a block only at the end of the file, and cannot go on from there.
+        if direct and got % BLOCK_BYTES:
+            break
+        count = os.preadv(fd, _skip(views, got), offset + got)
+        if count == 0:
+            break
+        got += count
+    return got
+
+
+def _read_many(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:
+    got = 0
+    for first in range(0, len(views), _VIEWS_MAX):
+        some = views[first : first + _VIEWS_MAX]
+        count = _read_fully(fd, some, offset + got, direct=direct)
+        got += count
+        if count < sum(map(len, some)):
+            break
+    return got
+
+
+def _write_fully(fd: int, pieces: Sequence[memoryview | bytes], offset: int) -> int:
+    if len(pieces) > _VIEWS_MAX:
+        done = 0
+        for first in range(0, len(pieces), _VIEWS_MAX):
+            done += _write_fully(fd, pieces[first : first + _VIEWS_MAX], offset + done)
+        return done
+    size = sum(map(len, pieces))
+    done = os.pwritev(fd, pieces, offset)
+    while done < size:
+        count = os.pwritev(fd, _skip(pieces, done), offset + done)
+        if count == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done += count
+    return size
+
+
+def _skip(pieces: Sequence[memoryview | bytes], count: int) -> list[memoryview]:
+    """Return what is left of `pieces` without their first `count` bytes."""
+    rest: list[memoryview] = []
+    for piece in pieces:
+        skipped = min(count, len(piece))
+        count -= skipped
+        if skipped < len(piece):
+            rest.append(memoryview(piece)[skipped:])
+    return rest

@@ -1,0 +1,85 @@
+"""The files of a store that is only looked at: nothing in its directory is made, moved or removed.
+
+So a store can be told and verified where it may not be written to, as on a snapshot or a mount for
+reading; and whoever only looks changes nothing for those who use it.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import ConfigError
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_object import Finding
+from ..base import ObjectName, WriteOutcome
+from ..thread_calls import Stop
+from .objects import Durability, ObjectFiles
+from .quarantine import Quarantine
+from .sweep import OBJECTS
+from .trust import Trust, check_trust
+from .turns import Identity
+
+
+class _NoQuarantine(Quarantine):
+    """Leaves everything where it is."""
+
+    def __init__(self) -> None:
+        pass
+
+    def take(
+        self,
+        path: str,  # noqa: ARG002 - as the parent has it.
+        identity: Identity | None,  # noqa: ARG002
+        finding: Finding,  # noqa: ARG002
+        stop: Stop | None = None,  # noqa: ARG002
+    ) -> bool:
+        """Move nothing."""
+        return False
+
+
+class LookedAtFiles(ObjectFiles):
+    """As `ObjectFiles`, but that every write fails, and what is bad stays and is CORRUPT again."""
+
+    def __init__(self, root: Path, *, trust: Trust = Trust.OWNER, text: str = "") -> None:
+        super().__init__(root, Durability.NONE, direct=False, trust=trust, text=text)
+
+    def open(self) -> None:
+        """Open the directory, which must be there.
+
+        Raises OSError, and `ConfigError` for a directory that is no store, or that others than are
+        trusted could have written to.
+        """
+        self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not self._has(OBJECTS):
+                raise ConfigError(
+                    f"there is no store at {self._root}: it has no folder 'objects', and with "
+                    "read_only=1 none is made; give the directory that engines have"
+                )
+            check_trust(self._root, self._root_fd, self._trust)
+        except BaseException:
+            self.close()
+            raise
+        self._quarantine = _NoQuarantine()
+
+    def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:  # noqa: ARG002
+        """Remove nothing; say whether the name is free."""
+        return not self.exists(name)
+
+    def write(
+        self,
+        name: ObjectName,  # noqa: ARG002 - as the parent has it.
+        buffers: Sequence[memoryview],  # noqa: ARG002
+        shape: ObjectShape,  # noqa: ARG002
+        stop: Stop,  # noqa: ARG002
+    ) -> WriteOutcome:
+        """Write nothing."""
+        self._complaints.refused()
+        return WriteOutcome.FAILED
+
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._root_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True

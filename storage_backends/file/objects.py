@@ -1,0 +1,400 @@
+"""Objects as files, one each: the blocking half of `file://`, called from several threads.
+
+    <root>/objects/<namespace digest>/<2 digits>/<name digest>     one object
+    <root>/quarantine/<place>                                      what was found to be bad
+    <root>/temporary/<random>                                      being written (see file_publish)
+
+What is in a file is told in `file_contents`, and how it gets its name in `file_publish`. Nothing that
+a caller says gets into a path: only digests of it do.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_object import NAME_DIGEST_BYTES, Finding, name_digest
+from ..base import ObjectName, ReadOutcome, StoredObject, WriteOutcome
+from ..fitting import fitting
+from ..thread_calls import Stop
+from .complaints import WriteComplaints
+from .contents import BLOCK_BYTES, FileContents
+from .listing import READ_FLAGS, stored_objects
+from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
+from .quarantine import QUARANTINE, Quarantine
+from .sweep import OBJECTS, SweepLimits
+from .sweeper import Sweeper
+from .trust import BELOW, Trust, check_trust
+from .turns import Identity, Turns
+
+_WRITE_TRIES: Final = 64
+"""Each try loses only to somebody else who has changed what is there."""
+_NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
+"""Of a file, with the separator before it."""
+_REAL_MAX: Final = 1 << 16
+"""Directories that are known to be no links."""
+_NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
+"""What the kernel answers where there is something under the name that is no regular file."""
+
+
+class Durability(StrEnum):
+    """What a successful write has survived."""
+
+    NONE = "none"
+    """The death of the process. After a power failure the object may be missing or found bad."""
+    DATA = "data"
+    """A power failure, for the bytes; the name may be lost."""
+    FULL = "full"
+    """A power failure."""
+
+
+class _New(NamedTuple):
+    """An object that is to be written."""
+
+    name: ObjectName
+    digest: bytes
+    path: str
+    buffers: list[memoryview]
+    shape: ObjectShape
+
+
+class ObjectFiles:
+    """The files of one store. Methods may block; none raises for what goes wrong with a key."""
+
+    def __init__(
+        self,
+        root: Path,
+        durability: Durability,
+        *,
+        direct: bool,
+        trust: Trust = Trust.OWNER,
+        text: str = "",
+    ) -> None:
+        self._root = root
+        self._complaints = WriteComplaints(text or f"file://{root}")
+        self._trust = trust
+        self._real: set[str] = set()
+        self._durability = durability
+        self._direct_flag = os.O_DIRECT if direct else 0
+        self._contents = FileContents()
+        self._root_fd = -1
+
+    def open(self) -> None:
+        """Make the directories, sweep what dead writers left, and try a write.
+
+        Raises OSError, and `ConfigError` where others than are trusted can write; nothing is made then.
+        """
+        self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            check_trust(self._root, self._root_fd, self._trust)
+            for name in BELOW:
+                self._make_directory(name)
+            # In a sticky root somebody else may have been quicker.
+            check_trust(self._root, self._root_fd, self._trust)
+            sweep(self._root_fd)
+            self._publisher = choose_publisher(self._root_fd, self._direct_flag)
+        except BaseException:
+            self.close()
+            raise
+        self._turns = Turns(self._root_fd, QUARANTINE)
+        self._quarantine = Quarantine(self._root_fd, self._turns)
+
+    def sweeper(self, limits: SweepLimits) -> Sweeper:
+        """Return a sweeper of this store, which is open."""
+        return Sweeper(self._root_fd, limits, _path_of)
+
+    def close(self) -> None:
+        """Close the root if it is open. Nobody may use the store after this. Idempotent."""
+        root_fd, self._root_fd = self._root_fd, -1
+        if root_fd >= 0:
+            os.close(root_fd)
+
+    def exists(self, name: ObjectName) -> bool:
+        """Say whether there is something under this name."""
+        digest = name_digest(name)
+        return digest is not None and os.access(
+            object_path(name.namespace, digest), os.F_OK, dir_fd=self._root_fd
+        )
+
+    def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:
+        """Remove the object; True if the name is free now."""
+        digest = name_digest(name)
+        if digest is None:
+            return False
+        path = object_path(name.namespace, digest)
+        if not self._is_within(path, stop):
+            return True
+        try:
+            os.unlink(path, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            return True
+        except IsADirectoryError:
+            return self._quarantine.take(path, None, Finding.KIND, stop)
+        except OSError:
+            return False
+        return True
+
+    def read(
+        self,
+        name: ObjectName,
+        buffers: Sequence[memoryview],
+        shape: ObjectShape,
+        stop: Stop,
+    ) -> ReadOutcome:
+        """Read the object into `buffers` and verify it. What is bad goes to the quarantine."""
+        digest = name_digest(name)
+        if digest is None:
+            return ReadOutcome.FAILED
+        if stop.due():
+            return ReadOutcome.TIMED_OUT
+        targets = fitting(buffers, shape.nbytes, writable=True)
+        if targets is None:
+            return ReadOutcome.FAILED
+        path = object_path(name.namespace, digest)
+        if not self._is_within(path, stop):
+            return ReadOutcome.CORRUPT
+        direct = self._direct_for(targets, shape)
+        try:
+            fd = os.open(path, READ_FLAGS | direct, dir_fd=self._root_fd)
+        except OSError as error:
+            return self._no_read(path, error, stop)
+        try:
+            finding = self._contents.read(fd, digest, targets, shape, stop, direct=bool(direct))
+            if finding is Finding.SOUND:
+                return ReadOutcome.OK
+            if finding is None:
+                return ReadOutcome.TIMED_OUT
+            if finding is Finding.LACKING:
+                return ReadOutcome.LACKING
+            # The file stays open until it is away, so that its inode number stands for it alone.
+            self._quarantine.take(path, _identity(os.fstat(fd)), finding, stop)
+        except OSError as error:
+            return self._no_read(path, error, stop)
+        finally:
+            os.close(fd)
+        return ReadOutcome.CORRUPT
+
+    def write(
+        self,
+        name: ObjectName,
+        buffers: Sequence[memoryview],
+        shape: ObjectShape,
+        stop: Stop,
+    ) -> WriteOutcome:
+        """Write the object, unless somebody has. Nothing of it is left if that fails.
+
+        An object that lacks a column of this one is replaced by one that has the columns of both.
+        """
+        digest = name_digest(name)
+        views = fitting(buffers, shape.nbytes)
+        if digest is None or views is None:
+            return WriteOutcome.FAILED
+        new = _New(name, digest, object_path(name.namespace, digest), views, shape)
+        failure: OSError | None = None
+        for _ in range(_WRITE_TRIES):
+            if stop.due():
+                return WriteOutcome.TIMED_OUT
+            try:
+                outcome = self._try_to_write(new, stop)
+                if outcome is WriteOutcome.OK:
+                    self._complaints.went_well()
+                if outcome is not None:
+                    return outcome
+            except FileNotFoundError as error:
+                # A directory that was emptied and swept meanwhile.
+                failure = error
+            except OSError as error:
+                failure = error
+                break
+        if stop.due():
+            return WriteOutcome.TIMED_OUT
+        if failure is not None:
+            self._complaints.failed(failure)
+        return WriteOutcome.FAILED
+
+    def names(self) -> Iterator[StoredObject]:
+        """Yield what is stored, as far as its header is sound and it is where its name leads.
+
+        Raises `StorageError` where something is there and cannot be read.
+        """
+        return stored_objects(self._root, self._root_fd, OBJECTS, self._contents, _path_of)
+
+    def _is_within(self, path: str, stop: Stop | None) -> bool:
+        """Say whether the directories of an object are the store's own; a link among them goes.
+
+        They are looked at when they are first used, not each time: the links are those of somebody
+        who tidies up, since whoever means harm may write to the objects themselves.
+        """
+        directory = path[:-_NAME_CHARACTERS]
+        if directory in self._real:
+            return True
+        for each in (directory[: directory.rindex("/")], directory):
+            try:
+                status = os.stat(each, dir_fd=self._root_fd, follow_symlinks=False)
+            except OSError:
+                return True
+            if not stat.S_ISDIR(status.st_mode):
+                self._quarantine.take(each, None, Finding.KIND, stop)
+                return False
+        if len(self._real) >= _REAL_MAX:
+            self._real.clear()
+        self._real.add(directory)
+        return True
+
+    def _no_read(self, path: str, error: OSError, stop: Stop) -> ReadOutcome:
+        if error.errno == errno.ENOENT:
+            return ReadOutcome.MISSING
+        if error.errno in _NO_FILE:
+            self._quarantine.take(path, None, Finding.KIND, stop)
+            return ReadOutcome.CORRUPT
+        # Direct I/O says only that the call was invalid, whatever is there.
+        if error.errno == errno.EINVAL and self._quarantine.take(path, None, Finding.KIND, stop):
+            return ReadOutcome.CORRUPT
+        return ReadOutcome.FAILED
+
+    def _direct_for(self, buffers: Sequence[memoryview], shape: ObjectShape) -> int:
+        """Return O_DIRECT if it was asked for and these buffers permit it."""
+        if not self._direct_flag or len(buffers) != 1 or not shape.is_whole:
+            return 0
+        payload = buffers[0]
+        if payload.nbytes % BLOCK_BYTES or not payload.nbytes:
+            return 0
+        address: int = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
+        return 0 if address % BLOCK_BYTES else self._direct_flag
+
+    def _try_to_write(self, new: _New, stop: Stop) -> WriteOutcome | None:
+        """Write the object as far as what stands there asks for it; None if that has changed."""
+        if not self._is_within(new.path, stop):
+            return None
+        # Nearly always there is nothing, and this says so without an exception.
+        if not os.access(new.path, os.F_OK, dir_fd=self._root_fd, follow_symlinks=False):
+            return WriteOutcome.OK if self._store(new, None, stop) else None
+        status = os.stat(new.path, dir_fd=self._root_fd, follow_symlinks=False)
+        # Nearly always the length tells that it is the very object, at the price of one call.
+        if _may_be_object(status, new):
+            return WriteOutcome.PRESENT
+        try:
+            fd = os.open(new.path, READ_FLAGS, dir_fd=self._root_fd)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                self._quarantine.take(new.path, None, Finding.KIND, stop)
+            elif error.errno != errno.ENOENT:
+                raise
+            return None
+        try:
+            return self._write_beside(fd, new, stop)
+        finally:
+            os.close(fd)
+
+    def _write_beside(self, fd: int, new: _New, stop: Stop) -> WriteOutcome | None:
+        """Write the object beside the file `fd`, which stays open so that its identity is its own."""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            self._quarantine.take(new.path, None, Finding.KIND, stop)
+            return None
+        if _may_be_object(status, new):
+            return WriteOutcome.PRESENT
+        finding, present = self._contents.look(fd, new.digest, new.shape)
+        if finding is Finding.SOUND:
+            return WriteOutcome.PRESENT
+        if finding is Finding.LACKING:
+            if present & ~new.shape.present:
+                united = self._contents.unite(fd, new.buffers, new.shape, present, stop)
+                if united is None:
+                    if not stop.due():
+                        self._quarantine.take(new.path, _identity(status), Finding.PAYLOAD, stop)
+                    return None
+                new = new._replace(buffers=[united], shape=new.shape.with_columns(present))
+            return WriteOutcome.OK if self._store(new, _identity(status), stop) else None
+        self._quarantine.take(new.path, _identity(status), finding, stop)
+        return None
+
+    def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:
+        """Write a new file and give it the name, which is free or that of the file `standing`.
+
+        False if that is so no more, or if it had to stop on the way: then nothing is left of it.
+        """
+        path = new.path
+        directory = path.rpartition("/")[0]
+        direct = self._direct_for(new.buffers, new.shape)
+        draft = self._draft(directory, direct)
+        try:
+            what = (draft.fd, new.name, new.digest, new.buffers, new.shape)
+            if not self._contents.write(*what, stop=stop, direct=bool(direct)):
+                return False
+            if self._durability is Durability.DATA:
+                os.fdatasync(draft.fd)
+            elif self._durability is Durability.FULL:
+                os.fsync(draft.fd)
+            if standing is None:
+                named = draft.publish(path)
+            else:
+                with self._turns.on(path, standing, stop) as named:
+                    if named:
+                        draft.replace(path)
+        finally:
+            draft.close()
+        if named and self._durability is Durability.FULL:
+            self._sync_directory(directory)
+        return named
+
+    def _draft(self, directory: str, direct: int) -> Draft:
+        try:
+            return self._publisher.draft(directory, direct)
+        except FileNotFoundError:
+            # Mostly only the last two are new, but somebody may have emptied the store.
+            for each in (OBJECTS, TEMPORARY, directory.rpartition("/")[0], directory):
+                self._make_directory(each)
+            return self._publisher.draft(directory, direct)
+
+    def _make_directory(self, path: str) -> None:
+        try:
+            os.mkdir(path, DIRECTORY_MODE, dir_fd=self._root_fd)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.stat(path, dir_fd=self._root_fd).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+            return
+        if self._durability is Durability.FULL:
+            self._sync_directory(path.rpartition("/")[0] or ".")
+
+    def _sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root_fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _path_of(name: ObjectName) -> str | None:
+    digest = name_digest(name)
+    return None if digest is None else object_path(name.namespace, digest)
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def _may_be_object(status: os.stat_result, new: _New) -> bool:
+    """Say whether a file's length alone tells that it is the object that is to be written."""
+    told = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
+    return told and status.st_size == BLOCK_BYTES + new.shape.nbytes
+
+
+@lru_cache(maxsize=1024)
+def _namespace_directory(namespace: str) -> str:
+    return f"{OBJECTS}/{blake2b(namespace.encode('ascii'), digest_size=16).hexdigest()}"
+
+
+def object_path(namespace: str, digest: bytes) -> str:
+    """Return where, below the root, the object with this `name_digest` lies."""
+    digits = digest.hex()
+    return f"{_namespace_directory(namespace)}/{digits[:2]}/{digits}"

@@ -1,0 +1,325 @@
+"""One pass over the files of a store: what is too old goes, then what was used the longest ago.
+
+A file's modification time says when it was last used: when it was written, or when a sweeper noted
+that it had been read. All times are those of the filesystem's clock: the hosts that share it may have
+others, and a store must not go because one of them is wrong. A file's room is what the filesystem has
+given it, so that one with holes does not push others out. A pass
+needs memory for a few thousand counters, however many files there are: it counts the room by age, sees
+from the counts which age is too old, and walks a second time to remove what is older. Ages within about
+a hundredth of each other count as one.
+
+Records stay, whatever their age: manifests, and the marks by which groups of other TP sizes find pages.
+They are few and small, and without them pages that are there could not be found, or nobody could tell
+what they are. They are told by their length, and then by their header. `lockstep store rm` removes them
+with the pages that they speak of.
+
+What is in quarantine goes like an object, and before all of them. A directory there is taken apart when
+it is as old as an empty one may be, since nobody has counted what is in it.
+
+To remove a file is safe beside readers, who keep what they have open, and beside writers, who make a
+directory again that went while they wrote. Nothing but the store's own directories is entered: no
+link is followed.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from array import array
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import log2
+from typing import Final
+
+from ...errors import ConfigError
+from ...page_format.page_object import name_digest
+from ..records.catalogue import RECORD_BYTES, is_record
+from ..uri import StoreUri
+from .contents import FileContents
+from .listing import stored_as
+from .publish import FILE_MODE, NO_LOCKS, sweep
+from .quarantine import QUARANTINE
+from .trees import remove_tree
+
+OBJECTS: Final = "objects"
+HIGH_WATER: Final = 0.95
+"""Of the quota; a store that has more is brought down to `LOW_WATER`."""
+LOW_WATER: Final = 0.9
+LOCK: Final = "sweep.lock"
+"""The file in the root that whoever sweeps holds a lock on. Its time says when a pass ended last."""
+EMPTY_AGE_S: Final = 3600.0
+"""An empty directory that nobody has touched for so long goes, and any directory in quarantine."""
+FUTURE_S: Final = 60.0
+"""A file that was used so much later than now was marked by a wrong clock. It is marked anew, or it
+would stay until then. What was used a little later was used while the pass went on."""
+_QUOTA_BYTES_MAX: Final = 1 << 60
+_TTL_MAX_S: Final = 1e10
+_BUCKETS_PER_DOUBLING: Final = 64
+_BUCKETS: Final = 40 * _BUCKETS_PER_DOUBLING
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK_BYTES: Final = 512
+"""What `st_blocks` counts, on every filesystem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepLimits:
+    """What a store may keep; None for as much or as long as there is."""
+
+    quota_bytes: int | None = None
+    ttl_s: float | None = None
+    """Since an object was last used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a pass found and did."""
+
+    files_removed: int
+    bytes_removed: int
+    bytes_left: int
+    """Of the files that were there to be seen."""
+    finished: bool
+    """False if it had to stop on the way."""
+
+
+class _Stopped(Exception):
+    """The pass was told to stop."""
+
+
+def sweep_store(
+    root_fd: int, limits: SweepLimits, *, now: float, stop: Callable[[], bool]
+) -> Swept:
+    """Make one pass. `now` is by the filesystem's clock; `stop` is asked before each file.
+
+    Raises OSError if the store's own directories cannot be read.
+    """
+    a_pass = _Pass(root_fd, limits, now, stop)
+    try:
+        a_pass.run()
+    except _Stopped:
+        return a_pass.swept(finished=False)
+    return a_pass.swept(finished=True)
+
+
+@contextmanager
+def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
+    """Hold the store's lock for a pass, and say what time it is by the filesystem's clock.
+
+    None if another has the lock, or ended a pass less than `rest_s` ago. The kernel lets go of the
+    lock when its holder dies. Where the filesystem has no locks several may sweep at a time, which
+    only costs time.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    before = _lstat(root_fd, LOCK)
+    fd = os.open(LOCK, flags, FILE_MODE, dir_fd=root_fd)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        # One that ended between our look and our lock counts as well.
+        last = os.fstat(fd)
+        now = _touch(fd)
+        if before is not None and now - rest_s < last.st_mtime <= now:
+            os.utime(fd, ns=(last.st_atime_ns, last.st_mtime_ns))
+            yield None
+            return
+        yield now
+        _touch(fd)
+    finally:
+        os.close(fd)
+
+
+def _touch(fd: int) -> float:
+    """Let the filesystem set a file's time, and return it."""
+    os.utime(fd)
+    return os.fstat(fd).st_mtime
+
+
+class _Pass:
+    def __init__(
+        self, root_fd: int, limits: SweepLimits, now: float, stop: Callable[[], bool]
+    ) -> None:
+        self._root_fd = root_fd
+        self._limits = limits
+        self._now = now
+        self._stop = stop
+        self._contents = FileContents()
+        self._room_by_age = array("q", bytes(8 * _BUCKETS))
+        self._left = 0
+        self._files_removed = 0
+        self._bytes_removed = 0
+
+    def swept(self, *, finished: bool) -> Swept:
+        return Swept(
+            files_removed=self._files_removed,
+            bytes_removed=self._bytes_removed,
+            bytes_left=self._left,
+            finished=finished,
+        )
+
+    def run(self) -> None:
+        with suppress(FileNotFoundError):
+            sweep(self._root_fd)
+        self._walk_quarantine(self._is_expired, count=True)
+        self._walk_objects(self._is_expired, count=True)
+        quota = self._limits.quota_bytes
+        if quota is None or self._left <= quota * HIGH_WATER:
+            return
+        target = int(quota * LOW_WATER)
+        # What is bad is worth the least.
+        self._walk_quarantine(lambda _: self._left > target, count=False)
+        oldest = self._first_bucket_to_go(self._left - target)
+        self._walk_objects(
+            lambda status: self._left > target and self._bucket(status) >= oldest, count=False
+        )
+
+    def _first_bucket_to_go(self, excess: int) -> int:
+        """Return the bucket from which on all files together have `excess` bytes or more."""
+        bucket = _BUCKETS
+        while excess > 0 and bucket:
+            bucket -= 1
+            excess -= self._room_by_age[bucket]
+        return bucket
+
+    def _is_expired(self, status: os.stat_result) -> bool:
+        return self._limits.ttl_s is not None and self._now - status.st_mtime > self._limits.ttl_s
+
+    def _bucket(self, status: os.stat_result) -> int:
+        age_s = max(0.0, self._now - status.st_mtime)
+        return min(_BUCKETS - 1, int(log2(1.0 + age_s) * _BUCKETS_PER_DOUBLING))
+
+    def _walk_objects(self, goes: Callable[[os.stat_result], bool], *, count: bool) -> None:
+        for objects in _opened(self._root_fd, OBJECTS):
+            for namespace in self._directories(objects):
+                for digits in self._directories(namespace):
+                    self._files(digits, goes, self._room_by_age if count else None, count=count)
+
+    def _walk_quarantine(self, goes: Callable[[os.stat_result], bool], *, count: bool) -> None:
+        for quarantine in _opened(self._root_fd, QUARANTINE):
+            self._files(quarantine, goes, None, count=count)
+            with os.scandir(quarantine) as entries:
+                directories = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+            for name in directories:
+                status = _lstat(quarantine, name)
+                if status is not None and (
+                    self._now - status.st_mtime > EMPTY_AGE_S or goes(status)
+                ):
+                    remove_tree(quarantine, name, go_on=self._go_on)
+
+    def _go_on(self) -> bool:
+        self._check_stop()
+        return True
+
+    def _directories(self, above: int) -> Iterator[int]:
+        """Yield each directory in this one, open; those that are empty and old go afterwards."""
+        with os.scandir(above) as entries:
+            for entry in entries:
+                self._check_stop()
+                yield from _opened(above, entry.name)
+                status = _lstat(above, entry.name)
+                if status is not None and self._now - status.st_mtime > EMPTY_AGE_S:
+                    # Refused unless it is an empty directory.
+                    with suppress(OSError):
+                        os.rmdir(entry.name, dir_fd=above)
+
+    def _files(
+        self,
+        directory: int,
+        goes: Callable[[os.stat_result], bool],
+        room_by_age: "array[int] | None",
+        *,
+        count: bool,
+    ) -> None:
+        """Remove the regular files that `goes` says, and count what is left when asked to."""
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                self._check_stop()
+                status = _lstat(directory, entry.name)
+                if status is None or not stat.S_ISREG(status.st_mode):
+                    continue
+                if status.st_mtime > self._now + FUTURE_S:
+                    # Not ours to set where it is another user's.
+                    with suppress(OSError):
+                        os.utime(entry.name, dir_fd=directory, follow_symlinks=False)
+                room = status.st_blocks * _BLOCK_BYTES
+                if status.st_size in RECORD_BYTES and self._is_record(directory, entry.name):
+                    # Its room counts, but not as what could be had by removing it.
+                    self._left += room if count else 0
+                elif goes(status) and _unlink(directory, entry.name):
+                    self._files_removed += 1
+                    self._bytes_removed += room
+                    if not count:
+                        self._left -= room
+                elif count:
+                    self._left += room
+                    if room_by_age is not None:
+                        room_by_age[self._bucket(status)] += room
+
+    def _is_record(self, directory: int, name: str) -> bool:
+        """Say whether a file is a record under its own name, or might be, as it cannot be read."""
+        try:
+            stored = stored_as(directory, name, self._contents)
+        except OSError:
+            return True
+        if stored is None or not is_record(stored):
+            return False
+        digest = name_digest(stored.name)
+        return digest is not None and digest.hex() == name
+
+    def _check_stop(self) -> None:
+        if self._stop():
+            raise _Stopped
+
+
+def _opened(above: int, name: str) -> Iterator[int]:
+    """Yield the directory of this name once, open, or nothing if there is none that is no link."""
+    try:
+        fd = os.open(name, _DIRECTORY, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+            return
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _lstat(directory: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def _unlink(directory: int, name: str) -> bool:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        return False
+    return True
+
+
+def limits_of(uri: StoreUri) -> SweepLimits | None:
+    """Return what the store may keep, as its URI says; None if it may keep everything."""
+    given = [name for name in ("quota_gib", "quota_bytes") if name in uri.options]
+    if len(given) > 1:
+        raise ConfigError(f"store {uri.text!r}: quota_gib and quota_bytes are one too many")
+    quota_bytes: int | None = None
+    if "quota_bytes" in given:
+        quota_bytes = uri.number("quota_bytes", 0, low=1, high=_QUOTA_BYTES_MAX)
+    elif given:
+        gib = uri.decimal("quota_gib", 0.0, low=1e-6, high=_QUOTA_BYTES_MAX / (1 << 30))
+        quota_bytes = int(gib * (1 << 30))
+    ttl_s: float | None = None
+    if "ttl_s" in uri.options:
+        ttl_s = uri.decimal("ttl_s", 0.0, low=1.0, high=_TTL_MAX_S)
+    if quota_bytes is None and ttl_s is None:
+        return None
+    return SweepLimits(quota_bytes=quota_bytes, ttl_s=ttl_s)

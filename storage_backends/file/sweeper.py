@@ -1,0 +1,132 @@
+"""The thread that keeps a store within its quota and its time to live, one in each process.
+
+Nobody is master: whoever gets the store's lock makes the pass (`file_sweep`), and the others go on.
+Reading marks use at the price of a set: the names that were read since the last time are noted, and
+the thread sets the times of their files all at once. So what a process reads all the time is old to
+the others by no more than the interval. The times are the filesystem's own, not this process's.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Final
+
+from ..base import ObjectName
+from ..daemon_threads import DaemonThreads
+from ..seen_names import SeenNames
+from .sweep import SweepLimits, Swept, sweep_store, sweeping
+
+INTERVAL_MAX_S: Final = 60.0
+INTERVAL_MIN_S: Final = 1.0
+WRITTEN_PART: Final = 0.05
+"""Whoever has written this part of the quota since its last pass makes one at once; with the mark
+that passes begin at, one process so stays within the quota."""
+USED_NAMES_MAX: Final = 1 << 16
+PASS_MAX_S: Final = 3600.0
+"""After so long a pass ends where it is, and a later one goes on."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sweeper:
+    """Sweeps the store below `root_fd`, of which it keeps a descriptor of its own until it has ended.
+
+    `path_of` says where below the root an object lies. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        root_fd: int,
+        limits: SweepLimits,
+        path_of: Callable[[ObjectName], str | None],
+    ) -> None:
+        self._limits = limits
+        self._path_of = path_of
+        self.interval_s = _interval_s(limits)
+        self._root_fd = os.dup(root_fd)
+        self._thread = DaemonThreads(1, "lockstep-sweep", at_end=lambda: os.close(self._root_fd))
+        self._lock = threading.Lock()
+        self._used = SeenNames(USED_NAMES_MAX)
+        self._written = 0
+        self._wanted = False
+        self._stopping = False
+        self._wake = threading.Event()
+
+    def begin(self) -> None:
+        """Begin to sweep, the first time at once. Call it once."""
+        self._thread.submit(self._live)
+
+    def end(self) -> Future[None]:
+        """Stop between two files; the future is done when the thread has left. Idempotent."""
+        self._stopping = True
+        self._wake.set()
+        return self._thread.end()
+
+    def used(self, names: Iterable[ObjectName]) -> None:
+        """Note that these were read. Cheap: what it costs comes with the next turn."""
+        with self._lock:
+            self._used.add(names)
+
+    def wrote(self, nbytes: int) -> None:
+        """Note that files took so much room, and have a pass made if it is a good part of the quota."""
+        quota = self._limits.quota_bytes
+        if quota is None:
+            return
+        self._written += nbytes
+        if self._written >= quota * WRITTEN_PART:
+            self._written = 0
+            self._wanted = True
+            self._wake.set()
+
+    def turn(self, *, wanted: bool) -> Swept | None:
+        """Mark what was used, and make a pass unless another does or has just done.
+
+        `wanted` says that enough was written for a pass whatever others have done. None if there
+        was no pass. Raises OSError if the store cannot be swept.
+        """
+        self._mark_used()
+        # Half an interval, so that of many processes only the first one of each interval walks.
+        with sweeping(self._root_fd, rest_s=0.0 if wanted else self.interval_s / 2) as now:
+            if now is None:
+                return None
+            give_up = time.monotonic() + PASS_MAX_S
+            return sweep_store(
+                self._root_fd,
+                self._limits,
+                now=now,
+                stop=lambda: self._stopping or time.monotonic() >= give_up,
+            )
+
+    def _live(self) -> None:
+        wanted = False
+        while not self._stopping:
+            try:
+                self.turn(wanted=wanted)
+            except OSError as error:
+                _log.warning("the store cannot be swept now: %s", error)
+            self._wake.wait(self.interval_s)
+            self._wake.clear()
+            wanted, self._wanted = self._wanted, False
+
+    def _mark_used(self) -> None:
+        with self._lock:
+            used, self._used = self._used, SeenNames(USED_NAMES_MAX)
+        for name in used:
+            if self._stopping:
+                return
+            path = self._path_of(name)
+            if path is None:
+                continue
+            # Gone, or another user's: it is as old as its file says.
+            with suppress(OSError):
+                os.utime(path, dir_fd=self._root_fd, follow_symlinks=False)
+
+
+def _interval_s(limits: SweepLimits) -> float:
+    if limits.ttl_s is None:
+        return INTERVAL_MAX_S
+    return min(INTERVAL_MAX_S, max(INTERVAL_MIN_S, limits.ttl_s / 10))

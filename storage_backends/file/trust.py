@@ -1,0 +1,90 @@
+"""Who may have written to a store's directory, looked at once when the store is opened.
+
+A checksum finds what was damaged, not what was forged: whoever can write to the directory can put any
+bytes in under any name, for every engine that shares it. So others must not be able to.
+"""
+
+import errno
+import os
+import stat
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from ...errors import ConfigError
+from ..uri import StoreUri
+from .publish import TEMPORARY
+from .quarantine import QUARANTINE
+from .sweep import OBJECTS
+
+BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
+"""What a store of files has in its root."""
+
+
+class Trust(StrEnum):
+    """Who may write to a store's directory without its being refused."""
+
+    OWNER = "owner"
+    GROUP = "group"
+    """Also the group that the directory belongs to."""
+    ANY = "any"
+
+
+def trust_of(uri: StoreUri) -> Trust:
+    """Return whom a store's URI trusts."""
+    return Trust(uri.choice("trust", [each.value for each in Trust], Trust.OWNER))
+
+
+def check_trust(root: Path, root_fd: int, trust: Trust) -> None:
+    """Raise `ConfigError` if others than are trusted can write to the root, or to what is `BELOW`.
+
+    The root may be one where everybody owns what he puts (sticky, as /tmp is): then what is below must
+    belong to this user, to the superuser, or to the root's owner. Raises OSError for what is no
+    directory.
+    """
+    if trust is Trust.ANY:
+        return
+    top = os.fstat(root_fd)
+    _check_mode(root, top, trust)
+    owners = {os.geteuid(), 0, top.st_uid}
+    for name in BELOW:
+        try:
+            status = os.stat(name, dir_fd=root_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        _check_mode(root / name, status, trust)
+        if status.st_uid not in owners:
+            raise ConfigError(
+                f"store directory {root / name} belongs to user {status.st_uid}, who could forge "
+                "pages; remove it, or add trust=any to the store's URI"
+            )
+
+
+def check_own(root: Path, trust: Trust) -> None:
+    """Raise `ConfigError` if others than are trusted can put files into a directory, sticky or not."""
+    if trust is not Trust.ANY:
+        _check_mode(root, root.stat(), trust, sticky_helps=False)
+
+
+def _check_mode(
+    path: Path, status: os.stat_result, trust: Trust, *, sticky_helps: bool = True
+) -> None:
+    mode = status.st_mode
+    if stat.S_ISLNK(mode):
+        raise ConfigError(f"store directory {path} is a link; put a directory in its place")
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if sticky_helps and mode & stat.S_ISVTX:
+        return
+    if mode & stat.S_IWOTH:
+        change = "go-w" if mode & stat.S_IWGRP and trust is not Trust.GROUP else "o-w"
+        raise _refused(path, "everybody", change, Trust.ANY)
+    if mode & stat.S_IWGRP and trust is not Trust.GROUP:
+        raise _refused(path, f"group {status.st_gid}", "g-w", Trust.GROUP)
+
+
+def _refused(path: Path, whom: str, change: str, trust: Trust) -> ConfigError:
+    return ConfigError(
+        f"store directory {path} can be written to by {whom}, who could forge pages; "
+        f"run chmod {change} {path}, or add trust={trust} to the store's URI"
+    )

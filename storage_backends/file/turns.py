@@ -1,0 +1,74 @@
+"""Turns among all who change what has a name already: one at a time, over all processes of a store.
+
+To publish a file under a free name needs no turn, since the kernel lets exactly one do it. To take a
+bad file away, or to put a fuller object in the place of one, is to look and then to act: whoever does
+it holds a lock, and acts only on the very file that it has looked at.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from ..thread_calls import Stop
+from .publish import NO_LOCKS
+
+_TIMEOUT_S: Final = 1.0
+_RETRY_S: Final = 0.001
+
+Identity = tuple[int, int]
+"""Device and inode of a file that is still open, so that the number cannot be reused."""
+
+
+class Turns:
+    """The turns of one store, whose lock is on a directory. Thread-safe."""
+
+    def __init__(self, root_fd: int, directory: str) -> None:
+        self._root_fd = root_fd
+        self._directory = directory
+
+    @contextmanager
+    def on(self, path: str, identity: Identity | None, stop: Stop | None = None) -> Generator[bool]:
+        """Wait for a turn, and say whether the file at `path` still has this identity.
+
+        None stands for something that is no regular file. Raises OSError if the turn does not come in
+        time, or before `stop` is due, or if the path cannot be looked at.
+        """
+        fd = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._root_fd)
+        try:
+            _lock(fd, stop)
+            yield self._is_still(path, identity)
+        finally:
+            os.close(fd)
+
+    def _is_still(self, path: str, identity: Identity | None) -> bool:
+        try:
+            status = os.stat(path, dir_fd=self._root_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if identity is None:
+            return not stat.S_ISREG(status.st_mode)
+        return (status.st_dev, status.st_ino) == identity
+
+
+def _lock(fd: int, stop: Stop | None) -> None:
+    give_up = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= give_up or (stop is not None and stop.due()):
+                raise TimeoutError(errno.ETIMEDOUT, "others hold the lock of the store") from error
+            time.sleep(_RETRY_S)
+        except OSError as error:
+            # Without locks on this filesystem the window between look and act stays open; what slips
+            # through is a good file in quarantine, or columns that get lost: a miss, never wrong data.
+            if error.errno not in NO_LOCKS:
+                raise
+            return
+        else:
+            return

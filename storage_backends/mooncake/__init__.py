@@ -1,0 +1,1 @@
+"""`mooncake://`: a Mooncake Store, by its own client."""

@@ -1,0 +1,347 @@
+"""`mooncake://host:port?segment_bytes=N&protocol=tcp|rdma...`: a Mooncake Store, by its own client.
+
+`host:port` is the master's. Options: `segment_bytes` (memory that this process gives to the store,
+default 0: it only uses that of others), `buffer_bytes` (the client's own staging memory), `protocol`
+(`tcp` or `rdma`) and `device` (the RDMA device), `metadata` (default `P2PHANDSHAKE`), `host` (under
+which others reach this process, default 127.0.0.1), `replicas` (copies of each object).
+
+An object is the header and the payload that a file would have, under a key made of the digest of its
+name. Objects live in the memory of the processes that own segments: they are gone with their owner,
+or with the master, which alone knows where they lie; existence is told for some seconds after that,
+so reads decide. What is full stays full until the master has evicted something: writes are FAILED, as
+they are in a store none of whose members gives memory, and a warning says so.
+A store that keeps segments on disks may bring back what another process wrote: names and checksums
+are inside the object, and what does not fit its name is removed.
+
+A stopped master holds a call until it goes on, or for the 30 seconds that the client waits; the backend
+goes on by itself after both, and after a restart of the master. A stopped owner of a segment holds a
+call until the library gives it up (`mooncake_pieces`). A read returns at its deadline all the same and
+leaves its thread behind (`mooncake_staged`); while all threads are left so, reads are FAILED at once.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, TypeVar
+
+from ...errors import ConfigError, UsageError
+from ...page_format.page_object import name_digest
+from ..base import (
+    Capabilities,
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from ..damage.damage import Damage
+from ..damage.mooncake import damage_object
+from ..fitting import fitting
+from ..tally import Tally
+from ..thread_calls import Stop, ThreadCalls
+from ..uri import StoreUri
+from .client import MooncakeClient, MooncakeSettings, connect
+from .memory import KEYS_AT_A_TIME, RegisteredMemory
+from .names import GENERATIONS, Wanted, key_of
+from .pieces import Code
+from .reads import ObjectReader
+from .writes import New, ObjectWriter, RoomComplaint
+
+Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
+Connect = Callable[[MooncakeSettings], MooncakeClient]
+
+THREADS: Final = 4
+_JOB_BYTES_MIN: Final = 4 << 20
+_JOB_NAMES_MIN: Final = 1024
+_OPEN_TIMEOUT_S: Final = 60.0
+"""The library needs half a minute to find out that there is no such device."""
+_CLOSE_TIMEOUT_S: Final = 10.0
+_OPTIONS: Final = (
+    "segment_bytes",
+    "buffer_bytes",
+    "protocol",
+    "device",
+    "metadata",
+    "host",
+    "replicas",
+)
+
+
+class MooncakeBackend:
+    """Keeps the contract of `StorageBackend` in a Mooncake Store.
+
+    Used from one event loop. Bytes are written straight from buffers in the memory that `open` was
+    told of; those of other buffers, and all that is read, are copied through memory of our own.
+    """
+
+    def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._client: MooncakeClient | None = None
+        self._calls: ThreadCalls | None = None
+        self._begun = False
+        self._closed = False
+        self._tally = Tally()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`."""
+        return Capabilities()
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
+        """Take part in the store, and register `memory`; raises `ConfigError` if that is impossible."""
+        if self._begun or self._closed:
+            raise UsageError(f"store {self._text} was opened before; make a new backend")
+        self._begun = True
+        calls = ThreadCalls(THREADS, "lockstep-mooncake", at_end=self._leave)
+        try:
+            await calls.once(lambda: self._take_part(memory), _OPEN_TIMEOUT_S)
+            if self._closed:
+                raise UsageError(f"store {self._text} was closed while it opened")
+        except BaseException as error:
+            # Without a wait: the thread may hang, and leaves the store when it does not.
+            await calls.close(0)
+            if isinstance(error, TimeoutError):
+                raise ConfigError(
+                    f"store {self._text} did not answer within {_OPEN_TIMEOUT_S:g} s; check that "
+                    "its master runs"
+                ) from error
+            raise
+        self._calls = calls
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether the master knows an object; False for what is late."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        return await calls.run(
+            self._look_up,
+            names,
+            weights=[1] * len(names),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers, and verify them; FAILED while every thread is held.
+
+        Returns at the deadline, and when it is cancelled, whoever holds the library.
+        """
+        calls = self._ready()
+        if calls is None or calls.left >= THREADS:
+            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+        asked = [_Asked(read) for read in reads]
+        await calls.run(
+            self._read,
+            asked,
+            weights=[read.shape.nbytes for read in reads],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=None,
+            deadline=deadline,
+            leaves=True,
+        )
+        return self._tally.reads(reads, [each.outcome for each in asked])
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """Write the objects; what there is no room for is FAILED."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+        outcomes = await calls.run(
+            self._write,
+            writes,
+            weights=[write.shape.nbytes for write in writes],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=WriteOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        return self._tally.writes(writes, outcomes)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Remove the objects, also those that somebody is reading."""
+        calls = self._ready()
+        if calls is None:
+            return [False] * len(names)
+        return await calls.run(
+            self._remove,
+            names,
+            weights=[1] * len(names),
+            job_weight_min=_JOB_NAMES_MIN,
+            late=False,
+            deadline=deadline,
+        )
+
+    async def damage(self, damage: Damage, *, deadline: float) -> bool:
+        """Damage a stored object; see `damage.Damageable`."""
+        calls = self._ready()
+        if calls is None:
+            return False
+        (done,) = await calls.run(
+            self._damage, [damage], weights=[1], job_weight_min=1, late=False, deadline=deadline
+        )
+        return done
+
+    def objects(self) -> AsyncIterator[StoredObject]:
+        """Raise `UsageError`: the client cannot list."""
+        raise UsageError(f"store {self._text} cannot list its objects")
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """Stop what runs, wait for it, and leave the store with our segment. Idempotent.
+
+        If a stopped master holds a thread for longer than the close waits, the thread leaves the
+        store when it is let go.
+        """
+        self._closed = True
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            await calls.close(_CLOSE_TIMEOUT_S)
+
+    @property
+    def _text(self) -> str:
+        return f"mooncake://{self._settings.master}"
+
+    def _ready(self) -> ThreadCalls | None:
+        """Return the threads, or None after `close`."""
+        if self._calls is None and not self._closed:
+            raise UsageError(f"store {self._text} is not open; await open() first")
+        return self._calls
+
+    def _take_part(self, memory: Sequence[memoryview]) -> None:
+        self._client = client = self._connect(self._settings)
+        registered = RegisteredMemory(client, memory)
+        self._reader = ObjectReader(client, registered)
+        complaint = RoomComplaint(self._text)
+        self._writer = ObjectWriter(client, registered, self._reader, complaint)
+
+    def _leave(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        client, found = self._client, [False] * len(names)
+        digests = [name_digest(name) for name in names]
+        asked = [at for at, digest in enumerate(digests) if digest is not None]
+        if client is None or stop.due() or not asked:
+            return found
+        keys = [key_of(digest) for digest in digests if digest is not None]
+        for at, there in zip(asked, client.exist(keys), strict=True):
+            found[at] = there
+        rest = [(at, digests[at]) for at in asked if not found[at]]
+        latest = self._reader.latest([digest for _, digest in rest if digest is not None])
+        for (at, _), generation in zip(rest, latest, strict=True):
+            found[at] = generation is not None
+        return found
+
+    def _read(self, asked: Sequence["_Asked"], stop: Stop) -> list[None]:
+        wanted = [_wanted(each.read, writable=True) for each in asked]
+        unsound = [each for each, want in zip(asked, wanted, strict=True) if want is None]
+        _answer(unsound, [ReadOutcome.FAILED] * len(unsound), stop)
+        sound = [(each, want) for each, want in zip(asked, wanted, strict=True) if want is not None]
+        for start in range(0, len(sound), KEYS_AT_A_TIME):
+            if stop.due():
+                break
+            some = sound[start : start + KEYS_AT_A_TIME]
+            answers = self._reader.read([want for _, want in some], stop)
+            _answer([each for each, _ in some], answers, stop)
+        return [None] * len(asked)
+
+    def _write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+        wanted = [_wanted(each, writable=False) for each in writes]
+        outcomes = [
+            WriteOutcome.FAILED if each is None else WriteOutcome.TIMED_OUT for each in wanted
+        ]
+        sound = [(at, each) for at, each in enumerate(wanted) if each is not None]
+        for start in range(0, len(sound), KEYS_AT_A_TIME):
+            if stop.due():
+                break
+            some = sound[start : start + KEYS_AT_A_TIME]
+            answers = self._writer.write([New(writes[at].name, each) for at, each in some], stop)
+            for (at, _), outcome in zip(some, answers, strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
+        client, removed = self._client, [False] * len(names)
+        digests = [(at, name_digest(name)) for at, name in enumerate(names)]
+        asked = [(at, digest) for at, digest in digests if digest is not None]
+        if client is None or stop.due() or not asked:
+            return removed
+        keys = list(
+            chain.from_iterable(
+                [key_of(digest, each) for each in range(GENERATIONS)] for _, digest in asked
+            )
+        )
+        codes = client.remove(keys)
+        for number, (at, _) in enumerate(asked):
+            some = codes[number * GENERATIONS : (number + 1) * GENERATIONS]
+            removed[at] = all(code in (0, Code.NOT_FOUND) for code in some)
+        return removed
+
+    def _damage(self, damages: Sequence[Damage], stop: Stop) -> list[bool]:
+        client = self._client
+        return [
+            client is not None and damage_object(client, self._reader, each, stop)
+            for each in damages
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A read, and what is known of its end when the call returns."""
+
+    read: Read
+    outcome: ReadOutcome = ReadOutcome.TIMED_OUT
+
+
+def _answer(asked: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop) -> None:
+    with stop.touching() as wanted:
+        for each, outcome in zip(asked, outcomes, strict=True) if wanted else ():
+            each.outcome = outcome
+
+
+def _wanted(asked: Read | Write, *, writable: bool) -> Wanted | None:
+    digest = name_digest(asked.name)
+    buffers = fitting(asked.buffers, asked.shape.nbytes, writable=writable)
+    if digest is None or buffers is None:
+        return None
+    return Wanted(digest, [buffer for buffer in buffers if buffer.nbytes], asked.shape)
+
+
+def from_uri(uri: StoreUri) -> MooncakeBackend:
+    """Return the backend of a `mooncake://` URI."""
+    return MooncakeBackend(settings_of(uri))
+
+
+def settings_of(uri: StoreUri) -> MooncakeSettings:
+    """Return what a `mooncake://` URI says, or raise `ConfigError` saying what is wrong with it."""
+    uri.only_options(_OPTIONS)
+    try:
+        uri.text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"store {uri.text!r} has half a character (a lone surrogate); write it in UTF-8"
+        ) from None
+    host, _, port = uri.host.rpartition(":")
+    numeric = port.isascii() and port.isdigit() and len(port) < 6
+    if not (host and numeric and 0 < int(port) < 65536):
+        raise ConfigError(f"store {uri.text!r} must name the master as mooncake://host:port")
+    if uri.path.strip("/"):
+        raise ConfigError(f"store {uri.text!r} has a path; write mooncake://host:port?option=value")
+    return MooncakeSettings(
+        master=uri.host,
+        host=uri.options.get("host", "127.0.0.1"),
+        metadata=uri.options.get("metadata", "P2PHANDSHAKE"),
+        protocol=uri.choice("protocol", ("tcp", "rdma"), "tcp"),
+        device=uri.options.get("device", ""),
+        segment_bytes=uri.number("segment_bytes", 0, low=0, high=1 << 50),
+        buffer_bytes=uri.number("buffer_bytes", 16 << 20, low=0, high=1 << 40),
+        replicas=uri.number("replicas", 1, low=1, high=64),
+    )

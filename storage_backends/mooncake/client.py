@@ -1,0 +1,384 @@
+"""The client of a Mooncake Store (`mooncake.store`), as far as `mooncake://` uses it.
+
+Its calls block: a master that has stopped holds them until it goes on, for 30 seconds at most. They
+may come from several threads, and none may come after `close`: the library crashes the process. The
+library enters and leaves a store without letting any other thread of the process run Python, so both
+are done only while the master answers.
+
+Objects are written and read in *sessions*, which the library keeps by key. A put session is what
+makes a first writer: the master opens one of them for a key, and refuses the others. A get session
+remembers where an object lies, so that its ranges are read without asking the master again. How much
+of them one call moves is told in `mooncake_pieces`.
+"""
+
+import ctypes
+import mmap
+import socket
+import threading
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ...errors import ConfigError
+from ..thread_calls import Stop
+from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
+
+if TYPE_CHECKING:
+    from mooncake.store import MooncakeDistributedStore
+
+_REACH_TIMEOUT_S: Final = 5.0
+_WHOLE_BYTES_MAX: Final = 1 << 30
+"""The longest object that is fetched as a whole, as every one on a disk has to be."""
+
+
+left_behind: list["MooncakeDistributedStore"] = []
+"""Clients that could not leave their store. To forget one would be to close it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeSettings:
+    """How a client takes part in a store."""
+
+    master: str
+    """host:port"""
+    host: str = "127.0.0.1"
+    """Under which other clients reach this one's segment."""
+    metadata: str = "P2PHANDSHAKE"
+    protocol: str = "tcp"
+    device: str = ""
+    segment_bytes: int = 0
+    """Memory that this process gives to the store; with none it only uses that of others."""
+    buffer_bytes: int = 16 << 20
+    """The library's own staging memory."""
+    replicas: int = 1
+
+
+class MooncakeClient:
+    """One client of a store. Thread-safe, but for `close`. Methods give one code for each key.
+
+    `store` is what `set_up` returned.
+    """
+
+    def __init__(self, store: "MooncakeDistributedStore", settings: MooncakeSettings) -> None:
+        from mooncake.store import ReplicateConfig
+
+        self._store = store
+        self._config = ReplicateConfig()
+        self._config.replica_num = settings.replicas
+        self._master = settings.master
+        self.may_be_late = settings.protocol != "tcp"
+        """Whether bytes may arrive of what the library has given up. Over TCP it hangs up before."""
+        self._lock = threading.Lock()
+        self._writing: set[str] = set()
+        self._reading: Counter[str] = Counter()
+        self._on_disk: set[str] = set()
+        self._expired: set[str] = set()
+        self._registered: list[int] = []
+
+    def register(self, address: int, nbytes: int) -> bool:
+        """Let the library read and write this memory until `close`; say whether it will."""
+        if self._store.register_buffer(address, nbytes):
+            return False
+        self._registered.append(address)
+        return True
+
+    def exist(self, keys: list[str]) -> list[bool]:
+        """Say for each key whether there is an object; False where that cannot be told."""
+        return [code == 1 for code in self.presence(keys)]
+
+    def presence(self, keys: list[str]) -> list[int]:
+        """Return 1 for each key that has an object, 0 for one that has none, or a negative code.
+
+        The master looks at the keys of one call in any order, and others may come between.
+        """
+        return complete(self._store.batch_is_exist(keys), keys)
+
+    @contextmanager
+    def reading(self, keys: list[str]) -> Generator[list[int]]:
+        """Find where objects lie; those with code 0 can be fetched while in here."""
+        with self._lock:
+            self._reading.update(keys)
+        try:
+            # Whoever fetches what the master took too long to tell of begins it anew.
+            yield [0 if code == Code.LEASE_EXPIRED else code for code in self._find(keys)]
+        finally:
+            # The library has one session for each key, whoever started it: the last one ends it.
+            with self._lock:
+                self._reading.subtract(keys)
+                over = [key for key in set(keys) if not self._reading[key]]
+                for key in over:
+                    del self._reading[key]
+                self._on_disk.difference_update(over)
+                self._expired.difference_update(over)
+                self._store.batch_get_session_end(over)
+
+    def fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+        """Read pieces of objects; the codes are how many bytes were read, or negative."""
+        with self._lock:
+            slow = {at for at, key in enumerate(keys) if key in self._on_disk}
+        fast = [at for at in range(len(keys)) if at not in slow]
+        codes = [0] * len(keys)
+        if fast:
+            some = [keys[at] for at in fast]
+            some_pieces = [pieces[at] for at in fast]
+            by = renewing(self._fetch_ranges, self._find, self._dropped, stop)
+            for at, code in zip(fast, move(by, some, some_pieces, stop), strict=True):
+                codes[at] = code
+        for at in slow:
+            late = stop.due()
+            codes[at] = Code.MASTER_LATE if late else self._fetch_slowly(keys[at], pieces[at], stop)
+        return codes
+
+    def _find(self, keys: list[str]) -> list[int]:
+        """Let the library ask where objects lie, or ask anew, under a new lease."""
+        codes = complete(self._store.batch_get_session_start(keys), keys)
+        # There are no sessions for what the store keeps on disks only.
+        on_disk = [key for key, code in zip(keys, codes, strict=True) if code == Code.NOT_IN_MEMORY]
+        with self._lock:
+            self._on_disk.update(on_disk)
+        self._note_expired(keys, codes)
+        # What is invalid here says nothing of an object.
+        replaced: dict[int, int] = {Code.NOT_IN_MEMORY: 0, Code.INVALID: Code.NOT_TRANSFERRED}
+        return [replaced.get(code, code) for code in codes]
+
+    def _fetch_ranges(
+        self, keys: list[str], addresses: Columns, lengths: Columns, offsets: Columns
+    ) -> list[int]:
+        fetch = self._store.batch_get_into_multi_buffer_ranges
+        codes = complete(fetch(keys, addresses, lengths, offsets), keys)
+        self._note_expired(keys, codes)
+        return codes
+
+    def _note_expired(self, keys: list[str], codes: list[int]) -> None:
+        if Code.LEASE_EXPIRED in codes:
+            found = zip(keys, codes, strict=True)
+            with self._lock:
+                self._expired.update(key for key, code in found if code == Code.LEASE_EXPIRED)
+
+    def _dropped(self, key: str) -> bool:
+        """Say whether the library may have ended a session of which a reader here does not know.
+
+        It ends the session that all readers of a key have in common when it finds the lease over.
+        """
+        with self._lock:
+            return key in self._expired or self._reading[key] > 1
+
+    def _fetch_slowly(self, key: str, pieces: Sequence[Piece], stop: Stop) -> int:
+        """Read pieces of an object on a disk, which the library gives only whole."""
+        whole = self.whole(key, stop)
+        if isinstance(whole, int):
+            return whole
+        if any(piece.offset + piece.nbytes > len(whole) for piece in pieces):
+            return Code.INVALID
+        address = _address_of(whole)
+        for piece in pieces:
+            ctypes.memmove(piece.address, address + piece.offset, piece.nbytes)
+        return sum(piece.nbytes for piece in pieces)
+
+    def whole(self, key: str, stop: Stop) -> mmap.mmap | int:
+        """Return a copy of all bytes of an object, or a negative code.
+
+        Asks again, as often as `fetch`, when they come too late for the lease on the object.
+        """
+        whole = self._whole(key)
+        for _ in range(LEASES):
+            if whole != Code.LEASE_EXPIRED:
+                break
+            whole = Code.MASTER_LATE if stop.due() else self._whole(key)
+        return whole
+
+    def _whole(self, key: str) -> mmap.mmap | int:
+        nbytes = self.size(key)
+        if nbytes <= 0:
+            return nbytes or Code.INVALID
+        if nbytes > _WHOLE_BYTES_MAX:
+            return Code.NOT_TRANSFERRED
+        whole = mmap.mmap(-1, nbytes)
+        with self._lent(whole) as address:
+            if address is None:
+                return Code.NOT_TRANSFERRED
+            (code,) = complete(
+                self._store.batch_get_into_multi_buffers([key], [[address]], [[nbytes]]), [key]
+            )
+        if code < 0:
+            return Code.NOT_TRANSFERRED if code == Code.INVALID else code
+        return whole
+
+    def overwrite(self, key: str, content: bytes) -> int:
+        """Put other bytes, at least one, in the place of an object, whoever reads it; return a code.
+
+        For tests of what a store may do to objects: the contract lets nobody do this.
+        """
+        room = mmap.mmap(-1, len(content))
+        room[:] = content
+        with self.reading([key]), self._lock:
+            on_disk = key in self._on_disk
+        if on_disk:
+            # In its place, and without room in memory, the name would be taken and nothing there.
+            self.remove([key])
+        with self._lent(room) as address:
+            if address is None:
+                return Code.NOT_TRANSFERRED
+            return self._store.upsert_from(key, address, len(content), self._config)
+
+    @contextmanager
+    def _lent(self, memory: mmap.mmap) -> Generator[int | None]:
+        """Let the library use this memory while in here; gives its address, None if it cannot."""
+        address = _address_of(memory)
+        if self._store.register_buffer(address, len(memory)):
+            yield None
+            return
+        try:
+            yield address
+        finally:
+            self._store.unregister_buffer(address)
+
+    def size(self, key: str) -> int:
+        """Return how long an object is, as the master knows it, or a negative code."""
+        return self._store.get_size(key)
+
+    def begin(self, keys: list[str], sizes: list[int]) -> list[int]:
+        """Begin to write objects; whoever gets 0 is the first, and must `finish` or `give_up`."""
+        codes = [int(Code.EXISTS)] * len(keys)
+        with self._lock:
+            ours = [at for at, key in enumerate(keys) if key not in self._writing]
+            # A key that stands twice in one call has one first writer as well.
+            ours = [at for at in ours if keys.index(keys[at]) == at]
+            self._writing.update(keys[at] for at in ours)
+        try:
+            started = self._start([keys[at] for at in ours], [sizes[at] for at in ours])
+            for at, code in zip(ours, started, strict=True):
+                codes[at] = code
+        finally:
+            with self._lock:
+                self._writing.difference_update(keys[at] for at in ours if codes[at])
+        return codes
+
+    def send(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+        """Write pieces of objects that were begun; the codes are bytes written, or negative."""
+        return move(self._store.batch_put_from_multi_buffer_ranges, keys, pieces, stop)
+
+    def finish(self, keys: list[str]) -> list[int]:
+        """Make objects visible that were written whole."""
+        if not keys:
+            return []
+        codes = complete(self._store.batch_put_session_end(keys), keys)
+        failed = [key for key, code in zip(keys, codes, strict=True) if code]
+        self.give_up(failed)
+        with self._lock:
+            self._writing.difference_update(keys)
+        return codes
+
+    def give_up(self, keys: list[str]) -> None:
+        """Let nothing be left of objects that were begun."""
+        if keys:
+            self._store.batch_put_session_revoke(keys)
+            with self._lock:
+                self._writing.difference_update(keys)
+
+    def remove(self, keys: list[str]) -> list[int]:
+        """Remove objects, also those that somebody is reading."""
+        return complete(self._store.batch_remove(keys, True), keys)
+
+    def close(self) -> None:
+        """Leave the store, with the segment and all that lies in it; takes some seconds.
+
+        While the master does not answer, the client stays in the store as long as the process.
+        """
+        self.unregister()
+        if _answers(self._master):
+            self._store.close()
+        else:
+            left_behind.append(self._store)
+
+    def unregister(self) -> None:
+        """Take back all memory that was registered."""
+        for address in self._registered:
+            self._store.unregister_buffer(address)
+        self._registered.clear()
+
+    def _start(self, keys: list[str], sizes: list[int]) -> list[int]:
+        if not keys:
+            return []
+        codes = complete(self._store.batch_put_session_start(keys, sizes, self._config), keys)
+        # The library still has a session of a write that could not be given up when the master was
+        # away.
+        stale = [at for at, code in enumerate(codes) if code == Code.INVALID]
+        if stale:
+            again = [keys[at] for at in stale]
+            self._store.batch_put_session_revoke(again)
+            wanted = [sizes[at] for at in stale]
+            answer = self._store.batch_put_session_start(again, wanted, self._config)
+            for at, code in zip(stale, complete(answer, again), strict=True):
+                codes[at] = code
+        return codes
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def connect(settings: MooncakeSettings) -> MooncakeClient:
+    """Take part in a store. Raises `ConfigError`; blocks for half a minute where there is no device."""
+    return MooncakeClient(set_up(settings), settings)
+
+
+def set_up(settings: MooncakeSettings) -> "MooncakeDistributedStore":
+    """Return a client of the library that takes part in a store; see `connect`."""
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as error:
+        raise ConfigError(
+            f"store mooncake://{settings.master}: the client cannot be loaded ({error}); install "
+            "mooncake-transfer-engine-non-cuda 0.3.13 or newer, and the system's libibverbs1"
+        ) from error
+    if not hasattr(MooncakeDistributedStore, "batch_put_session_start"):
+        raise ConfigError(
+            f"store mooncake://{settings.master}: the installed client has no put sessions; install "
+            "mooncake-transfer-engine-non-cuda 0.3.13 or newer"
+        )
+    # The library itself tries for a minute and a half.
+    if not _answers(settings.master):
+        raise ConfigError(
+            f"store mooncake://{settings.master}: no master answers there; start mooncake_master, or "
+            "correct the address"
+        )
+    store = MooncakeDistributedStore()
+    code = store.setup(
+        settings.host,
+        settings.metadata,
+        settings.segment_bytes,
+        settings.buffer_bytes,
+        settings.protocol,
+        settings.device,
+        settings.master,
+    )
+    if code:
+        raise ConfigError(
+            f"store mooncake://{settings.master}: the client could not be set up (code {code}); "
+            f"check protocol={settings.protocol}, device={settings.device!r}, "
+            f"metadata={settings.metadata} and host={settings.host}"
+        )
+    return store
+
+
+def _answers(master: str) -> bool:
+    """Say whether a master is there and runs; one that is stopped still takes connections."""
+    host, _, port = master.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _REACH_TIMEOUT_S) as link:
+            link.settimeout(_REACH_TIMEOUT_S)
+            # No request: a master that runs hangs up at once.
+            link.sendall(bytes(64))
+            link.recv(1)
+    except ConnectionResetError:
+        return True
+    except (OSError, UnicodeError):
+        # The latter are names that no host can have.
+        return False
+    return True

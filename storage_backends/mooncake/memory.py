@@ -1,0 +1,132 @@
+"""Memory that the Mooncake client was told of: the caller's pool, and some of our own beside it.
+
+What is written goes straight from registered memory to the store, or piece by piece through staging
+memory of bounded size, which each thread has. All that is read goes through that (`mooncake_staged`).
+"""
+
+import logging
+import mmap
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from ...errors import ConfigError
+from ...page_format.object_shape import Plan, pieces_of
+from ...page_format.page_object import HEADER_BYTES
+from .client import MooncakeClient
+
+KEYS_AT_A_TIME: Final = 32
+"""Objects of one call of the client, and header blocks of one thread."""
+ROOM_BYTES: Final = 4 << 20
+STAGING_BYTES: Final = KEYS_AT_A_TIME * HEADER_BYTES + ROOM_BYTES
+WRITTEN_OFF_MAX: Final = 32
+"""How often staging memory may be given up for good: 132 MiB of it."""
+
+_log = logging.getLogger(__name__)
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of a view lie."""
+    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
+    return address
+
+
+class Staging:
+    """One thread's registered memory."""
+
+    def __init__(self) -> None:
+        memory = memoryview(mmap.mmap(-1, STAGING_BYTES))
+        self.memory = memory
+        self.address = address_of(memory)
+        self.room = memory[KEYS_AT_A_TIME * HEADER_BYTES :]
+        self.room_address = self.address + KEYS_AT_A_TIME * HEADER_BYTES
+
+    def block(self, number: int) -> memoryview:
+        """Return the header block with this number."""
+        return self.memory[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+
+    def block_address(self, number: int) -> int:
+        """Return where that block lies."""
+        return self.address + number * HEADER_BYTES
+
+
+class RegisteredMemory:
+    """What one client was told of. Thread-safe."""
+
+    def __init__(self, client: MooncakeClient, memory: Sequence[memoryview]) -> None:
+        self._client = client
+        self._threads = threading.local()
+        self._lock = threading.Lock()
+        self._kept: list[Staging] = []
+        self._written_off = 0
+        spans: list[tuple[int, int]] = []
+        for view in memory:
+            if not view.nbytes:
+                continue
+            start = address_of(view.cast("B"))
+            if not client.register(start, view.nbytes):
+                raise ConfigError(
+                    f"the Mooncake client cannot register the host pool's {view.nbytes} bytes; with "
+                    "protocol=rdma raise the limit on locked memory (ulimit -l)"
+                )
+            spans.append((start, start + view.nbytes))
+        spans.sort()
+        self._starts = [start for start, _ in spans]
+        self._ends = [end for _, end in spans]
+
+    def covers(self, views: Sequence[memoryview]) -> bool:
+        """Say whether all these bytes lie in the caller's registered memory."""
+        for view in views:
+            start = address_of(view)
+            at = bisect_right(self._starts, start) - 1
+            if at < 0 or start + len(view) > self._ends[at]:
+                return False
+        return True
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether so much staging memory was written off that nothing more may be read."""
+        return self._written_off >= WRITTEN_OFF_MAX
+
+    def write_off(self) -> None:
+        """Never use this thread's staging memory again: something may still be written into it."""
+        del self._threads.staging
+        with self._lock:
+            self._written_off += 1
+            written_off = self._written_off
+        if written_off == WRITTEN_OFF_MAX:
+            _log.warning(
+                "%d reads from a Mooncake Store have failed whose bytes may still arrive, and their "
+                "%d MiB of memory are lost; nothing more is read: mend the network, and attach the "
+                "store again",
+                written_off,
+                written_off * STAGING_BYTES >> 20,
+            )
+
+    def staging(self) -> Staging:
+        """Return this thread's own memory."""
+        found: Staging | None = getattr(self._threads, "staging", None)
+        if found is None:
+            found = Staging()
+            with self._lock:
+                # It must outlive the thread: only `close` of the client takes it back.
+                self._kept.append(found)
+                if not self._client.register(found.address, len(found.memory)):
+                    raise OSError("the Mooncake client cannot register memory")
+            self._threads.staging = found
+        return found
+
+
+def in_rooms(buffers: Sequence[memoryview], plan: Plan) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield views of the buffers that fit in a room, each with its place in the object."""
+    runs = pieces_of(buffers, [run.nbytes for run in plan.runs])
+    for run, views in zip(plan.runs, runs, strict=True):
+        whole, rest = divmod(run.nbytes, ROOM_BYTES)
+        steps = [ROOM_BYTES] * whole + [rest] * bool(rest)
+        at = HEADER_BYTES + run.offset
+        for some in pieces_of(views, steps):
+            yield at, some
+            at += sum(map(len, some))

@@ -1,0 +1,133 @@
+"""Reading objects out of a Mooncake Store: the blocking half, called from several threads.
+
+An object lies under the key of its *generation* (`mooncake_names`). It is never changed: one with more
+columns is stored under the next generation, and then those before it are removed. So whoever finds an
+object gone or lacking looks for a later one, and each is whole at any time. No generation is stored
+twice (`mooncake_writes` says how).
+
+Memory of a removed object may be given to another one while somebody reads. Checksums find that, and
+a reader takes an object for corrupt only after it has found so twice.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ...page_format.page_object import Finding, check_header, presence_bits
+from ..base import ReadOutcome
+from ..thread_calls import Stop
+from .client import MooncakeClient
+from .memory import RegisteredMemory
+from .names import GENERATIONS, Wanted, key_of
+from .pieces import Code
+from .staged_reads import StagedReads
+
+_TRIES: Final = 8
+"""Each is lost only to somebody who has replaced or removed the object meanwhile."""
+
+
+class Look(NamedTuple):
+    """What the header of an object says."""
+
+    code: int
+    """Negative if it could not be read."""
+    finding: Finding = Finding.SOUND
+    present: int = 0
+
+
+class ObjectReader:
+    """Reads through one client. Thread-safe."""
+
+    def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
+        self._client = client
+        self._staged = StagedReads(client, memory)
+
+    def latest(self, digests: Sequence[bytes]) -> list[int | None]:
+        """Return the last generation of each object that seems to be there: a hint.
+
+        While an object is being replaced none of it may be seen, or one that is not the last.
+        """
+        keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]
+        found = self._client.exist(keys) if keys else []
+        return [
+            max((each for each in range(GENERATIONS) if found[at + each]), default=None)
+            for at in range(0, len(found), GENERATIONS)
+        ]
+
+    def later(self, wanted: Sequence[Wanted], generation: int) -> list[int]:
+        """Return the last generation after this one of each object, 0 if there is none.
+
+        Negative is the code of a master that does not say. None is overlooked that there was when
+        the call began, unless a later one is found: whatever took its place is asked for after it,
+        which takes a question for each generation.
+        """
+        found = [0] * len(wanted)
+        for each in range(generation + 1, GENERATIONS):
+            asked = [
+                at
+                for at, want in enumerate(wanted)
+                if each <= want.last_generation and found[at] >= 0
+            ]
+            if not asked:
+                break
+            codes = self._client.presence([key_of(wanted[at].digest, each) for at in asked])
+            for at, code in zip(asked, codes, strict=True):
+                if code:
+                    found[at] = each if code == 1 else min(code, -1)
+        return found
+
+    def read(self, wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:
+        """Fill the buffers of the objects, and verify them."""
+        outcomes = self._staged.read([key_of(each.digest) for each in wanted], wanted, stop)
+        doubtful = (ReadOutcome.MISSING, ReadOutcome.LACKING, ReadOutcome.CORRUPT)
+        open_ends = [
+            at
+            for at, outcome in enumerate(outcomes)
+            if outcome is ReadOutcome.CORRUPT
+            or (outcome in doubtful and wanted[at].last_generation)
+        ]
+        latest = self.later([wanted[at] for at in open_ends], 0)
+        for at, generation in zip(open_ends, latest, strict=True):
+            outcomes[at] = self._settle(wanted[at], outcomes[at], generation, stop)
+        return outcomes
+
+    def read_at(self, want: Wanted, generation: int, stop: Stop) -> ReadOutcome:
+        """Fill the buffers from this generation of an object; what is corrupt is removed."""
+        outcome = ReadOutcome.CORRUPT
+        for _ in range(2):
+            if stop.due():
+                return ReadOutcome.TIMED_OUT
+            (outcome,) = self._staged.read([key_of(want.digest, generation)], [want], stop)
+            if outcome is not ReadOutcome.CORRUPT:
+                return outcome
+        self._client.remove([key_of(want.digest, generation)])
+        return outcome
+
+    def look(self, want: Wanted, generation: int, stop: Stop) -> Look:
+        """Return how the header compares with what is wanted."""
+        header = self._staged.header(key_of(want.digest, generation), stop)
+        if isinstance(header, int):
+            return Look(0, Finding.SHORT) if header == Code.INVALID else Look(header)
+        finding = check_header(memoryview(header), want.digest, want.shape)
+        there = finding in (Finding.SOUND, Finding.LACKING)
+        return Look(0, finding, presence_bits(header) if there else 0)
+
+    def _settle(
+        self, want: Wanted, outcome: ReadOutcome, generation: int, stop: Stop
+    ) -> ReadOutcome:
+        """Return what becomes of an object of which generation 0 gave `outcome`.
+
+        `generation` is what `later` says of it.
+        """
+        seen = 0
+        for _ in range(_TRIES):
+            if generation < 0:
+                return ReadOutcome.FAILED
+            # What was corrupt may be the remains of something that was just removed.
+            if generation == seen and outcome is not ReadOutcome.CORRUPT:
+                return outcome
+            outcome, seen = self.read_at(want, generation, stop), generation
+            if outcome is not ReadOutcome.MISSING:
+                return outcome
+            (after,) = self.later([want], generation)
+            generation = after or generation
+        return outcome

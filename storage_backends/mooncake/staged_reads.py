@@ -1,0 +1,230 @@
+"""Reading objects out of a Mooncake Store into memory of our own, and from there into the caller's.
+
+The library cannot take back what it was asked for. A call of it may be held for longer than anybody
+waits, and over RDMA what it has given up may still arrive. So nothing of the store comes straight into
+the caller's memory: it is staged, and copied out only while the call is under way (`Stop.touching`).
+It is the copy that is checked, so that nothing can change between the check and the use.
+
+Staging memory is a thread's own, so it is used again only when the library has returned. Where a
+transfer has failed that may still arrive, it is never used again (`RegisteredMemory.write_off`); once
+there is too much of that, reads are FAILED.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ...page_format.object_shape import ObjectShape, Plan
+from ...page_format.page_object import (
+    CHECKSUM_BYTES,
+    HEADER_BYTES,
+    PIECE_BYTES,
+    Finding,
+    PartHashes,
+    check_header,
+    presence_bits,
+    stated_checksums,
+)
+from ..base import ReadOutcome
+from ..thread_calls import Stop
+from .client import MooncakeClient
+from .memory import STAGING_BYTES, RegisteredMemory, Staging, in_rooms
+from .names import Wanted
+from .pieces import Code, Piece
+
+_GONE = (Code.NOT_FOUND, Code.NOT_READY)
+
+
+class _Place(NamedTuple):
+    """Where an object is staged."""
+
+    address: int
+    memory: memoryview
+
+
+class StagedReads:
+    """Reads what lies under keys, through one client. Thread-safe."""
+
+    def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
+        self._client = client
+        self._memory = memory
+
+    def read(self, keys: Sequence[str], wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:
+        """Fill the buffers of all objects, with one question to the master; and verify them."""
+        if self._memory.is_spent:
+            return [ReadOutcome.FAILED] * len(keys)
+        by_header: list[tuple[int, bytes]] = []
+        with self._client.reading(list(keys)) as codes:
+            outcomes = [_outcome(code or Code.NOT_TRANSFERRED) for code in codes]
+            there = [at for at, code in enumerate(codes) if not code]
+            for group in _groups(there, wanted):
+                shapes = [wanted[at].shape for at in group]
+                places = _places(shapes, self._memory.staging())
+                pieces = list(map(_pieces, places, shapes))
+                fetched = self._fetch([keys[at] for at in group], pieces, stop)
+                for at, place, code in zip(group, places, fetched, strict=True):
+                    taken = self._take(keys[at], wanted[at], place, code, stop)
+                    if isinstance(taken, bytes):
+                        by_header.append((at, taken))
+                    else:
+                        outcomes[at] = taken
+            for at, header in by_header:
+                outcomes[at] = self._read_by(header, keys[at], wanted[at], stop)
+        return outcomes
+
+    def header(self, key: str, stop: Stop) -> bytes | int:
+        """Return the header of an object, or a negative code; INVALID means that it has none."""
+        if self._memory.is_spent:
+            return Code.NOT_TRANSFERRED
+        with self._client.reading([key]) as (found,):
+            staging = self._memory.staging()
+            code = found or self._fetch_header(key, staging.address, stop)
+            return code if code < 0 else bytes(staging.memory[:HEADER_BYTES])
+
+    def _take(
+        self, key: str, want: Wanted, place: _Place, code: int, stop: Stop
+    ) -> ReadOutcome | bytes:
+        """Copy out what was staged of an object.
+
+        Returns its header if it lies otherwise than was expected, or was too long to be staged.
+        """
+        shape = want.shape
+        is_staged = code >= 0 and _is_staged(shape)
+        if code == Code.INVALID:
+            code = self._fetch_header(key, place.address, stop)
+        if code < 0:
+            return _outcome(code)
+        header = bytes(place.memory[:HEADER_BYTES])
+        finding = check_header(memoryview(header), want.digest, shape)
+        if finding is not Finding.SOUND:
+            return ReadOutcome.LACKING if finding is Finding.LACKING else ReadOutcome.CORRUPT
+        if not is_staged or presence_bits(header) != shape.present:
+            return header
+        plan = shape.plan(shape.present)
+        hashes = PartHashes(plan.sizes)
+        if not _copy_out(place.memory[HEADER_BYTES:], want.buffers, hashes, stop):
+            return ReadOutcome.TIMED_OUT
+        return _verdict(header, plan, hashes)
+
+    def _read_by(self, header: bytes, key: str, want: Wanted, stop: Stop) -> ReadOutcome:
+        """Fetch the payload of an object with this header, piece by piece, and copy it out."""
+        plan = want.shape.plan(presence_bits(header))
+        hashes = PartHashes(plan.sizes)
+        staging = self._memory.staging()
+        for offset, views in in_rooms(want.buffers, plan):
+            nbytes = sum(map(len, views))
+            (code,) = self._fetch([key], [[Piece(staging.address, nbytes, offset)]], stop)
+            if code == Code.INVALID:
+                code = self._why(key, HEADER_BYTES + plan.payload_bytes, stop)
+            if code < 0:
+                return _outcome(code)
+            if not _copy_out(staging.memory[:nbytes], views, hashes, stop):
+                return ReadOutcome.TIMED_OUT
+        return _verdict(header, plan, hashes)
+
+    def _fetch_header(self, key: str, address: int, stop: Stop) -> int:
+        """Fetch a header; INVALID means that there is none."""
+        (code,) = self._fetch([key], [[Piece(address, HEADER_BYTES, 0)]], stop)
+        return self._why(key, HEADER_BYTES, stop) if code == Code.INVALID else code
+
+    def _fetch(self, keys: list[str], pieces: Sequence[Sequence[Piece]], stop: Stop) -> list[int]:
+        codes = self._client.fetch(keys, pieces, stop)
+        if self._client.may_be_late and Code.NOT_TRANSFERRED in codes:
+            self._memory.write_off()
+        return codes
+
+    def _why(self, key: str, nbytes: int, stop: Stop) -> int:
+        """Return INVALID if the object is shorter than this, or else why it could not be fetched.
+
+        The client answers with the same code where the object's owner cannot be reached.
+        """
+        if stop.due():
+            return Code.MASTER_LATE
+        size = self._client.size(key)
+        if size < 0:
+            return size
+        return Code.INVALID if size < nbytes else Code.NOT_TRANSFERRED
+
+
+def _is_staged(shape: ObjectShape) -> bool:
+    return HEADER_BYTES + shape.nbytes <= STAGING_BYTES
+
+
+def _staged_bytes(shape: ObjectShape) -> int:
+    return HEADER_BYTES + (shape.nbytes if _is_staged(shape) else 0)
+
+
+def _groups(there: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[list[int]]:
+    """Divide objects into those that are staged at a time."""
+    group: list[int] = []
+    room = STAGING_BYTES
+    for at in there:
+        nbytes = _staged_bytes(wanted[at].shape)
+        if group and nbytes > room:
+            yield group
+            group, room = [], STAGING_BYTES
+        group.append(at)
+        room -= nbytes
+    if group:
+        yield group
+
+
+def _places(shapes: Sequence[ObjectShape], staging: Staging) -> list[_Place]:
+    """Return where objects of a group are staged, one behind the other."""
+    places: list[_Place] = []
+    at = 0
+    for shape in shapes:
+        end = at + _staged_bytes(shape)
+        places.append(_Place(staging.address + at, staging.memory[at:end]))
+        at = end
+    return places
+
+
+def _pieces(place: _Place, shape: ObjectShape) -> list[Piece]:
+    """Return what is staged of an object: its header, and behind that what is wanted of it.
+
+    Nearly always the object has the reader's own columns, and all of it is wanted: then it is one.
+    """
+    address = place.address
+    if not _is_staged(shape):
+        return [Piece(address, HEADER_BYTES, 0)]
+    at, end, pieces = 0, HEADER_BYTES, list[Piece]()
+    for run in shape.plan(shape.present).runs:
+        start = HEADER_BYTES + run.offset
+        if start != end:
+            pieces.append(Piece(address, end - at, at))
+            address, at = address + end - at, start
+        end = start + run.nbytes
+    return [*pieces, Piece(address, end - at, at)]
+
+
+def _copy_out(
+    staged: memoryview, views: Sequence[memoryview], hashes: PartHashes, stop: Stop
+) -> bool:
+    """Copy to the caller and hash the copy, unless the call is over; say whether it was not."""
+    with stop.touching() as wanted:
+        at = 0
+        for view in views if wanted else ():
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                piece[:] = staged[at : at + len(piece)]
+                hashes.add(piece)
+                at += len(piece)
+    return wanted
+
+
+def _verdict(header: bytes, plan: Plan, hashes: PartHashes) -> ReadOutcome:
+    found, at = hashes.joined(), 0
+    for run in plan.runs:
+        end = at + len(run.parts) * CHECKSUM_BYTES
+        if found[at:end] != stated_checksums(header, run.parts[0][0], len(run.parts)):
+            return ReadOutcome.CORRUPT
+        at = end
+    return ReadOutcome.OK
+
+
+def _outcome(code: int) -> ReadOutcome:
+    if code in _GONE:
+        return ReadOutcome.MISSING
+    if code == Code.INVALID:
+        return ReadOutcome.CORRUPT
+    return ReadOutcome.TIMED_OUT if code == Code.MASTER_LATE else ReadOutcome.FAILED

@@ -1,0 +1,246 @@
+"""Writing objects into a Mooncake Store, and removing them: the blocking half, called from threads.
+
+The master lets one writer of a key begin, so there is one first writer among all processes. The
+others wait until it has ended, and look at what it has stored. See `mooncake_reads` for generations.
+
+When a generation was replaced and removed, the master lets anybody begin it again who had looked
+before. So a writer that may begin one asks for later ones before it stores anything, and gives up if
+there are any. While it has begun a generation, nobody comes past it: the next one is made of what it
+stores. So a generation is stored once at most, and has all columns of those before it, however the
+steps of many writers follow each other.
+
+That holds of an object from its first writer until it goes: by `remove`, by the master's eviction,
+with its owner, or as corrupt. A writer that had read it before may still store the generation after
+it, and with that hide columns that others have stored anew meanwhile. They are LACKING then.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...page_format.object_shape import ALWAYS, ObjectShape
+from ...page_format.page_object import HEADER_BYTES, Finding, encode_object
+from ..base import ObjectName, ReadOutcome, WriteOutcome
+from ..thread_calls import Stop
+from .client import MooncakeClient
+from .memory import RegisteredMemory, address_of, in_rooms
+from .names import GENERATIONS, Wanted, key_of
+from .pieces import Code, Piece
+from .reads import ObjectReader
+
+_OTHER_WRITER_S: Final = 2.0
+"""How long somebody else may take to write an object. Then it has died, as the master will find out."""
+_PAUSE_S: Final = 0.001
+_SAID_AGAIN_S: Final = 60.0
+"""In a store that is always nearly full, writes go well and badly in turn."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An object that is to be written."""
+
+    name: ObjectName
+    want: Wanted
+
+
+class RoomComplaint:
+    """Says that a store has no room: once until a write goes well, and once in a minute at most.
+
+    Thread-safe.
+    """
+
+    def __init__(self, store: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._standing = False
+        self._said_at: float | None = None
+
+    def note(self, codes: Sequence[int]) -> None:
+        """Take notice of what became of some writes."""
+        with self._lock:
+            if 0 in codes:
+                self._standing = False
+            if Code.NO_ROOM not in codes or self._standing:
+                return
+            now = self._clock()
+            if self._said_at is not None and now < self._said_at + _SAID_AGAIN_S:
+                return
+            self._standing, self._said_at = True, now
+        _log.warning(
+            "no member of %s has memory left (or gives any): start a process that owns a segment, or "
+            "give segment_bytes=N",
+            self._store,
+        )
+
+
+class ObjectWriter:
+    """Writes through one client. Thread-safe."""
+
+    def __init__(
+        self,
+        client: MooncakeClient,
+        memory: RegisteredMemory,
+        reader: ObjectReader,
+        complaint: RoomComplaint,
+    ) -> None:
+        self._client = client
+        self._memory = memory
+        self._reader = reader
+        self._complaint = complaint
+
+    def write(self, news: Sequence[New], stop: Stop) -> list[WriteOutcome]:
+        """Write as many objects as there are header blocks, each unless somebody has."""
+        standing = self._reader.latest([new.want.digest for new in news])
+        fresh = [at for at, generation in enumerate(standing) if generation is None]
+        codes = dict(zip(fresh, self._store([news[at] for at in fresh], 0, stop), strict=True))
+        outcomes: list[WriteOutcome] = []
+        for at, new in enumerate(news):
+            code = codes.get(at, Code.EXISTS)
+            known = code != Code.EXISTS
+            outcomes.append(_outcome(code) if known else self._write_beside(new, stop))
+        return outcomes
+
+    def _write_beside(self, new: New, stop: Stop) -> WriteOutcome:
+        """Write an object as far as what stands there, or is being written, asks for it."""
+        until = time.monotonic() + _OTHER_WRITER_S
+        while not stop.due():
+            code = self._step(new, stop)
+            if code == Code.EXISTS:
+                return WriteOutcome.PRESENT
+            if code is not None:
+                return _outcome(code)
+            if time.monotonic() >= until:
+                return WriteOutcome.FAILED
+            time.sleep(_PAUSE_S)
+        return WriteOutcome.TIMED_OUT
+
+    def _step(self, new: New, stop: Stop) -> int | None:
+        """Try once: EXISTS if the object is there, None if that may change at any moment."""
+        (generation,) = self._reader.latest([new.want.digest])
+        if generation is None:
+            (code,) = self._store([new], 0, stop)
+            return None if code == Code.EXISTS else code
+        look = self._reader.look(new.want, generation, stop)
+        if look.code:
+            gone = look.code in (Code.NOT_FOUND, Code.NOT_READY)
+            return None if gone else look.code
+        if look.finding is Finding.SOUND:
+            return Code.EXISTS
+        if look.finding is not Finding.LACKING:
+            again = self._reader.look(new.want, generation, stop)
+            if again.finding not in (Finding.SOUND, Finding.LACKING):
+                self._client.remove([key_of(new.want.digest, generation)])
+            return None
+        return self._replace(new, generation, look.present, stop)
+
+    def _replace(self, new: New, generation: int, present: int, stop: Stop) -> int | None:
+        """Store an object with the columns of both after one that lacks some, and remove that."""
+        want = new.want
+        if generation + 1 >= GENERATIONS:
+            return Code.INVALID
+        if present & ~want.shape.present:
+            held = [
+                number
+                for number, part in enumerate(want.shape.parts)
+                if part.bit == ALWAYS or present >> part.bit & 1
+            ]
+            theirs = ObjectShape(want.shape.parts, tuple(held))
+            payload = memoryview(bytearray(theirs.nbytes))
+            outcome = self._reader.read_at(
+                Wanted(want.digest, [payload] if payload.nbytes else [], theirs), generation, stop
+            )
+            if outcome is not ReadOutcome.OK:
+                return Code.NO_MASTER if outcome is ReadOutcome.FAILED else None
+            united = want.shape.unite(want.buffers, payload, present)
+            want = Wanted(want.digest, [united], want.shape.with_columns(present))
+        (code,) = self._store([New(new.name, want)], generation + 1, stop)
+        if code == Code.EXISTS:
+            return None
+        if not code:
+            self._client.remove([key_of(want.digest, each) for each in range(generation + 1)])
+        return code
+
+    def _store(self, news: Sequence[New], generation: int, stop: Stop) -> list[int]:
+        """Store the objects of which we are the first writers, and return codes.
+
+        EXISTS: somebody else writes or has written this generation, or there is a later one.
+        """
+        if not news:
+            return []
+        keys = [key_of(new.want.digest, generation) for new in news]
+        sizes = [HEADER_BYTES + new.want.shape.nbytes for new in news]
+        codes = self._client.begin(keys, sizes)
+        may = [at for at, code in enumerate(codes) if not code]
+        begun = {keys[at] for at in may}
+        try:
+            later = self._reader.later([news[at].want for at in may], generation)
+            for at, code in zip(may, later, strict=True):
+                codes[at] = int(Code.EXISTS) if code > 0 else code
+            ours = [at for at in may if not codes[at]]
+            sent = self._send([news[at] for at in ours], [keys[at] for at in ours], stop)
+            whole = [at for at, count in zip(ours, sent, strict=True) if count == sizes[at]]
+            for at, count in zip(ours, sent, strict=True):
+                codes[at] = min(count, -1) if count != sizes[at] else 0
+            begun.difference_update(keys[at] for at in whole)
+            for at, code in zip(
+                whole, self._client.finish([keys[at] for at in whole]), strict=True
+            ):
+                codes[at] = code
+        finally:
+            self._client.give_up(list(begun))
+        self._complaint.note(codes)
+        return codes
+
+    def _send(self, news: Sequence[New], keys: Sequence[str], stop: Stop) -> list[int]:
+        """Transfer objects that were begun; return how many bytes of each, or a negative code."""
+        staging = self._memory.staging()
+        straight: list[int] = []
+        pieces: list[list[Piece]] = []
+        sent = [int(Code.MASTER_LATE)] * len(news)
+        for at, new in enumerate(news):
+            want = new.want
+            if stop.due():
+                break
+            staging.block(at)[:] = encode_object(new.name, want.digest, want.buffers, want.shape)
+            header = Piece(staging.block_address(at), HEADER_BYTES, 0)
+            if not self._memory.covers(want.buffers):
+                sent[at] = self._send_staged(keys[at], want, header, stop)
+                continue
+            straight.append(at)
+            offset = HEADER_BYTES
+            payload: list[Piece] = []
+            for view in want.buffers:
+                payload.append(Piece(address_of(view), len(view), offset))
+                offset += len(view)
+            pieces.append([header, *payload])
+        codes = self._client.send([keys[at] for at in straight], pieces, stop)
+        for at, code in zip(straight, codes, strict=True):
+            sent[at] = code
+        return sent
+
+    def _send_staged(self, key: str, want: Wanted, header: Piece, stop: Stop) -> int:
+        staging = self._memory.staging()
+        (sent,) = self._client.send([key], [[header]], stop)
+        for offset, views in in_rooms(want.buffers, want.shape.plan(want.shape.present)):
+            if sent < 0:
+                break
+            at = 0
+            for view in views:
+                staging.room[at : at + len(view)] = view
+                at += len(view)
+            piece = Piece(staging.room_address, at, offset)
+            (code,) = self._client.send([key], [[piece]], stop)
+            sent = code if code < 0 else sent + code
+        return sent
+
+
+def _outcome(code: int) -> WriteOutcome:
+    if not code:
+        return WriteOutcome.OK
+    return WriteOutcome.TIMED_OUT if code == Code.MASTER_LATE else WriteOutcome.FAILED

@@ -1,0 +1,1 @@
+"""Where each object's bytes lie, kept by an existing database."""

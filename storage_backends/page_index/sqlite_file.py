@@ -1,0 +1,64 @@
+"""The file of a SQLite page index: where it may be made, and why it does not work when it does not."""
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from ..file.publish import DIRECTORY_MODE, FILE_MODE
+
+_ROOM_MIN_BYTES: Final = 1 << 20
+"""SQLite writes a few pages and a shared file beside them; where less is free, that is the cause."""
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_PRIMARY: Final = 0xFF
+"""The part of SQLite's error codes that says what kind of error it is."""
+
+
+def make_file(path: Path, home: Path | None) -> None:
+    """Make the file with mode 0600 if it is new. Raises OSError.
+
+    Its directory must be there, unless it lies within `home`, the store's own: whoever misspells a
+    path should hear of it.
+    """
+    directory = path.parent
+    if home is not None and Path(os.path.normpath(path)).is_relative_to(home):
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    elif not directory.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, f"there is no directory {directory}; make it, or mend the path"
+        )
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    os.close(os.open(path, flags, FILE_MODE))
+
+
+def why_not_opened(error: Exception, path: Path) -> str:
+    """Return why the index cannot be opened, and what to do about it."""
+    if _has_no_room(error, path):
+        return why_no_answer(error, path)
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return str(error.strerror)
+    return f"{error}; give the path of a file on a local filesystem that this process may write"
+
+
+def why_no_answer(error: Exception, path: Path) -> str:
+    """Return why the index does not answer; if its filesystem is full, so and what to do about it."""
+    if _has_no_room(error, path):
+        return f"the filesystem of {path.parent} is full ({error}); make room on it"
+    return str(error)
+
+
+def _has_no_room(error: Exception, path: Path) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & _PRIMARY
+    if code not in _NO_ROOM:
+        return False
+    if code == sqlite3.SQLITE_FULL:
+        return True
+    try:
+        there = os.statvfs(path.parent)
+    except OSError:
+        return False
+    no_inode = bool(there.f_files) and not there.f_favail
+    return no_inode or there.f_bavail * there.f_frsize < _ROOM_MIN_BYTES

@@ -1,0 +1,350 @@
+"""What is in a store, summed up: models with their weights, namespaces, pools and shards.
+
+An object's name says its namespace, pool and shard. Which model a namespace belongs to is told by the
+manifests in the store (see `manifest`), each an object of its own: a caller reads those that a
+catalogue has met and lets it learn them. A namespace that no manifest speaks of has no known model.
+
+Everything here is pure. Memory grows with the number of groups, not of objects, and is bounded.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from ...errors import ConfigError, StorageError
+from ...page_format.namespace import Namespace
+from ...page_format.object_shape import ALWAYS, ObjectShape
+from ...page_format.page_layout import PageLayout, ShardPlace
+from ...page_format.page_object import HEADER_BYTES
+from ..base import MANIFEST_POOL, MARK_POOL, ObjectName, StoredObject
+from .manifest import MANIFEST_BYTES, Manifest
+
+GROUPS_MAX: Final = 1 << 16
+_MARK: Final = ObjectShape.whole(1)
+RECORD_BYTES: Final = (HEADER_BYTES + _MARK.nbytes, HEADER_BYTES + MANIFEST_BYTES)
+"""The lengths of records with their headers: of a mark, and of a manifest."""
+_SHARD: Final = re.compile(r"l([0-9]{1,6})-([0-9]{1,6})\..+")
+_DIMENSION_MAX: Final = 4096
+"""More layers or heads than any model has. Who says more in a manifest wants to keep us busy."""
+
+
+class GroupKey(NamedTuple):
+    """What the objects of a group have in common."""
+
+    namespace: str
+    pool: str
+    shard: str
+
+
+@dataclass(slots=True)
+class Extent:
+    """How many objects there are, how large with their headers, and how old."""
+
+    objects: int = 0
+    nbytes: int = 0
+    newest_s: float | None = None
+    oldest_s: float | None = None
+
+    def add(self, stored: StoredObject) -> None:
+        """Count one object more."""
+        self.merge(Extent(1, stored_bytes(stored), stored.age_s, stored.age_s))
+
+    def merge(self, other: "Extent") -> None:
+        """Count the objects of another extent too."""
+        self.objects += other.objects
+        self.nbytes += other.nbytes
+        self.newest_s = _chosen(min, self.newest_s, other.newest_s)
+        self.oldest_s = _chosen(max, self.oldest_s, other.oldest_s)
+
+    @staticmethod
+    def of(extents: "Iterable[Extent]") -> "Extent":
+        """Return the sum of some extents."""
+        total = Extent()
+        for each in extents:
+            total.merge(each)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardContents:
+    """The objects of one shard of one pool."""
+
+    pool: str
+    shard: str
+    tp_size: int | None
+    """Of the groups that write such objects; None where the layout is not known, or all write them."""
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceContents:
+    """The objects of one namespace."""
+
+    namespace: str
+    shards: tuple[ShardContents, ...]
+    writers: tuple[str, ...]
+    """The marks of the groups that have written, such as `stage0of1.tp2`."""
+    extent: Extent
+    """Of everything in it, the marks too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContents:
+    """What a store has of one model with its weights, or of namespaces whose model is not known."""
+
+    manifest: Manifest | None
+    namespaces: tuple[NamespaceContents, ...]
+
+    @property
+    def extent(self) -> Extent:
+        """All objects but the manifest."""
+        return Extent.of(each.extent for each in self.namespaces)
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Adds up the objects of one store as they are listed."""
+
+    total: Extent = field(default_factory=Extent)
+    largest_bytes: int = 0
+    manifests: dict[ObjectName, Manifest | None] = field(
+        default_factory=dict[ObjectName, Manifest | None]
+    )
+    """Every manifest that was met; None until it is learnt, and if this version cannot read it."""
+    _groups: dict[GroupKey, Extent] = field(default_factory=dict[GroupKey, Extent])
+    _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
+
+    def add(self, stored: StoredObject) -> None:
+        """Count one object. Raises `StorageError` if the store has more groups than can be told."""
+        self.total.add(stored)
+        self.largest_bytes = max(self.largest_bytes, stored_bytes(stored))
+        if is_manifest(stored):
+            self.manifests.setdefault(stored.name, None)
+        else:
+            name = stored.name
+            key = GroupKey(name.namespace, name.pool, name.shard)
+            self._groups.setdefault(key, Extent()).add(stored)
+        if len(self._groups) + len(self.manifests) > GROUPS_MAX:
+            raise StorageError(
+                f"the store has more than {GROUPS_MAX:,} models, namespaces and shards, more than "
+                "any real one; ask its owner what fills it"
+            )
+
+    def learn(self, name: ObjectName, manifest: Manifest | None) -> None:
+        """Note what the manifest `name` says; None if that cannot be read."""
+        # One that lies under the name of another model's speaks for nobody.
+        said = manifest
+        if said is not None and (said.name != name or not _is_sensible(said)):
+            said = None
+        self.manifests[name] = said
+        if said is not None:
+            self._models[default_namespace(said)] = said
+
+    def model_of(self, namespace: str) -> Manifest | None:
+        """Return the manifest of the model that a namespace belongs to, if that is known."""
+        return self._models.get(namespace)
+
+    def namespaces(self) -> list[str]:
+        """Return all namespaces with objects other than manifests, sorted."""
+        return sorted({key.namespace for key in self._groups})
+
+    def models(self) -> list[ModelContents]:
+        """Return what there is by model and weights version; last what has no known model."""
+        by_namespace: dict[str, list[tuple[GroupKey, Extent]]] = {}
+        for key, extent in self._groups.items():
+            by_namespace.setdefault(key.namespace, []).append((key, extent))
+        known = sorted(
+            (each for each in self.manifests.values() if each is not None),
+            key=lambda each: (each.model, each.weights_version),
+        )
+        entries: list[ModelContents] = []
+        for manifest in known:
+            groups = by_namespace.pop(default_namespace(manifest), None)
+            found = () if groups is None else (_namespace_contents(manifest, groups),)
+            entries.append(ModelContents(manifest=manifest, namespaces=found))
+        rest = [_namespace_contents(None, groups) for _, groups in sorted(by_namespace.items())]
+        if rest:
+            entries.append(ModelContents(manifest=None, namespaces=tuple(rest)))
+        return entries
+
+
+def manifest_bytes() -> int:
+    """Return the length of a manifest with its header."""
+    return HEADER_BYTES + MANIFEST_BYTES
+
+
+def stored_bytes(stored: StoredObject) -> int:
+    """Return the length of an object with its header."""
+    return HEADER_BYTES + stored.shape.nbytes
+
+
+def is_manifest(stored: StoredObject) -> bool:
+    """Say whether an object is the manifest of a model, going by its name and length."""
+    name = stored.name
+    named = (name.pool, name.shard, name.key) == (MANIFEST_POOL, "all", name.namespace)
+    return named and stored.shape == ObjectShape.whole(MANIFEST_BYTES)
+
+
+def is_record(stored: StoredObject) -> bool:
+    """Say whether an object tells of others, as manifests and marks of writers do."""
+    mark = stored.name.pool == MARK_POOL and stored.shape == _MARK
+    return mark or is_manifest(stored)
+
+
+def default_namespace(manifest: Manifest) -> str:
+    """Return the digest of the namespace in which a model's objects lie."""
+    return Namespace(
+        model=manifest.model,
+        weights_version=manifest.weights_version,
+        layouts=manifest.layouts,
+    ).digest()
+
+
+def tp_size_of(layout: PageLayout, shard: str) -> int | None:
+    """Return the TP size of the groups that write objects of this shard, whatever their stages.
+
+    None if the layout has no such shard, or ranks of every size write it.
+    """
+    return _tp_sizes(layout).get(shard.rpartition(".")[2])
+
+
+@lru_cache(maxsize=64)
+def _tp_sizes(layout: PageLayout) -> dict[str, int]:
+    """Return TP sizes by the head range in the names of the shards that they write."""
+    sizes = {
+        layout.shard(rank, size, absent=layout.optional_names).name.rpartition(".")[2]: size
+        for size in layout.tp_sizes()
+        for rank in range(size)
+    }
+    sizes.pop("all", None)
+    return sizes
+
+
+def full_shape(layout: PageLayout, stored: StoredObject) -> ObjectShape | None:
+    """Return the object's shape with all parts that an object of its name may have some time.
+
+    It holds those that this one has. What a store says of an object only knows the columns that are
+    there; but another engine may bring more of them at any moment, and an object that has columns
+    which a reader never heard of would look corrupt to it. None if the layout has no such object.
+    """
+    if not layout.optional_columns:
+        return stored.shape
+    for place in _places(layout, stored.name.shard):
+        world_size, rank = place.tp_size * place.stages, place.stage * place.tp_size + place.tp_rank
+        try:
+            # Ranks that cannot divide a column write objects without it.
+            lean = layout.optional_names
+            shard = layout.shard(rank, world_size, absent=lean, stages=place.stages)
+        except ConfigError:
+            continue
+        if shard.name == stored.name.shard:
+            found = _with_parts(shard.shape, stored.shape)
+            if found is not None:
+                return found
+    return None
+
+
+def _places(layout: PageLayout, shard: str) -> Iterator[ShardPlace]:
+    """Yield the places whose ranks may write objects of this shard."""
+    match = _SHARD.fullmatch(shard)
+    if match is None:
+        return
+    size = tp_size_of(layout, shard)
+    layers = max(column.layers for column in layout.columns)
+    first, last = int(match[1]), int(match[2])
+    for stages in range(1, layers + 1):
+        for stage in range(stages):
+            if (layers * stage // stages, layers * (stage + 1) // stages) == (first, last):
+                for each in [size] if size is not None else layout.tp_sizes():
+                    yield from (ShardPlace(rank, each, stage, stages) for rank in range(each))
+                if size is None:
+                    # Ranks that are too many to divide anything hold the same, whatever their number.
+                    yield ShardPlace(0, layout.units + 1, stage, stages)
+
+
+class FullShapes:
+    """`full_shape` for the objects of one store, remembering what was found for others like it."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._known: dict[tuple[GroupKey, int], tuple[ObjectShape, ObjectShape | None]] = {}
+
+    def of(self, stored: StoredObject) -> ObjectShape | None:
+        """Return the shape of any object with all parts that it may have; None if not known."""
+        if is_record(stored):
+            return stored.shape
+        name = stored.name
+        key = (GroupKey(name.namespace, name.pool, name.shard), stored.shape.present)
+        found = self._known.get(key)
+        if found is None or found[0] != stored.shape:
+            manifest = self._catalogue.model_of(name.namespace)
+            layout = manifest.layouts.get(name.pool) if manifest is not None else None
+            shape = full_shape(layout, stored) if layout is not None else None
+            found = (stored.shape, shape)
+            if len(self._known) < GROUPS_MAX:
+                self._known[key] = found
+        return found[1]
+
+
+def _is_sensible(manifest: Manifest) -> bool:
+    columns = [column for layout in manifest.layouts.values() for column in layout.columns]
+    sizes = [size for column in columns for size in (column.layers, column.heads, column.elements)]
+    tokens = [layout.page_tokens for layout in manifest.layouts.values()]
+    # What was decoded may be of any type that has an order.
+    whole = all(type(number) is int for number in [*sizes, *tokens])
+    return whole and all(max(each.layers, each.heads) <= _DIMENSION_MAX for each in columns)
+
+
+def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
+    """Return `full` holding the parts that `stated` has; None if it has other parts than `full`."""
+    present = stated.present
+    held = [
+        number
+        for number, part in enumerate(full.parts)
+        if part.bit == ALWAYS or present >> part.bit & 1
+    ]
+    same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts
+    return ObjectShape(full.parts, tuple(held)) if same else None
+
+
+def _namespace_contents(
+    manifest: Manifest | None, groups: list[tuple[GroupKey, Extent]]
+) -> NamespaceContents:
+    shards: list[ShardContents] = []
+    writers: list[str] = []
+    for key, extent in groups:
+        if key.pool == MARK_POOL:
+            writers.append(key.shard)
+            continue
+        layout = manifest.layouts.get(key.pool) if manifest is not None else None
+        shards.append(
+            ShardContents(
+                pool=key.pool,
+                shard=key.shard,
+                tp_size=tp_size_of(layout, key.shard) if layout is not None else None,
+                extent=extent,
+            )
+        )
+    shards.sort(key=lambda each: (each.pool, each.tp_size or 0, _numbers_first(each.shard)))
+    return NamespaceContents(
+        namespace=groups[0][0].namespace,
+        shards=tuple(shards),
+        writers=tuple(sorted(writers, key=_numbers_first)),
+        extent=Extent.of(extent for _, extent in groups),
+    )
+
+
+def _numbers_first(text: str) -> tuple[list[int], str]:
+    """Return a key by which `h8-16` comes before `h16-24`."""
+    digits = "".join(character if character.isdigit() else " " for character in text)
+    return [int(number) for number in digits.split()], text
+
+
+def _chosen(
+    choose: Callable[[float, float], float], one: float | None, other: float | None
+) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return choose(one, other)

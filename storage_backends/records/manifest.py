@@ -1,0 +1,183 @@
+"""The agreement of everyone who uses a store on the page layouts of each model in it.
+
+A store holds many models. For each model with its weights it has one small object, the manifest,
+which says what pools it has and in what layout their pages are; whoever comes first writes it, and
+whoever comes with other pools or another layout is refused. Without it two groups with different
+layouts would fill one store with pages that the other cannot see, and wonder about the misses. TP
+size is no part of it, and neither is which optional columns somebody keeps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+
+from ...errors import ConfigError, StorageError
+from ...page_format.namespace import layouts_record, model_digest
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_layout import Column, PageLayout
+from ..base import MANIFEST_POOL, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+
+MANIFEST_BYTES: Final = 16 << 10
+"""Every manifest has this length, so that a reader knows it before it reads."""
+_SHAPE: Final = ObjectShape.whole(MANIFEST_BYTES)
+_FORMAT: Final = 2
+_LENGTH_BYTES: Final = 4
+_ATTEMPTS: Final = 8
+"""Each attempt loses only to another claim that made progress, or to a bad object taken away."""
+_CAUSES: Final = {
+    "FAILED": "the store refuses it, so look at the warnings before this error, at the room that the "
+    "store has left, and at who may write to it",
+    "TIMED_OUT": "the store does not answer in time, so look at whether it can be reached",
+}
+_COLUMN_FIELDS: Final = ("name", "layers", "heads", "elements", "dtype", "replicated", "optional")
+_COLUMN_FIELDS_LEAST: Final = 6
+"""The last field is there only where it is True."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a store says about one model."""
+
+    model: str
+    weights_version: str
+    layouts: Mapping[str, PageLayout]
+    """By pool name, in any order."""
+    name: ObjectName = field(init=False)
+    """Where the manifest of this model with these weights lies."""
+
+    def __post_init__(self) -> None:
+        digest = model_digest(self.model, self.weights_version)
+        name = ObjectName(namespace=digest, key=digest, pool=MANIFEST_POOL, shard="all")
+        object.__setattr__(self, "name", name)
+
+    def encode(self) -> bytes:
+        """Return the manifest as `MANIFEST_BYTES` bytes."""
+        record = [_FORMAT, self.model, self.weights_version, layouts_record(self.layouts)]
+        packed: bytes = msgpack.packb(record, use_bin_type=True)
+        if len(packed) > MANIFEST_BYTES - _LENGTH_BYTES:
+            raise ConfigError(
+                f"the names, pools and columns of model {self.model[:80]!r} make a manifest of "
+                f"{len(packed)} bytes; {MANIFEST_BYTES - _LENGTH_BYTES} is the most"
+            )
+        content = len(packed).to_bytes(_LENGTH_BYTES, "little") + packed
+        return content.ljust(MANIFEST_BYTES, b"\0")
+
+
+async def claim_model(
+    backend: StorageBackend,
+    model: str,
+    weights_version: str,
+    layouts: Mapping[str, PageLayout],
+    deadline: float,
+    *,
+    store: str = "",
+) -> None:
+    """Make sure that everybody who uses `backend` for this model and weights uses `layouts`.
+
+    Those are the layouts of all pools by their names. Any number of ranks and groups may call it at
+    the same time; those that return have agreed. Raises `ConfigError` naming the pool, the field and
+    both values if the store has other ones, and `StorageError` if the store does not answer by
+    `deadline` (on `time.monotonic`'s scale). `store` names the store in errors, without secrets.
+    """
+    subject = f"store {store}: " if store else ""
+    subject += f"the manifest of model {model!r}"
+    ours = Manifest(model=model, weights_version=weights_version, layouts=layouts)
+    encoded = ours.encode()
+    for _ in range(_ATTEMPTS):
+        buffer = bytearray(MANIFEST_BYTES)
+        (read,) = await backend.read(
+            [Read(ours.name, (memoryview(buffer),), _SHAPE)], deadline=deadline
+        )
+        if read is ReadOutcome.OK:
+            # What counts is what is in the store, also for the one who wrote it.
+            if bytes(buffer) != encoded:
+                refuse_other_layouts(ours, decode_manifest(bytes(buffer)))
+            return
+        if read in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
+            raise StorageError(f"{subject} could not be read: {read.name}; {_CAUSES[read.name]}")
+        (wrote,) = await backend.write(
+            [Write(ours.name, (memoryview(encoded),), _SHAPE)], deadline=deadline
+        )
+        if wrote in (WriteOutcome.FAILED, WriteOutcome.TIMED_OUT):
+            raise StorageError(
+                f"{subject} could not be written: {wrote.name}; {_CAUSES[wrote.name]}"
+            )
+    raise StorageError(
+        f"{subject} could not be read back after {_ATTEMPTS} attempts; something removes or spoils it"
+    )
+
+
+def decode_manifest(content: bytes) -> Manifest | None:
+    """Return the manifest, or None if this version cannot read it, sound as its bytes are."""
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    try:
+        record: list[Any] = msgpack.unpackb(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        version, model, weights_version, pools = record
+        if version != _FORMAT:
+            return None
+        layouts = {str(pool): _layout(*layout) for pool, layout in pools}
+        return Manifest(model=str(model), weights_version=str(weights_version), layouts=layouts)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _layout(page_tokens: int, columns: list[list[Any]]) -> PageLayout:
+    named = [
+        dict(zip(_COLUMN_FIELDS[: max(len(column), _COLUMN_FIELDS_LEAST)], column, strict=True))
+        for column in columns
+    ]
+    return PageLayout(page_tokens=page_tokens, columns=tuple(Column(**fields) for fields in named))
+
+
+def refuse_other_layouts(ours: Manifest, theirs: Manifest | None) -> None:
+    """Raise `ConfigError` that names the first thing in which two manifests of a model differ.
+
+    `theirs` is the store's, None if this version cannot read it.
+    """
+    subject = f"model {ours.model!r} with weights version {ours.weights_version!r}"
+    if theirs is None:
+        raise ConfigError(
+            f"{subject}: the store's manifest was written by another version of Lockstep; use "
+            "another store"
+        )
+    for pool in [*ours.layouts, *theirs.layouts]:
+        if pool not in theirs.layouts:
+            raise ConfigError(
+                f"{subject}: the store does not keep the pool {pool!r}, which is configured here;"
+                " use another store"
+            )
+        if pool not in ours.layouts:
+            raise ConfigError(
+                f"{subject}: the store keeps the pool {pool!r}, which is not configured here; use"
+                " another store"
+            )
+    for pool, layout in ours.layouts.items():
+        _refuse_layout(f"{subject}, pool {pool!r}", layout, theirs.layouts[pool])
+    raise ConfigError(f"{subject}: the store's manifest is not in its canonical form")
+
+
+def _refuse_layout(subject: str, mine: PageLayout, stored: PageLayout) -> None:
+    """Raise for the first thing in which the layouts of one pool differ, if there is one."""
+    if stored.page_tokens != mine.page_tokens:
+        raise ConfigError(
+            f"{subject}: page_tokens is {stored.page_tokens} in the store and {mine.page_tokens} "
+            f"here; use another store, or pages of {stored.page_tokens} tokens (--page-tokens, "
+            "block_size)"
+        )
+    stored_names = ", ".join(column.name for column in stored.columns)
+    names = ", ".join(column.name for column in mine.columns)
+    if stored_names != names:
+        raise ConfigError(
+            f"{subject}: the columns are {stored_names} in the store and {names} here; use another "
+            "store"
+        )
+    for old, new in zip(stored.columns, mine.columns, strict=True):
+        for each in _COLUMN_FIELDS:
+            was, now = getattr(old, each), getattr(new, each)
+            if was != now:
+                raise ConfigError(
+                    f"{subject}: {each} of column {new.name!r} is {was} in the store and {now} "
+                    "here; use another store"
+                )

@@ -1,0 +1,145 @@
+"""Where an `s3://` store is, and how it is asked: its URI, with every doubtful part refused by name.
+
+Credentials are never part of it. Whoever starts the process gives them to the S3 client in the usual
+ways (environment, instance or container metadata); a URI ends up in logs and on command lines. What
+a refused URI had in it is therefore not repeated either, if it may be secret.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from ...errors import ConfigError
+from ..uri import StoreUri, without_secrets
+
+CONCURRENCY: Final = 32
+"""One request waits for the network most of its time, so many of them are needed to fill a link."""
+CONCURRENCY_MAX: Final = 1024
+PACK_MAX: Final = 1024
+_OPTIONS: Final = (
+    "endpoint",
+    "region",
+    "concurrency",
+    "anonymous",
+    "index",
+    "pack",
+    "read_only",
+)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION: Final = re.compile(r"[a-z0-9-]{1,64}")
+_SECRET: Final = re.compile(r"secret|token|access|password|credential|(^|_)key", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Address:
+    """One prefix of one bucket, and how to reach it."""
+
+    bucket: str
+    prefix: str = ""
+    """Without a slash at either end; empty for the whole bucket."""
+    endpoint: str | None = None
+    """The URL of another server than Amazon's; asked in path style."""
+    region: str | None = None
+    anonymous: bool = False
+    """Whether requests go unsigned, without any credentials."""
+    concurrency: int = CONCURRENCY
+    """Requests in flight at a time."""
+    read_only: bool = False
+    """Whether nothing in the bucket is made, replaced or removed."""
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Packing:
+    """That pages lie several in one object, and where the index is that knows where."""
+
+    index: str
+    """The URI of the page index's database."""
+    pages_max: int
+    """Pages in one object."""
+
+
+def address_of(uri: StoreUri) -> S3Address:
+    """Return what an `s3://` URI says of the bucket. Raises `ConfigError`."""
+    _refuse_secrets(uri)
+    uri.only_options(_OPTIONS)
+    if not uri.host:
+        raise ConfigError(f"store {uri.text!r} names no bucket; write s3://bucket/prefix")
+    if _BUCKET.fullmatch(uri.host) is None:
+        raise ConfigError(
+            f"store {uri.text!r}: {uri.host!r} is no bucket; it must have 3 to 63 of a-z, 0-9, '.' "
+            "and '-' (the server is named by endpoint=http://host:port)"
+        )
+    try:
+        uri.text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"store {uri.text!r} has half a character (a lone surrogate); write it in UTF-8"
+        ) from None
+    prefix = uri.path.strip("/")
+    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+        raise ConfigError(f"store {uri.text!r}: the prefix has an empty part, '.' or '..'")
+    region = uri.options.get("region")
+    if region is not None and _REGION.fullmatch(region) is None:
+        raise ConfigError(f"store {uri.text!r}: region is {region!r}, write it as us-east-1")
+    return S3Address(
+        bucket=uri.host,
+        prefix=prefix,
+        endpoint=_endpoint(uri),
+        region=region,
+        anonymous=uri.choice("anonymous", ("0", "1"), "0") == "1",
+        concurrency=uri.number("concurrency", CONCURRENCY, low=1, high=CONCURRENCY_MAX),
+        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+    )
+
+
+def packing_of(uri: StoreUri) -> S3Packing | None:
+    """Return how an `s3://` URI wants pages packed, or None. Raises `ConfigError`."""
+    pages_max, index = uri.number("pack", 1, low=1, high=PACK_MAX), uri.options.get("index")
+    if index is None:
+        if pages_max > 1:
+            raise ConfigError(
+                f"store {uri.text!r}: pack={pages_max} needs a database that knows where each page "
+                "lies; add index=sqlite:///path or index=redis://host:port, or leave pack out"
+            )
+        return None
+    return S3Packing(index=index, pages_max=pages_max)
+
+
+def _refuse_secrets(uri: StoreUri) -> None:
+    remedy = (
+        "leave them out and give them to the process as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, by an instance role, or write anonymous=1 for none"
+    )
+    if "@" in uri.host:
+        bucket = uri.host.rpartition("@")[2]
+        raise ConfigError(f"store s3://{bucket}/...: the URI has credentials before '@'; {remedy}")
+    for name in uri.options:
+        if name not in _OPTIONS and _SECRET.search(name):
+            raise ConfigError(
+                f"store s3://{uri.host}/...: option {name!r} is a credential; {remedy}"
+            )
+    if "@" in uri.options.get("endpoint", ""):
+        raise ConfigError(
+            f"store s3://{uri.host}/...: the endpoint has credentials before '@'; {remedy}"
+        )
+
+
+def _endpoint(uri: StoreUri) -> str | None:
+    endpoint = uri.options.get("endpoint")
+    if endpoint is None:
+        return None
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or "?" in endpoint or "#" in endpoint:
+        raise ConfigError(
+            f"store {uri.text!r}: endpoint is {without_secrets(endpoint)!r}, must be a URL such as "
+            "http://host:9000"
+        )
+    return endpoint.rstrip("/")

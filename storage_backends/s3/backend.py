@@ -1,0 +1,323 @@
+"""`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
+
+Each page is one object of the bucket, put there only if there is none (`s3_objects`). With
+``&index=sqlite:///...|redis://...&pack=N` up to N pages of a write are one object, and the index
+knows where each lies (`s3_packs`). Reads ask for the ranges that they want and for little else.
+`endpoint` names another server than Amazon's, and `concurrency` bounds the requests in flight.
+Credentials come from the environment of the process or its machine, where the S3 client (obstore)
+finds them; with `anonymous=1` there are none. With `read_only=1` nothing in the bucket is made,
+replaced or removed, and credentials that may list and read will do: every write is FAILED, and what
+is bad is CORRUPT each time.
+
+The bucket's lifecycle says when objects go; a store does not. Objects must be put under a condition
+(`If-None-Match`, `If-Match`): opening the store tries that, and refuses a server that ignores it,
+since the first writer could not win there.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+from ...errors import ConfigError, StorageError, UsageError
+from ..base import (
+    Capabilities,
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from ..damage.damage import Damage
+from ..page_index.contract import make_index
+from ..seen_names import SeenNames
+from ..tally import Tally
+from ..uri import StoreUri
+from .address import S3Address, S3Packing, address_of, packing_of
+from .calls import DeadlineCalls
+from .objects import OBJECTS, S3Objects
+from .packs import S3Packs
+from .requests import RequestFailed, S3Requests
+
+_NAMES_SEEN_MAX: Final = 1 << 20
+_OPEN_TIMEOUT_S: Final = 30.0
+_TRIALS: Final = "trial"
+_TRIAL_OLD_S: Final = 86400.0
+"""Nobody tries for so long, however wrong the clocks of this machine and of the store are."""
+_TRIALS_REMOVED_MAX: Final = 32
+_LIST_TIMEOUT_S: Final = 60.0
+"""For some of them at a time, with their headers."""
+_CLOSED: Final = "was closed while it was listed; open it again and list it from the beginning"
+
+_log = logging.getLogger(__name__)
+
+
+class Layout(Protocol):
+    """How objects lie in the bucket. Results of a call are filled in as they come."""
+
+    async def open(self) -> None:
+        """Make ready what is needed beside the bucket. Raises `ConfigError`."""
+        ...
+
+    async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
+        """Say for each name whether the object seems to be there."""
+        ...
+
+    async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
+        """Read the objects into their buffers and verify them."""
+        ...
+
+    async def write(
+        self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
+    ) -> None:
+        """Write the objects; `seen` says of which it is likely that they are there."""
+        ...
+
+    async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
+        """Remove the objects; True where the name is free afterwards."""
+        ...
+
+    async def damage(self, damage: Damage) -> bool:
+        """Damage a stored object; see `damage.Damageable`. Raises `StorageError`."""
+        ...
+
+    def listing(self) -> AsyncIterator[list[StoredObject]]:
+        """Yield what is stored, some at a time. Raises `StorageError`."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what `open` got. Idempotent."""
+        ...
+
+
+class S3Backend:
+    """Keeps the contract of `StorageBackend` in a bucket.
+
+    Used from one event loop, on which bytes are copied between the caller's buffers and the client,
+    and hashed; the client does everything else on threads of its own. Existence is answered from
+    memory for names that this backend has seen.
+    """
+
+    def __init__(self, address: S3Address, packing: S3Packing | None = None) -> None:
+        self._address = address
+        self._requests = S3Requests(address)
+        self._layout: Layout
+        if packing is None:
+            self._layout = S3Objects(
+                self._requests, address.concurrency, read_only=address.read_only
+            )
+        else:
+            index = make_index(packing.index, f"{address.bucket}/{address.prefix}")
+            self._layout = S3Packs(self._requests, address, index, packing.pages_max)
+        self._calls = DeadlineCalls()
+        self._tally = Tally()
+        self._seen = SeenNames(_NAMES_SEEN_MAX)
+        self._begun = False
+        self._opened = False
+        self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`."""
+        return Capabilities(lists=True)
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
+        """Make the client, and try that the bucket keeps objects under a condition.
+
+        Raises `ConfigError` if it does not, or does not answer. With `read_only` nothing is put
+        there, and the bucket is asked for a listing instead.
+        """
+        if self._begun or self._closed:
+            raise UsageError(f"store {self._address} was opened before; make a new backend")
+        self._begun = True
+        self._requests.open()
+        try:
+            await self._open_all()
+            if self._closed:
+                raise UsageError(f"store {self._address} was closed while it opened")
+        except BaseException:
+            await self._layout.close()
+            raise
+        self._opened = True
+
+    async def _open_all(self) -> None:
+        try:
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                if self._address.read_only:
+                    await self._try_to_list()
+                else:
+                    await self._try_conditions()
+                    await self._remove_old_trials()
+                await self._layout.open()
+        except TimeoutError:
+            raise ConfigError(
+                f"store {self._address} did not answer within {_OPEN_TIMEOUT_S:g} s; check the "
+                f"endpoint ({self._address.endpoint or 'of Amazon'}) and where credentials come from"
+            ) from None
+        except RequestFailed as error:
+            raise ConfigError(
+                f"store {self._address} cannot be used: {error.refusal.with_remedy(self._address)}"
+            ) from error
+
+    async def _try_to_list(self) -> None:
+        """List a little of what is stored, which fails where there is no bucket or no right to it."""
+        async for _ in self._requests.listing(OBJECTS):
+            return
+
+    async def _try_conditions(self) -> None:
+        """Put a small file under the conditions that the contract rests on, and remove it."""
+        path = f"{_TRIALS}/{secrets.token_hex(16)}"
+        first = await self._requests.create(path, b"1")
+        try:
+            again = await self._requests.create(path, b"2")
+            replaced = not first or await self._requests.replace(path, b"3", first)
+            stale = not first or await self._requests.replace(path, b"4", first)
+        except RequestFailed:
+            await self._requests.delete(path)
+            raise
+        await self._requests.delete(path)
+        if first is None or again is not None or not replaced or (first and stale):
+            raise ConfigError(
+                f"store {self._address}: the server ignores If-None-Match or If-Match on PUT, so the "
+                "first writer cannot win; use one that keeps them (Amazon S3 does)"
+            )
+
+    async def _remove_old_trials(self) -> None:
+        """Remove files of processes that ended while they tried conditions; some at a time will do."""
+        now = time.time()
+        try:
+            async for some in self._requests.listing(_TRIALS):
+                old = [one.path for one in some if now - one.written.timestamp() >= _TRIAL_OLD_S]
+                break
+            else:
+                return
+            for path in old[:_TRIALS_REMOVED_MAX]:
+                await self._requests.delete(path)
+        except RequestFailed as error:
+            # They are in nobody's way, and not every credential may list.
+            _log.debug("%s", error)
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether there is something under it; False for what is late."""
+        if not self._ready():
+            return [False] * len(names)
+        found = self._seen.look_up(names)
+        if False not in found:
+            return found
+        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
+        answers = [False] * len(unknown)
+        await self._calls.run(self._layout.look_up(unknown, answers), deadline)
+        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
+        rest = iter(answers)
+        return [seen or next(rest) for seen in found]
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers, and verify them."""
+        if not self._ready():
+            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+        outcomes = [ReadOutcome.TIMED_OUT] * len(reads)
+        await self._calls.run(self._layout.read(reads, outcomes), deadline)
+        gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
+        self._seen.discard(
+            read.name for read, outcome in zip(reads, outcomes, strict=True) if outcome in gone
+        )
+        return self._tally.reads(reads, outcomes)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """Write the objects, each under its name at once and whole."""
+        if not self._ready() or self._address.read_only:
+            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+        outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
+        seen = self._seen.look_up([write.name for write in writes])
+        await self._calls.run(self._layout.write(writes, outcomes, seen), deadline)
+        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
+        self._seen.add(
+            write.name for write, outcome in zip(writes, outcomes, strict=True) if outcome in there
+        )
+        return self._tally.writes(writes, outcomes)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Remove the objects; True where the name is free afterwards."""
+        removed = [False] * len(names)
+        if self._ready():
+            self._seen.discard(names)
+            await self._calls.run(self._layout.remove(names, removed), deadline)
+        return removed
+
+    async def damage(self, damage: Damage, *, deadline: float) -> bool:
+        """Damage a stored object; see `damage.Damageable`."""
+        done = [False]
+
+        async def work() -> None:
+            with suppress(StorageError):
+                done[0] = await self._layout.damage(damage)
+
+        if self._ready() and not self._address.read_only:
+            await self._calls.run(work(), deadline)
+        return done[0]
+
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store; see `StorageBackend`. Raises `StorageError` if it cannot."""
+        if not self._ready():
+            return
+        batches = self._layout.listing()
+        while (some := await self._next_of(batches)) is not None:
+            for stored in some:
+                if self._closed:
+                    raise self._not_listed(_CLOSED)
+                yield stored
+
+    async def _next_of(
+        self, batches: AsyncIterator[list[StoredObject]]
+    ) -> list[StoredObject] | None:
+        """Return what comes next in a listing, or None at its end; `close` ends the wait for it."""
+        came: list[list[StoredObject] | None] = []
+
+        async def work() -> None:
+            came.append(await anext(batches, None))
+
+        try:
+            await self._calls.run(work(), time.monotonic() + _LIST_TIMEOUT_S)
+        except StorageError as error:
+            why = _CLOSED if self._closed else f"could not be listed: {error}"
+            raise self._not_listed(why) from error
+        if self._closed:
+            # Also where this was the last: nobody has to know how far a listing had come.
+            raise self._not_listed(_CLOSED)
+        if not came:
+            raise self._not_listed(f"did not list within {_LIST_TIMEOUT_S:g} s")
+        return came[0]
+
+    def _not_listed(self, why: str) -> StorageError:
+        return StorageError(f"store {self._address} {why}")
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """Stop what runs, and let go of the bucket. Idempotent.
+
+        Calls that run are told that they are late, and listings that they are not complete. What a
+        request that was given up does in the store is not known, as after any deadline.
+        """
+        self._closed = True
+        await self._calls.close()
+        await self._layout.close()
+        self._requests.close()
+
+    def _ready(self) -> bool:
+        """Say whether the store answers, which it does no more after `close`."""
+        if not self._opened and not self._closed:
+            raise UsageError(f"store {self._address} is not open; await open() first")
+        return self._opened and not self._closed
+
+
+def from_uri(uri: StoreUri) -> S3Backend:
+    """Return the backend of an `s3://` URI."""
+    return S3Backend(address_of(uri), packing_of(uri))

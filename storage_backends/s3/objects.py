@@ -1,0 +1,352 @@
+"""One stored file for each object: the layout of `s3://` without an index.
+
+    <prefix>/objects/<namespace digest>/<2 digits>/<name digest>
+
+Files are put only where there is none, or in the place of one version that was looked at, so that
+writers need no lock between them. What is found to be bad is removed: a bucket has no place where
+somebody would look at it, and keeping it costs money.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from ...errors import StorageError
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_object import (
+    HEADER_BYTES,
+    Finding,
+    check_header,
+    encode_object,
+    name_digest,
+    presence_bits,
+    read_statement,
+)
+from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..damage.damage import Damage
+from ..file.objects import object_path
+from ..fitting import fitting
+from .calls import each
+from .ranges import Elsewhere, Place, Range, join_ranges, take_object, wanted_ranges
+from .requests import Changed, Listed, RequestFailed, S3Requests
+
+Item = TypeVar("Item")
+
+OBJECTS: Final = "objects"
+GOOD: Final = (Finding.SOUND, Finding.LACKING)
+READ_TRIES: Final = 6
+"""Each try but the first two loses only to somebody who has replaced the object meanwhile."""
+_WRITE_TRIES: Final = 8
+
+_log = logging.getLogger(__name__)
+
+
+class _Standing(NamedTuple):
+    """What stands under a name that is to be written."""
+
+    finding: Finding
+    """Compared with the shape of what is to be written."""
+    present: int
+    e_tag: str | None
+
+
+class S3Objects:
+    """The objects of one store, one file each. No method raises for what goes wrong with a key.
+
+    Results of a call are filled in as they come, so that those which are there at its deadline count.
+    """
+
+    def __init__(self, requests: S3Requests, concurrency: int, *, read_only: bool = False) -> None:
+        self._requests = requests
+        self._concurrency = concurrency
+        self._read_only = read_only
+
+    async def open(self) -> None:
+        """Nothing is needed beside the bucket."""
+
+    async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
+        """Say for each name whether there is something under it."""
+
+        async def one(number: int) -> None:
+            path = path_of(names[number])
+            try:
+                found[number] = path is not None and await self._requests.size(path) is not None
+            except RequestFailed as error:
+                _log.debug("%s", error)
+
+        await each(one, len(names), self._concurrency)
+
+    async def read(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> None:
+        """Read the objects into their buffers and verify them.
+
+        What is bad is removed, unless the store is `read_only`.
+        """
+
+        async def one(number: int) -> None:
+            try:
+                outcomes[number] = await self._read(reads[number])
+            except RequestFailed as error:
+                _log.debug("%s", error)
+                outcomes[number] = ReadOutcome.FAILED
+
+        await each(one, len(reads), self._concurrency)
+
+    async def write(
+        self, writes: Sequence[Write], outcomes: list[WriteOutcome], seen: Sequence[bool]
+    ) -> None:
+        """Write the objects, unless somebody has; `seen` says of which that is likely.
+
+        An object that lacks a column of the one to be written is replaced by one with both.
+        """
+
+        async def one(number: int) -> None:
+            try:
+                outcomes[number] = await self._write(writes[number], likely=seen[number])
+            except RequestFailed as error:
+                _log.debug("%s", error)
+                outcomes[number] = WriteOutcome.FAILED
+
+        await each(one, len(writes), self._concurrency)
+
+    async def remove(self, names: Sequence[ObjectName], removed: list[bool]) -> None:
+        """Remove the objects, unless the store is `read_only`; True where the name is free then."""
+
+        async def one(number: int) -> None:
+            path = path_of(names[number])
+            if path is None:
+                return
+            try:
+                if self._read_only:
+                    removed[number] = await self._requests.size(path) is None
+                else:
+                    await self._requests.delete(path)
+                    removed[number] = True
+            except RequestFailed as error:
+                _log.debug("%s", error)
+
+        await each(one, len(names), self._concurrency)
+
+    async def damage(self, damage: Damage) -> bool:
+        """Damage a stored object; see `damage.Damageable`. Raises `RequestFailed`."""
+        path = path_of(damage.name)
+        found = None if path is None else await self._requests.whole(path)
+        if path is None or found is None:
+            return False
+        content, e_tag = found
+        path_of_other = None if damage.other is None else path_of(damage.other)
+        other = path_of_other and await self._requests.whole(path_of_other)
+        damaged = damage.apply(content, other[0] if other else None)
+        return damaged is not None and await self._requests.replace(path, damaged, e_tag)
+
+    async def listing(self) -> AsyncIterator[list[StoredObject]]:
+        """Yield what is stored, as far as its header is sound.
+
+        Raises `RequestFailed`, also where one header cannot be read: who asks must not take what
+        was told for everything.
+        """
+        async for some in self._requests.listing(OBJECTS):
+            yield await told(self._stated, some, self._concurrency)
+
+    async def close(self) -> None:
+        """Nothing was opened."""
+
+    async def _stated(self, listed: Listed) -> StoredObject | None:
+        """Return what a file says of itself; None if it is gone, or twice not sound."""
+        if listed.size < HEADER_BYTES:
+            return None
+        for _ in range(2):
+            fetched = await self._requests.fetch(listed.path, [Range(0, HEADER_BYTES)])
+            if fetched is None:
+                return None
+            header = fetched.cut(0, HEADER_BYTES)
+            said = Finding.SHORT if header is None else read_statement(header)
+            if isinstance(said, Finding) or listed.size != HEADER_BYTES + said.shape.nbytes:
+                continue
+            age_s = max(0.0, time.time() - listed.written.timestamp())
+            return StoredObject(name=said.name, shape=said.shape, age_s=age_s)
+        return None
+
+    async def _read(self, read: Read) -> ReadOutcome:
+        digest = name_digest(read.name)
+        buffers = fitting(read.buffers, read.shape.nbytes, writable=True)
+        if digest is None or buffers is None:
+            return ReadOutcome.FAILED
+        place = Place(object_path(read.name.namespace, digest))
+        finding, e_tag = await read_place(self._requests, place, digest, buffers, read.shape)
+        match finding:
+            case None:
+                return ReadOutcome.MISSING
+            case Finding.SOUND:
+                return ReadOutcome.OK
+            case Finding.LACKING:
+                return ReadOutcome.LACKING
+            case _ if not self._read_only:
+                await self._drop(place.path, e_tag, finding)
+            case _:
+                _log.warning("object %s is bad (%s)", place.path, finding.name)
+        return ReadOutcome.CORRUPT
+
+    async def _drop(self, path: str, e_tag: str | None, finding: Finding) -> None:
+        """Remove this version of a bad file.
+
+        The client cannot do that under a condition, so a good file that takes its place in this very
+        moment may go too, and is a miss then.
+        """
+        try:
+            standing = await self._requests.size(path)
+            if standing is None or standing[1] != e_tag:
+                return
+            await self._requests.delete(path)
+        except RequestFailed as error:
+            _log.warning("object %s is bad (%s) and stays: %s", path, finding.name, error)
+        else:
+            _log.warning("object %s was bad (%s) and is removed", path, finding.name)
+
+    async def _write(self, write: Write, *, likely: bool) -> WriteOutcome:
+        digest = name_digest(write.name)
+        buffers = fitting(write.buffers, write.shape.nbytes)
+        if digest is None or buffers is None:
+            return WriteOutcome.FAILED
+        path = object_path(write.name.namespace, digest)
+        content: bytes | None = None
+        # An object that is there already is cheaper to look at than to send once more.
+        if not likely:
+            content = encode(write.name, digest, buffers, write.shape)
+            if await self._requests.create(path, content) is not None:
+                return WriteOutcome.OK
+        for _ in range(_WRITE_TRIES):
+            standing = await self._look(path, digest, write.shape)
+            if standing is not None and standing.finding not in GOOD:
+                # Bits may have changed on the way.
+                standing = await self._look(path, digest, write.shape)
+            if standing is None:
+                content = content or encode(write.name, digest, buffers, write.shape)
+                if await self._requests.create(path, content) is not None:
+                    return WriteOutcome.OK
+            elif standing.finding is Finding.SOUND:
+                return WriteOutcome.PRESENT
+            else:
+                fuller = await self._beside(standing, write, path, digest, buffers)
+                if await self._requests.replace(path, fuller, standing.e_tag):
+                    return WriteOutcome.OK
+        return WriteOutcome.FAILED
+
+    async def _look(self, path: str, digest: bytes, shape: ObjectShape) -> _Standing | None:
+        fetched = await self._requests.fetch(path, [Range(0, HEADER_BYTES)])
+        if fetched is None:
+            return None
+        header = fetched.cut(0, HEADER_BYTES) or memoryview(b"")
+        finding = check_header(header, digest, shape)
+        if finding in GOOD:
+            present = presence_bits(header)
+            if fetched.size == HEADER_BYTES + shape.payload_bytes(present):
+                return _Standing(finding, present, fetched.e_tag)
+            finding = Finding.LENGTH
+        return _Standing(finding, 0, fetched.e_tag)
+
+    async def _beside(
+        self,
+        standing: _Standing,
+        write: Write,
+        path: str,
+        digest: bytes,
+        buffers: Sequence[memoryview],
+    ) -> bytes:
+        """Return what is to take the place of `standing`: what we write, and its other columns.
+
+        If they are not sound, or have changed meanwhile, they are left out; in the latter case the
+        version is another one, and the replacement will be refused.
+        """
+        present = standing.present
+        if present & ~write.shape.present:
+            whole = whole_shape(write.shape, present)
+            room = memoryview(bytearray(whole.nbytes))
+            place = Place(path)
+            finding, e_tag = await read_place(self._requests, place, digest, [room], whole)
+            if finding is Finding.SOUND and e_tag == standing.e_tag:
+                united = write.shape.unite(buffers, room, present)
+                shape = write.shape.with_columns(present)
+                return encode(write.name, digest, [united], shape)
+        return encode(write.name, digest, buffers, write.shape)
+
+
+async def read_place(
+    requests: S3Requests,
+    place: Place,
+    digest: bytes,
+    buffers: Sequence[memoryview],
+    shape: ObjectShape,
+) -> tuple[Finding | None, str | None]:
+    """Fill `buffers` with what `shape` holds of the object at `place`, and check it.
+
+    Returns what was found, None if there is nothing, and the version that was read. What is bad has
+    been read twice, since bits change on the way too. Raises `RequestFailed`.
+    """
+    # Nearly always the object has the reader's own columns.
+    present = shape.present
+    was_bad = False
+    for _ in range(READ_TRIES):
+        ranges = join_ranges(wanted_ranges(shape, present, place.offset))
+        try:
+            fetched = await requests.fetch(place.path, ranges)
+        except Changed:
+            await asyncio.sleep(0)
+            continue
+        if fetched is None:
+            return None, None
+        finding = take_object(fetched, place, digest, buffers, shape)
+        if isinstance(finding, Elsewhere):
+            present = finding.present
+        elif finding in GOOD or was_bad:
+            return finding, fetched.e_tag
+        else:
+            was_bad, present = True, shape.present
+    raise RequestFailed(f"GET {place.path}: it is being replaced all the time")
+
+
+async def told(
+    state: Callable[[Item], Awaitable[StoredObject | None]],
+    some: Sequence[Item],
+    concurrency: int,
+) -> list[StoredObject]:
+    """Return what `state` says of each item, but for those of which it says None.
+
+    Raises the first `StorageError` that it raises.
+    """
+    found: list[StoredObject | StorageError | None] = [None] * len(some)
+
+    async def one(number: int) -> None:
+        # A failure is a value until all have ended: a group would wrap what it raises.
+        try:
+            found[number] = await state(some[number])
+        except StorageError as error:
+            found[number] = error
+
+    await each(one, len(some), concurrency)
+    for stored in found:
+        if isinstance(stored, StorageError):
+            raise stored
+    return [stored for stored in found if isinstance(stored, StoredObject)]
+
+
+def encode(
+    name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
+) -> bytes:
+    """Return a whole object, header and payload. A copy: the client may send it later than we wait."""
+    return b"".join([encode_object(name, digest, buffers, shape), *buffers])
+
+
+def whole_shape(shape: ObjectShape, present: int) -> ObjectShape:
+    """Return the shape of a whole object of this kind with exactly these presence bits."""
+    numbers = [
+        number for number, part in enumerate(shape.parts) if part.bit < 0 or present >> part.bit & 1
+    ]
+    return ObjectShape(shape.parts, tuple(numbers))
+
+
+def path_of(name: ObjectName) -> str | None:
+    """Return the object's path, or None if it cannot have one."""
+    digest = name_digest(name)
+    return None if digest is None else object_path(name.namespace, digest)

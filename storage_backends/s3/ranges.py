@@ -1,0 +1,146 @@
+"""Which bytes of a stored object a reader wants, in how few requests, and what to make of them.
+
+A request costs money and a round trip, bytes that nobody wants cost only a little time; so ranges
+that lie close together are one request. An object may lie anywhere in the stored file, alone or with
+others.
+
+Everything here is pure: ranges and bytes in, ranges and findings out.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ...page_format.object_shape import ObjectShape, pieces_of
+from ...page_format.page_object import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    Finding,
+    PartHashes,
+    check_header,
+    presence_bits,
+    stated_checksums,
+)
+
+GAP_BYTES_MAX: Final = 64 << 10
+"""Wanted ranges no farther apart are one request. A request takes some 20 ms and a connection gives
+some 100 MB/s, so that much is surely cheaper to read than to ask again."""
+REQUEST_BYTES_MAX: Final = 8 << 20
+"""Ranges are joined up to this length; more is quicker over several connections."""
+
+
+class Range(NamedTuple):
+    """Bytes from `start` up to, not including, `end`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object lies in the store."""
+
+    path: str
+    offset: int = 0
+    length: int | None = None
+    """None for all that there is at `path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Ranges of one version of a stored file, as the store gave them."""
+
+    pieces: tuple[tuple[int, memoryview], ...]
+    """Where each begins, ascending, and its bytes."""
+    size: int
+    """Of the whole file."""
+    e_tag: str | None
+    """The version of the file."""
+
+    def cut(self, start: int, end: int) -> memoryview | None:
+        """Return the bytes from `start` up to `end` or the file's end; None if not all are here."""
+        end = min(end, self.size)
+        if end <= start:
+            return memoryview(b"")
+        at = bisect_right(self.pieces, start, key=lambda piece: piece[0]) - 1
+        if at < 0:
+            return None
+        begin, piece = self.pieces[at]
+        cut = piece[start - begin : end - begin]
+        return cut if len(cut) == end - start else None
+
+
+class Elsewhere(NamedTuple):
+    """Other ranges are needed than were fetched: the object has these presence bits."""
+
+    present: int
+
+
+def wanted_ranges(shape: ObjectShape, present: int, offset: int) -> list[Range]:
+    """Return where the header and what `shape` holds lie, of an object at `offset` with these bits."""
+    start = offset + HEADER_BYTES
+    runs = shape.plan(present).runs
+    return [
+        Range(offset, start),
+        *(Range(start + run.offset, start + run.offset + run.nbytes) for run in runs if run.nbytes),
+    ]
+
+
+def join_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges, ascending, that cover these, in about as few requests as is cheapest."""
+    joined: list[Range] = []
+    for start, end in sorted(ranges):
+        if joined:
+            begin, until = joined[-1]
+            near = start <= until or (
+                start - until <= GAP_BYTES_MAX and max(until, end) - begin <= REQUEST_BYTES_MAX
+            )
+            if near:
+                joined[-1] = Range(begin, max(until, end))
+                continue
+        joined.append(Range(start, end))
+    return joined
+
+
+def take_object(
+    fetched: Fetched, place: Place, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
+) -> Finding | Elsewhere:
+    """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
+
+    If it says `Elsewhere`, it must be called again with the `wanted_ranges` of those bits.
+    """
+    header = fetched.cut(place.offset, place.offset + HEADER_BYTES)
+    if header is None:
+        return Elsewhere(shape.present)
+    finding = check_header(header, digest, shape)
+    if finding is not Finding.SOUND:
+        return finding
+    present = presence_bits(header)
+    plan = shape.plan(present)
+    there = fetched.size - place.offset
+    length = there if place.length is None else min(there, place.length)
+    if length != HEADER_BYTES + plan.payload_bytes:
+        return Finding.SHORT if length < HEADER_BYTES + plan.payload_bytes else Finding.LONG
+    targets = pieces_of(buffers, [run.nbytes for run in plan.runs])
+    for run, views in zip(plan.runs, targets, strict=True):
+        start = place.offset + HEADER_BYTES + run.offset
+        source = fetched.cut(start, start + run.nbytes)
+        if source is None:
+            return Elsewhere(present)
+        hashes = PartHashes([nbytes for _, nbytes in run.parts])
+        _copy(source, views, hashes)
+        if hashes.joined() != stated_checksums(header, run.parts[0][0], len(run.parts)):
+            return Finding.PAYLOAD
+    return Finding.SOUND
+
+
+def _copy(source: memoryview, views: Iterable[memoryview], hashes: PartHashes) -> None:
+    """Copy into the views and hash what is there, while it is still in the core's cache."""
+    at = 0
+    for view in views:
+        for start in range(0, len(view), PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            piece[:] = source[at : at + len(piece)]
+            hashes.add(piece)
+            at += len(piece)

@@ -1,0 +1,120 @@
+"""What the S3 client's errors mean, in one line each.
+
+The client tells a cause at the end of a long line about its retries, or only in the pages of its own
+state that follow. What is taken out of that here is the server's status and code, or why nothing
+came from it. An error that is not told in the client's way stays as it is, up to its first line.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+from .address import S3Address
+
+_REQUEST: Final = re.compile(r"Error performing [A-Z]+ (\S+) in .*? - ")
+_STATUS: Final = re.compile(r"status code: ([0-9]{3})([^:<\n]{0,40})")
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
+_REASONS: Final = (
+    re.compile(r'(?:message|error): "((?!error sending)[^"\n]{1,200})"'),
+    re.compile(r"(?:InvalidCertificate|InvalidMessage)\((\w{1,64})"),
+)
+_KIND: Final = re.compile(r"kind: (Connect|Timeout)\b")
+_METADATA: Final = ("/latest/api/token", "/latest/meta-data/")
+"""Where the client asks its machine for a role, when it has found no credentials anywhere else."""
+
+
+class Cause(StrEnum):
+    """Why a request failed, as far as there is something to be done about it."""
+
+    NO_BUCKET = "no_bucket"
+    NO_ANSWER = "no_answer"
+    NO_CREDENTIALS = "no_credentials"
+    REFUSED = "refused"
+    """By the server, to these credentials or to none."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request failed, and one line without the client's own details that says so."""
+
+    cause: Cause
+    line: str
+    origin: str = ""
+    """Of the server that was asked: its scheme, host and port."""
+
+    def with_remedy(self, address: S3Address) -> str:
+        """Return what to tell whoever opened the store at `address`: the cause, and what to do."""
+        rights = "list and read" if address.read_only else "read and write"
+        match self.cause:
+            case Cause.NO_BUCKET:
+                return (
+                    f"bucket {address.bucket!r} does not exist at {self.origin}; create it, or give "
+                    "another"
+                )
+            case Cause.NO_ANSWER:
+                return f"{self.line}; start the server, or correct endpoint="
+            case Cause.NO_CREDENTIALS:
+                return (
+                    "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give "
+                    "the machine a role, or add anonymous=1"
+                )
+            case Cause.REFUSED if address.anonymous:
+                return (
+                    f"the server refuses requests without credentials ({self.line}); leave anonymous=1 "
+                    f"out, and give credentials that may {rights} the bucket"
+                )
+            case Cause.REFUSED:
+                return (
+                    f"the server refuses the credentials of this process ({self.line}); give some that "
+                    f"may {rights} the bucket"
+                )
+            case Cause.OTHER:
+                return f"{self.line}; check bucket, endpoint= and region="
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Return what an error of the client means."""
+    text = str(error)
+    asked = _REQUEST.search(text)
+    if asked is None:
+        return Refusal(Cause.OTHER, first_line(error))
+    url, answer = urlsplit(asked[1]), text[asked.end() :]
+    origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
+    status = _STATUS.search(answer.partition("\n")[0])
+    if any(each in url.path for each in _METADATA):
+        return Refusal(Cause.NO_CREDENTIALS, "no credentials were found", origin)
+    if status is not None:
+        return Refusal(_cause_of_status(status[1]), _line_of_status(status, answer), origin)
+    kind = _KIND.search(answer)
+    if kind is None:
+        return Refusal(Cause.OTHER, answer.partition("\n")[0], origin)
+    reasons = [found[1] for each in _REASONS if (found := each.search(answer)) is not None]
+    said = "it timed out" if kind[1] == "Timeout" else "it cannot be connected to"
+    reason = reasons[0] if reasons else said
+    is_sentence = " " in reason and reason[1:2].islower()
+    shown = reason[:1].lower() + reason[1:] if is_sentence else reason
+    return Refusal(Cause.NO_ANSWER, f"nothing answers at {origin} ({shown})", origin)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; the client's own go on for pages."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _cause_of_status(status: str) -> Cause:
+    match status:
+        case "404":
+            # Whoever asks for a file takes this for an answer; what is left is about the bucket.
+            return Cause.NO_BUCKET
+        case "401" | "403":
+            return Cause.REFUSED
+        case _:
+            return Cause.OTHER
+
+
+def _line_of_status(status: re.Match[str], answer: str) -> str:
+    code = _CODE.search(answer)
+    return f"{status[1]}{status[2].rstrip()}" + (f", {code[1]}" if code is not None else "")

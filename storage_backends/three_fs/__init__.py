@@ -1,0 +1,1 @@
+"""`3fs://`: objects in slots of large files, by rings."""

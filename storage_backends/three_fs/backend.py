@@ -1,0 +1,398 @@
+"""`3fs:///mount/path?index=sqlite:///path|redis://host:port/db`: objects in slots of large files.
+
+This is how DeepSeek's 3FS is used: a few large files of fixed slots (`three_fs_files`), moved in
+batches through rings (`rings`), one ring for each thread and direction. A database that there is
+anyway says what is where (`page_index`). On a mounted 3FS with its client installed the rings are
+USRBIO; elsewhere, on any filesystem, they are made of system calls, and the store says so at level INFO
+when it is opened. Several processes, and with Redis several nodes, may share a store.
+
+`slot_bytes` is the size of a slot, with the 4096 bytes of an object's header, and `file_slots` how
+many slots a file has; both are decided by whoever opens a store first, and another number is refused
+later. `files` is how many files there may be; the store only grows. When all slots are used, the
+objects that were used least recently give way. An object that is larger than a slot is not stored.
+`rings` is the number of threads. `index_name` keeps the stores in one Redis database apart. Manifests
+and marks of writers never give way. A directory that others can put files into is refused unless the
+URI says `trust=group` or `trust=any`, as by `file://`. `read_only=1` is for looking: no read counts as
+use, what is bad is CORRUPT each time, and every write fails.
+
+A write that is OK has survived its process. After a power failure an object may be missing or found
+bad.
+"""
+
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from ...errors import ConfigError, StorageError, UsageError
+from ...page_format.page_object import HEADER_BYTES
+from ..base import (
+    Capabilities,
+    Counters,
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
+from ..damage.damage import Damage
+from ..damage.three_fs import SlotDamage
+from ..file.trust import Trust, trust_of
+from ..fitting import fitting
+from ..page_index.contract import PageIndex, make_index
+from ..seen_names import SeenNames
+from ..tally import Tally
+from ..thread_calls import Stop, ThreadCalls
+from ..uri import StoreUri
+from .complaints import Complaints
+from .files import FILES_MAX, SlotFiles, made_directory
+from .index import IndexCalls
+from .reads import Found, SlotReads
+from .rings import RingClient, choose_rings
+from .sizes import agree_on_sizes, sizes_of
+from .transfers import Transfers
+from .usrbio_rings import load_client
+from .writes import SlotWrites
+
+FILES: Final = 4
+RINGS: Final = 4
+RINGS_MAX: Final = 64
+LEASE_S: Final = 60.0
+"""How long the slots of a dead writer are lost; longer than a write takes."""
+_JOB_BYTES_MIN: Final = 2 << 20
+"""A job moves at least this much, since each asks the index for itself."""
+_NAMES_SEEN_MAX: Final = 1 << 20
+_OPEN_TIMEOUT_S: Final = 30.0
+_LIST_TIMEOUT_S: Final = 60.0
+_LIST_TIMEOUT_MORE_S: Final = 5.0
+"""For a thread to come back and say what was late."""
+_LISTED_AT_A_TIME: Final = 256
+_CLOSE_TIMEOUT_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class ThreeFsBackend:
+    """Keeps the contract of `StorageBackend` in slots of large files.
+
+    Used from one event loop. Where the rings take any memory, bytes go straight between the files
+    and the caller's buffers. `slot_bytes` and `file_slots` may be None: as the store has them. `text`
+    names the store in the log, as its URI without secrets does.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        index: PageIndex,
+        *,
+        slot_bytes: int | None = None,
+        file_slots: int | None = None,
+        files: int = FILES,
+        rings: int = RINGS,
+        lease_s: float = LEASE_S,
+        ring_client: RingClient | None = None,
+        trust: Trust = Trust.OWNER,
+        read_only: bool = False,
+        text: str = "",
+    ) -> None:
+        if not root.is_absolute():
+            raise ConfigError(f"store directory {str(root)!r} is relative; give an absolute path")
+        if slot_bytes is not None and slot_bytes % HEADER_BYTES:
+            raise ConfigError(
+                f"store {root}: slot_bytes is {slot_bytes}, must be a multiple of {HEADER_BYTES}"
+            )
+        self._root = root
+        self._index = index
+        self._slot_bytes = slot_bytes
+        self._file_slots = file_slots
+        self._files = files
+        self._threads = rings
+        self._lease_s = lease_s
+        self._ring_client = ring_client
+        self._trust = trust
+        self._read_only = read_only
+        self._complaints = Complaints(text or f"3fs://{root}")
+        self._begun = False
+        self._closed = False
+        self._calls: ThreadCalls | None = None
+        self._text = f"3fs store {root}, not open"
+        self._tally = Tally()
+        self._seen = SeenNames(_NAMES_SEEN_MAX)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`. Where the USRBIO client is installed, zero copy is not promised."""
+        return Capabilities(lists=True, zero_copy=load_client() is None)
+
+    def describe(self) -> str:
+        """Return in one line what this store is, and which rings it uses."""
+        return self._text
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
+        """Make the directory, connect to the index, and agree on the sizes.
+
+        Raises `ConfigError` if that does not work, or the store has other sizes.
+        """
+        if self._begun or self._closed:
+            raise UsageError(f"store {self._root} was opened before; make a new backend")
+        self._begun = True
+        calls = ThreadCalls(self._threads, "lockstep-3fs", at_end=self._give_back)
+        self._index_calls = IndexCalls(self._index)
+        self._open_files: SlotFiles | None = None
+        self._transfers: Transfers | None = None
+        try:
+            await self._open_all(calls)
+            if self._closed:
+                raise UsageError(f"store {self._root} was closed while it opened")
+        except BaseException:
+            # Without a wait: the thread may hang, and closes what it opened when it does not.
+            await calls.close(0)
+            raise
+        self._calls = calls
+        _log.info("opened %s", self._text)
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether the index has it; False for what is late."""
+        if self._ready() is None:
+            return [False] * len(names)
+        found = self._seen.look_up(names)
+        if False not in found:
+            return found
+        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
+        entries = await self._slot_reads.look_up(unknown, deadline)
+        answers = [not isinstance(entry, ReadOutcome) for entry in entries]
+        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
+        rest = iter(answers)
+        return [seen or next(rest) for seen in found]
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers, and verify them."""
+        calls = self._ready()
+        if calls is None:
+            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
+        entries = await self._slot_reads.look_up([read.name for read in reads], deadline)
+        outcomes = [
+            each if isinstance(each, ReadOutcome) else ReadOutcome.FAILED for each in entries
+        ]
+        found: list[Found] = []
+        places: list[int] = []
+        for at, (read, entry) in enumerate(zip(reads, entries, strict=True)):
+            if fitting(read.buffers, read.shape.nbytes, writable=True) is None:
+                outcomes[at] = ReadOutcome.FAILED
+            elif not isinstance(entry, ReadOutcome):
+                found.append(Found(read, entry))
+                places.append(at)
+        # The store may have been closed while it was asked.
+        if found and self._ready() is not None:
+            read_out = await calls.run(
+                self._slot_reads.read,
+                found,
+                weights=[each.read.shape.nbytes for each in found],
+                job_weight_min=_JOB_BYTES_MIN,
+                late=ReadOutcome.TIMED_OUT,
+                deadline=deadline,
+            )
+            for at, outcome in zip(places, read_out, strict=True):
+                outcomes[at] = outcome
+        gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
+        self._seen.discard(
+            read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
+        )
+        return self._tally.reads(reads, outcomes)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """Write the objects, each at once and whole."""
+        calls = self._ready()
+        if self._read_only:
+            self._complaints.say(
+                "read_only",
+                "it is read-only, and nothing is written to it; leave out read_only=1 where pages are "
+                "to be stored",
+            )
+        if calls is None or self._read_only:
+            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
+        outcomes = await calls.run(
+            self._slot_writes.write,
+            writes,
+            weights=[write.shape.nbytes for write in writes],
+            job_weight_min=_JOB_BYTES_MIN,
+            late=WriteOutcome.TIMED_OUT,
+            deadline=deadline,
+        )
+        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
+        self._seen.add(
+            write.name for write, each in zip(writes, outcomes, strict=True) if each in there
+        )
+        return self._tally.writes(writes, outcomes)
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Remove the objects; True where the name is free afterwards."""
+        if self._ready() is None:
+            return [False] * len(names)
+        self._seen.discard(names)
+        if self._read_only:
+            entries = await self._slot_reads.look_up(names, deadline)
+            return [entry is ReadOutcome.MISSING for entry in entries]
+        return await self._slot_writes.remove(names, deadline)
+
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store; see `StorageBackend`.
+
+        Nothing after `close`; raises `StorageError` where that comes in between.
+        """
+        if self._ready() is None:
+            return
+        stop = Stop(math.inf)
+        listed = self._slot_reads.objects(stop)
+        while True:
+            calls = self._ready()
+            if calls is None:
+                raise StorageError(
+                    f"store {self._root} was closed while it was listed; open it again and list it "
+                    "from the beginning"
+                )
+            stop.deadline = monotonic() + _LIST_TIMEOUT_S
+            try:
+                some = await calls.once(
+                    partial(list[StoredObject], islice(listed, _LISTED_AT_A_TIME)),
+                    _LIST_TIMEOUT_S + _LIST_TIMEOUT_MORE_S,
+                )
+            except (TimeoutError, StorageError) as error:
+                why = str(error) or "it did not answer in time"
+                raise StorageError(f"store {self._root} could not be listed: {why}") from error
+            if not some:
+                return
+            for each in some:
+                yield each
+
+    async def damage(self, damage: Damage, *, deadline: float) -> bool:
+        """Damage a stored object; see `damage.Damageable`."""
+        calls = self._ready()
+        if calls is None or self._read_only:
+            return False
+        (done,) = await calls.run(
+            self._slot_damage.damage,
+            [damage],
+            weights=[1],
+            job_weight_min=1,
+            late=False,
+            deadline=deadline,
+        )
+        return done
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """Stop what runs, wait for it, and close files, rings and index. Idempotent.
+
+        If the kernel holds a thread for longer than the close waits, or the close is cancelled, the
+        call that waits for the thread returns when it does, and the last one closes everything.
+        """
+        self._closed = True
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            await calls.close(_CLOSE_TIMEOUT_S)
+
+    def _ready(self) -> ThreadCalls | None:
+        """Return the threads, or None after `close`."""
+        if self._calls is None and not self._closed:
+            raise UsageError(f"store {self._root} is not open; await open() first")
+        return self._calls
+
+    async def _open_all(self, calls: ThreadCalls) -> None:
+        try:
+            await calls.once(self._open_blocking, _OPEN_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"store {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; check the "
+                f"filesystem that it is on, and the index {self._index.text}"
+            ) from error
+        except StorageError as error:
+            raise ConfigError(f"store {self._root} cannot be used: {error}") from error
+        except OSError as error:
+            raise ConfigError(
+                f"store directory {self._root} cannot be used: {error.strerror}; give a directory "
+                "that this process may create and write"
+            ) from error
+
+    def _open_blocking(self) -> None:
+        index = self._index
+        with made_directory(self._root, self._trust):
+            index.open()
+        client = self._ring_client if self._ring_client is not None else choose_rings(self._root)
+        files = self._open_files = SlotFiles(self._root, client)
+        files.open(index)
+        settings = agree_on_sizes(self._root, index, self._slot_bytes, self._file_slots)
+        files.use(settings)
+        wanted = self._files * settings.file_slots
+        slots = index.provide(0 if self._read_only else wanted)
+        complaints = self._complaints
+        transfers = self._transfers = Transfers(client, settings.slot_bytes, complaints)
+        asked = self._index_calls
+        self._slot_reads = SlotReads(
+            files, asked, transfers, settings, complaints, looking=self._read_only
+        )
+        self._slot_damage = SlotDamage(files, asked, transfers, settings)
+        self._slot_writes = SlotWrites(
+            files,
+            asked,
+            transfers,
+            settings,
+            self._slot_reads,
+            complaints=complaints,
+            slots=wanted,
+            lease_s=self._lease_s,
+        )
+        self._text = (
+            f"3fs store {self._root} with {slots} slots of {settings.slot_bytes} bytes, index "
+            f"{index.text}, {client.text}"
+        )
+
+    def _give_back(self) -> None:
+        """Close everything that was opened; the last thread does it."""
+        if self._transfers is not None:
+            self._transfers.close()
+        if self._open_files is not None:
+            self._open_files.close()
+        self._index_calls.close()
+
+
+def from_uri(uri: StoreUri) -> ThreeFsBackend:
+    """Return the backend of a `3fs://` URI."""
+    uri.only_options(
+        ("index", "index_name", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only")
+    )
+    if uri.host:
+        raise ConfigError(
+            f"store {uri.text!r} names a host; an absolute path needs three slashes: "
+            "3fs:///mount/path"
+        )
+    if not uri.path.strip("/"):
+        raise ConfigError(f"store {uri.text!r} has no path; write 3fs:///mount/path?index=...")
+    index = uri.options.get("index")
+    if index is None:
+        raise ConfigError(
+            f"store {uri.text!r} has no index; add ?index=sqlite:///absolute/path, or "
+            "redis://host:port/db if several nodes use it"
+        )
+    slot_bytes, file_slots = sizes_of(uri)
+    root = Path(os.path.normpath(uri.path))
+    return ThreeFsBackend(
+        root,
+        make_index(index, uri.options.get("index_name", "default"), home=root),
+        slot_bytes=slot_bytes,
+        file_slots=file_slots,
+        files=uri.number("files", FILES, low=1, high=FILES_MAX),
+        rings=uri.number("rings", RINGS, low=1, high=RINGS_MAX),
+        trust=trust_of(uri),
+        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+        text=uri.text,
+    )

@@ -1,0 +1,191 @@
+"""The large files whose slots hold the objects of `3fs://`, and the directory that they are in.
+
+    <root>/store              the store's own name, which its index knows too
+    <root>/slots-<number>     one file of slots, all of the same length
+
+A file is made by whoever first writes into one of its slots, at its full length. What is there and
+is no regular file of that length is not used: nothing is followed, and nothing put in its place.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from ...errors import ConfigError
+from ..file.publish import DIRECTORY_MODE, FILE_MODE
+from ..file.trust import Trust, check_own
+from ..page_index.contract import PageIndex, Settings
+from .rings import RingClient
+
+STORE: Final = "store"
+FILES_MAX: Final = 256
+"""Every process keeps all of them open."""
+_PLACE: Final = re.compile(r"slots-[0-9]{6}")
+_IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
+_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_FALLOCATE: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+class WrongFileError(OSError):
+    """There is no such file of slots, or something else in its place."""
+
+
+class SlotFiles:
+    """The files of one store, open for all threads. Methods may block and raise OSError."""
+
+    def __init__(self, root: Path, rings: RingClient) -> None:
+        self._root = root
+        self._rings = rings
+        self._root_fd = -1
+        self._file_bytes = 0
+        self._lock = threading.Lock()
+        self._open: dict[str, int] = {}
+
+    def open(self, index: PageIndex) -> None:
+        """Make the directory, and see that it and the index belong together.
+
+        A new index becomes that of the directory; so also one whose database has lost everything.
+        Raises `ConfigError` if the index belongs to another directory.
+        """
+        self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        ours = self._identity()
+        theirs = index.identity(ours)
+        if ours != theirs:
+            raise ConfigError(
+                f"index {index.text} belongs to another store than {self._root}; mount the "
+                "filesystem that it belongs to, or give another index"
+            )
+
+    def use(self, settings: Settings) -> None:
+        """Learn how long the files are."""
+        self._file_bytes = settings.slot_bytes * settings.file_slots
+
+    def fd(self, place: str, *, create: bool) -> int:
+        """Return the descriptor of a file of slots, for reads and writes, registered with the rings.
+
+        With `create` it is made, or brought to its length if its maker died over that. It stays
+        open until `close`. Raises `WrongFileError` for what must not be used.
+        """
+        with self._lock:
+            fd = self._open.get(place)
+            if fd is None:
+                if _PLACE.fullmatch(place) is None:
+                    raise WrongFileError(errno.EINVAL, f"{place!r} is no file of slots")
+                fd = self._open_file(place, create=create)
+                self._open[place] = fd
+            return fd
+
+    def close(self) -> None:
+        """Close everything; no operation may be under way. Idempotent."""
+        with self._lock:
+            for fd in self._open.values():
+                # Deregistered first, or a ring would take the number for this file still.
+                with suppress(OSError):
+                    self._rings.deregister(fd)
+                os.close(fd)
+            self._open.clear()
+            root_fd, self._root_fd = self._root_fd, -1
+            if root_fd >= 0:
+                os.close(root_fd)
+
+    def _open_file(self, place: str, *, create: bool) -> int:
+        flags = os.O_RDWR | _FLAGS | (os.O_CREAT if create else 0)
+        try:
+            fd = os.open(place, flags, FILE_MODE, dir_fd=self._root_fd)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise WrongFileError(error.errno, f"{place}: {error.strerror}") from error
+            raise
+        try:
+            self._check_file(fd, place, create=create)
+            self._rings.register(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_file(self, fd: int, place: str, *, create: bool) -> None:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise WrongFileError(errno.EINVAL, f"{place} is no regular file")
+        if status.st_size < self._file_bytes and create:
+            allocate(fd, self._file_bytes)
+        elif status.st_size != self._file_bytes:
+            found = f"{place} has {status.st_size} bytes instead of {self._file_bytes}"
+            raise WrongFileError(errno.EINVAL, found)
+
+    def _identity(self) -> str:
+        """Return the store's own name, which the first to come gives it."""
+        temporary = f"{STORE}-{secrets.token_hex(8)}"
+        create = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+        with suppress(FileNotFoundError):
+            return self._read_identity()
+        fd = os.open(temporary, create, FILE_MODE, dir_fd=self._root_fd)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(secrets.token_hex(16).encode("ascii"))
+            with suppress(FileExistsError):
+                os.link(temporary, STORE, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
+        finally:
+            os.unlink(temporary, dir_fd=self._root_fd)
+        return self._read_identity()
+
+    def _read_identity(self) -> str:
+        fd = os.open(STORE, os.O_RDONLY | _FLAGS, dir_fd=self._root_fd)
+        try:
+            text = os.read(fd, 64).decode("ascii", "replace")
+        finally:
+            os.close(fd)
+        if _IDENTITY.fullmatch(text) is None:
+            raise ConfigError(
+                f"{self._root / STORE} does not name a store; give another directory, or remove "
+                "this one if it has nothing else in it"
+            )
+        return text
+
+
+@contextmanager
+def made_directory(path: Path, trust: Trust) -> Generator[None]:
+    """Make a directory with its parents for what follows; if that fails, none of them is left.
+
+    Those that were there before stay, and so do those that somebody has put something into. Raises
+    `ConfigError` for a directory that others than are trusted can put files into.
+    """
+    new = list(takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    try:
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        check_own(path, trust)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in new:
+                each.rmdir()
+        raise
+
+
+def place_of(slot: int, settings: Settings) -> tuple[str, int]:
+    """Return the file that a slot is in, and where it begins there."""
+    number, within = divmod(slot, settings.file_slots)
+    return f"slots-{number:06d}", within * settings.slot_bytes
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Bring a file to its length, with room for all of it where the filesystem can promise that."""
+    # The C library's own posix_fallocate writes into every block where the kernel cannot.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not libc.fallocate64(fd, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
+        return
+    error = ctypes.get_errno()
+    if error not in _NO_FALLOCATE:
+        raise OSError(error, os.strerror(error))
+    os.ftruncate(fd, nbytes)

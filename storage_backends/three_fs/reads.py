@@ -1,0 +1,264 @@
+"""Reads of objects in slots: half of the blocking part of `3fs://`, called from several threads.
+
+A slot holds one object as every backend has it: header, then payload. Which slot is whose, the index
+says (`page_index`); what lies there, only the bytes. So a read looks an object up, reads it, verifies
+it, and asks the index again: if the entry has another generation now, the slot may have been lent out
+in between, and what was read is not used, right as it may look.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ...errors import StorageError
+from ...page_format.object_shape import ObjectShape, pieces_of
+from ...page_format.page_object import (
+    HEADER_BYTES,
+    Finding,
+    PartHashes,
+    check_header,
+    name_digest,
+    presence_bits,
+    read_statement,
+    stated_checksums,
+)
+from ..base import ObjectName, Read, ReadOutcome, StoredObject
+from ..page_index.contract import Entry, PageIndex, Settings
+from ..thread_calls import Stop
+from .complaints import Complaints
+from .files import SlotFiles, WrongFileError
+from .index import IndexCalls, LateError
+from .transfers import Extent, Moved, Transfers
+
+_READ_TRIES: Final = 8
+"""Each try loses only to a writer who has replaced the object meanwhile."""
+_READ_AT_A_TIME: Final = 256
+
+_OUTCOMES: Final = {
+    Moved.SHORT: ReadOutcome.CORRUPT,
+    Moved.FAILED: ReadOutcome.FAILED,
+    Moved.LATE: ReadOutcome.TIMED_OUT,
+}
+
+
+class Found(NamedTuple):
+    """A read, and where its object was when it was looked up."""
+
+    read: Read
+    entry: Entry
+
+
+class SlotReads:
+    """Reads the objects of one store. Methods may block; none raises for one key's troubles.
+
+    With `looking` no read counts as use, and what is bad stays in the index.
+    """
+
+    def __init__(
+        self,
+        files: SlotFiles,
+        index: IndexCalls,
+        transfers: Transfers,
+        settings: Settings,
+        complaints: Complaints,
+        *,
+        looking: bool,
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._transfers = transfers
+        self._settings = settings
+        self._complaints = complaints
+        self._looking = looking
+
+    async def look_up(
+        self, names: Sequence[ObjectName], deadline: float
+    ) -> list[Entry | ReadOutcome]:
+        """Return where objects are, or why that is not known, with one question to the index."""
+
+        def ask(index: PageIndex) -> tuple[list[bytes | None], list[Entry | None]]:
+            digests = [name_digest(name) for name in names]
+            return digests, index.look_up([digest for digest in digests if digest is not None])
+
+        try:
+            digests, known = await self._index.ask(ask, deadline)
+        except LateError:
+            return [ReadOutcome.TIMED_OUT] * len(names)
+        except StorageError as error:
+            self._complaints.say("index", "%s", error)
+            return [ReadOutcome.FAILED] * len(names)
+        entries = iter(known)
+        return [
+            ReadOutcome.FAILED if digest is None else next(entries) or ReadOutcome.MISSING
+            for digest in digests
+        ]
+
+    def read(self, wanted: Sequence[Found], stop: Stop) -> list[ReadOutcome]:
+        """Read objects into their buffers and verify them. What is bad is forgotten."""
+        outcomes = [ReadOutcome.MISSING] * len(wanted)
+        for start in range(0, len(wanted), _READ_AT_A_TIME):
+            todo = list(enumerate(wanted[start : start + _READ_AT_A_TIME], start))
+            for _ in range(_READ_TRIES):
+                if stop.due():
+                    for at, _ in todo:
+                        outcomes[at] = ReadOutcome.TIMED_OUT
+                    break
+                todo = self._read(todo, outcomes, stop)
+                if not todo:
+                    break
+        return outcomes
+
+    def objects(self, stop: Stop) -> Iterator[StoredObject]:
+        """Yield what is stored, as far as its header is sound.
+
+        Raises `StorageError` where it cannot be told what there is.
+        """
+        for some in self._index.entries(stop):
+            headers = [memoryview(bytearray(HEADER_BYTES)) for _ in some]
+            extents: list[list[Extent]] = []
+            for used, header in zip(some, headers, strict=True):
+                fd = self._fd(used.entry)
+                if fd is ReadOutcome.FAILED:
+                    raise StorageError(f"{used.entry.place} cannot be opened")
+                # An outcome is an integer too.
+                lost = isinstance(fd, ReadOutcome)
+                extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
+            there = [at for at, each in enumerate(extents) if each]
+            moved = self._transfers.move(
+                [extents[at] for at in there], stop, stop.deadline, reads=True
+            )
+            for at, each in zip(there, moved, strict=True):
+                if each in (Moved.FAILED, Moved.LATE):
+                    why = "cannot be read" if each is Moved.FAILED else "was not read in time"
+                    raise StorageError(f"{some[at].entry.place} {why}")
+                said = read_statement(headers[at])
+                if each is not Moved.WHOLE or isinstance(said, Finding):
+                    continue
+                if name_digest(said.name) == some[at].entry.key:
+                    age_s = some[at].age_s
+                    yield StoredObject(name=said.name, shape=said.shape, age_s=age_s)
+
+    def _read(
+        self, todo: list[tuple[int, Found]], outcomes: list[ReadOutcome], stop: Stop
+    ) -> list[tuple[int, Found]]:
+        """Read objects once; return those whose entries have changed meanwhile, as they are now."""
+        fetched = self.fetch([found for _, found in todo], stop)
+        keys = [found.entry.key for _, found in todo]
+        wrong: list[Entry] = []
+        again: list[tuple[int, Found]] = []
+        try:
+            confirm = self._index.look_up if self._looking else self._index.confirm
+            now = confirm(keys, stop)
+        except StorageError as error:
+            for at, _ in todo:
+                outcomes[at] = self._unanswered(error)
+            return []
+        for (at, found), outcome, current in zip(todo, fetched, now, strict=True):
+            outcomes[at] = outcome
+            if outcome in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
+                continue
+            if current is None or current.generation != found.entry.generation:
+                outcomes[at] = ReadOutcome.MISSING
+                if current is not None:
+                    again.append((at, found._replace(entry=current)))
+            elif outcome is ReadOutcome.CORRUPT:
+                wrong.append(current)
+        if wrong and not self._looking:
+            try:
+                self._index.drop(wrong, stop)
+            except StorageError as error:
+                self._unanswered(error)
+        return again
+
+    def _unanswered(self, error: StorageError) -> ReadOutcome:
+        """Return what becomes of reads because of an error of the index."""
+        if isinstance(error, LateError):
+            return ReadOutcome.TIMED_OUT
+        self._complaints.say("index", "%s", error)
+        return ReadOutcome.FAILED
+
+    def fetch(self, wanted: Sequence[Found], stop: Stop) -> list[ReadOutcome]:
+        """Read objects from where their entries say, and verify them."""
+        outcomes: list[ReadOutcome] = []
+        moves: list[tuple[int, memoryview, list[list[memoryview]]]] = []
+        extents: list[list[Extent]] = []
+        for at, (read, entry) in enumerate(wanted):
+            fd = self._locate(entry, read.shape)
+            if isinstance(fd, ReadOutcome):
+                outcomes.append(fd)
+                continue
+            outcomes.append(ReadOutcome.OK)
+            header = memoryview(bytearray(HEADER_BYTES))
+            runs = read.shape.plan(entry.present).runs
+            buffers = [buffer.cast("B") for buffer in read.buffers]
+            targets = list(pieces_of(buffers, [run.nbytes for run in runs]))
+            starts = [HEADER_BYTES + run.offset for run in runs]
+            moves.append((at, header, targets))
+            extents.append(_extents(fd, entry.offset, header, starts, targets))
+
+        def verify(number: int) -> None:
+            at, header, targets = moves[number]
+            if not _is_sound(wanted[at], header, targets):
+                outcomes[at] = ReadOutcome.CORRUPT
+
+        # Each is verified as soon as it is there, while it is still in the core's cache.
+        moved = self._transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
+        for (at, _, _), each in zip(moves, moved, strict=True):
+            if each is not Moved.WHOLE:
+                outcomes[at] = _OUTCOMES[each]
+        return outcomes
+
+    def _locate(self, entry: Entry, shape: ObjectShape) -> int | ReadOutcome:
+        """Return the file to read from, or what became of the read already."""
+        slot_bytes = self._settings.slot_bytes
+        fits = HEADER_BYTES + entry.length <= slot_bytes and not entry.offset % slot_bytes
+        if not fits or not may_be(entry, shape):
+            return ReadOutcome.CORRUPT
+        return ReadOutcome.LACKING if shape.lacks(entry.present) else self._fd(entry)
+
+    def _fd(self, entry: Entry) -> int | ReadOutcome:
+        try:
+            return self._files.fd(entry.place, create=False)
+        except WrongFileError as error:
+            self._complaints.say(entry.place, "objects in %s are lost: %s", entry.place, error)
+            return ReadOutcome.CORRUPT
+        except OSError as error:
+            self._complaints.say_failed(f"{entry.place} cannot be opened", error.errno)
+            return ReadOutcome.FAILED
+
+
+def _extents(
+    fd: int,
+    offset: int,
+    header: memoryview,
+    starts: Sequence[int],
+    targets: Sequence[Sequence[memoryview]],
+) -> list[Extent]:
+    """Return what to read: the header, with the payload behind it if that is wanted, and the rest."""
+    extents = [Extent(fd, offset, (header,))]
+    for start, views in zip(starts, targets, strict=True):
+        if start == HEADER_BYTES:
+            extents[0] = Extent(fd, offset, (header, *views))
+        elif views:
+            extents.append(Extent(fd, offset + start, views))
+    return extents
+
+
+def _is_sound(found: Found, header: memoryview, targets: Sequence[Sequence[memoryview]]) -> bool:
+    """Say whether what was read is what the entry's key stands for."""
+    read, entry = found
+    if check_header(header, entry.key, read.shape) is not Finding.SOUND:
+        return False
+    if presence_bits(header) != entry.present:
+        return False
+    for run, views in zip(read.shape.plan(entry.present).runs, targets, strict=True):
+        hashes = PartHashes([nbytes for _, nbytes in run.parts])
+        for view in views:
+            hashes.add(view)
+        if hashes.joined() != stated_checksums(header, run.parts[0][0], len(run.parts)):
+            return False
+    return True
+
+
+def may_be(entry: Entry, shape: ObjectShape) -> bool:
+    """Say whether the entry can be that of an object in this layout."""
+    return shape.knows(entry.present) and shape.payload_bytes(entry.present) == entry.length

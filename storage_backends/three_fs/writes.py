@@ -1,0 +1,309 @@
+"""Writes of objects into slots: half of the blocking part of `3fs://`, called from several threads.
+
+A write reserves a slot, writes into it, and commits. Writers of one name do not wait for each other;
+the first to commit wins. A write that was given up leaves its slot to the lease where a ring may
+still be writing into it. A writer that comes back to life after its lease may even spoil what the
+next holder wrote; what is in a slot is verified by every read, so that is a miss.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ...errors import StorageError
+from ...page_format.object_shape import ALWAYS, ObjectShape
+from ...page_format.page_object import HEADER_BYTES, encode_object, name_digest
+from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..fitting import fitting
+from ..page_index.contract import (
+    NOTHING,
+    Commit,
+    CommitOutcome,
+    Entry,
+    PageIndex,
+    Reservation,
+    Settings,
+)
+from ..records.catalogue import is_record
+from ..thread_calls import Stop
+from .complaints import Complaints
+from .files import FILES_MAX, SlotFiles, place_of
+from .index import IndexCalls, LateError
+from .reads import Found, SlotReads, may_be
+from .sizes import slot_bytes_for
+from .transfers import Extent, Moved, Transfers
+
+_WRITE_TRIES: Final = 16
+_WRITTEN_AT_A_TIME: Final = 32
+_PAGES_MIN: Final = 8
+"""As many objects in one call are pages; marks and manifests come alone."""
+_WASTE: Final = 4
+"""Slots this many times as long as what is in them are worth a word."""
+_UNITED_BYTES_MAX: Final = 64 << 20
+"""Memory for objects that get the columns of two writers, in each thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """An object that is to be written."""
+
+    at: int
+    """Its number in the batch."""
+    name: ObjectName
+    digest: bytes
+    buffers: Sequence[memoryview]
+    shape: ObjectShape
+    replaces: int = NOTHING
+
+
+class SlotWrites:
+    """Writes the objects of one store. Methods may block; none raises for one key's troubles."""
+
+    def __init__(
+        self,
+        files: SlotFiles,
+        index: IndexCalls,
+        transfers: Transfers,
+        settings: Settings,
+        reads: SlotReads,
+        *,
+        complaints: Complaints,
+        slots: int,
+        lease_s: float,
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._transfers = transfers
+        self._settings = settings
+        self._reads = reads
+        self._complaints = complaints
+        self._slots = slots
+        self._lease_s = lease_s
+
+    def write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
+        """Write objects, unless somebody has.
+
+        An object that lacks a column of the new one is replaced by one that has the columns of both.
+        """
+        outcomes = [WriteOutcome.FAILED] * len(writes)
+        new: list[_New] = []
+        for at, write in enumerate(writes):
+            digest = name_digest(write.name)
+            buffers = fitting(write.buffers, write.shape.nbytes)
+            if digest is not None and buffers is not None and self._fits(write.shape):
+                new.append(_New(at, write.name, digest, buffers, write.shape))
+        self._complain_of_waste(new)
+        for start in range(0, len(new), _WRITTEN_AT_A_TIME):
+            todo = new[start : start + _WRITTEN_AT_A_TIME]
+            try:
+                # As often as somebody may be in the way, and once for each if slots are so few.
+                for _ in range(_WRITE_TRIES + len(todo)):
+                    if not todo:
+                        break
+                    if stop.due():
+                        for each in todo:
+                            outcomes[each.at] = WriteOutcome.TIMED_OUT
+                        break
+                    todo = self._write(todo, outcomes, stop)
+            except LateError:
+                for each in new[start:]:
+                    if outcomes[each.at] is WriteOutcome.FAILED:
+                        outcomes[each.at] = WriteOutcome.TIMED_OUT
+                break
+            except StorageError as error:
+                # An index that did not answer for these does not do it for others any sooner.
+                self._complaints.say("index", "%s", error)
+                break
+        return outcomes
+
+    async def remove(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
+        """Remove objects; True where the name is free now. A removal may happen after all."""
+
+        def remove(index: PageIndex) -> list[bool]:
+            digests = [name_digest(name) for name in names]
+            index.remove([digest for digest in digests if digest is not None])
+            return [digest is not None for digest in digests]
+
+        try:
+            return await self._index.ask(remove, deadline)
+        except LateError:
+            return [False] * len(names)
+        except StorageError as error:
+            self._complaints.say("index", "%s", error)
+            return [False] * len(names)
+
+    def _write(self, todo: list[_New], outcomes: list[WriteOutcome], stop: Stop) -> list[_New]:
+        """Write objects as far as there are slots; return those that are to be tried again."""
+        ready: list[_New] = []
+        later: list[_New] = []
+        united_bytes = 0
+        standing = self._index.look_up([each.digest for each in todo], stop)
+        for new, entry in zip(todo, standing, strict=True):
+            if united_bytes > _UNITED_BYTES_MAX:
+                later.append(new)
+                continue
+            prepared = self._beside(new, entry, stop)
+            if isinstance(prepared, WriteOutcome):
+                outcomes[new.at] = prepared
+                continue
+            united_bytes += prepared.shape.nbytes if prepared.buffers is not new.buffers else 0
+            ready.append(prepared)
+        if not ready:
+            return later
+        asked_at = time.monotonic()
+        lent = self._index.reserve(len(ready), self._lease_s, self._slots, stop)
+        # What no store has comes out of a damaged index; given back, it would come again at once.
+        lent = [each for each in lent if 0 <= each.slot < FILES_MAX * self._settings.file_slots]
+        if not lent:
+            self._complaints.say(
+                "full",
+                "no slot is free: all are being written, or have manifests and marks, which stay",
+            )
+            return later
+        later += [_as_given(new, todo) for new in ready[len(lent) :]]
+        sent = list(zip(ready, lent, strict=False))
+        return later + self._send(sent, todo, outcomes, stop, asked_at + self._lease_s)
+
+    def _beside(self, new: _New, entry: Entry | None, stop: Stop) -> _New | WriteOutcome:
+        """Return what is to be written beside or instead of what stands, or why nothing is."""
+        if entry is None:
+            return replace(new, replaces=NOTHING)
+        instead = replace(new, replaces=entry.generation)
+        if not may_be(entry, new.shape):
+            return instead
+        if not new.shape.lacks(entry.present):
+            return WriteOutcome.PRESENT
+        if not entry.present & ~new.shape.present:
+            return instead
+        theirs = _whole(new.shape, entry.present)
+        payload = memoryview(bytearray(entry.length))
+        (outcome,) = self._reads.fetch([Found(Read(new.name, (payload,), theirs), entry)], stop)
+        match outcome:
+            case ReadOutcome.OK:
+                shape = new.shape.with_columns(entry.present)
+                if not self._fits(shape):
+                    return WriteOutcome.FAILED
+                united = new.shape.unite(new.buffers, payload, entry.present)
+                return replace(instead, buffers=(united,), shape=shape)
+            case ReadOutcome.CORRUPT:
+                return instead
+            case ReadOutcome.TIMED_OUT:
+                return WriteOutcome.TIMED_OUT
+            case _:
+                return WriteOutcome.FAILED
+
+    def _send(
+        self,
+        sent: Sequence[tuple[_New, Reservation]],
+        todo: Sequence[_New],
+        outcomes: list[WriteOutcome],
+        stop: Stop,
+        lease_until: float,
+    ) -> list[_New]:
+        """Write objects into their slots and commit them; return those that somebody was before."""
+        written: list[tuple[_New, Commit]] = []
+        unused: list[Reservation] = []
+        step = self._transfers.objects_at_a_time
+        deadline = min(stop.deadline, lease_until)
+        for start in range(0, len(sent), step):
+            some = sent[start : start + step]
+            for (new, lent), each in zip(some, self._move(some, stop, deadline), strict=True):
+                if each is Moved.WHOLE:
+                    written.append((new, self._wish(new, lent)))
+                    continue
+                if each is Moved.LATE:
+                    outcomes[new.at] = WriteOutcome.TIMED_OUT
+                if each is not Moved.LATE or self._transfers.lets_go:
+                    unused.append(lent)
+        ends = self._index.commit([wish for _, wish in written], stop) if written else []
+        if unused:
+            with suppress(LateError):
+                self._index.release(unused, stop)
+        again: list[_New] = []
+        for (new, _), end in zip(written, ends, strict=True):
+            if end is CommitOutcome.DONE:
+                outcomes[new.at] = WriteOutcome.OK
+            else:
+                again.append(_as_given(new, todo))
+        return again
+
+    def _move(
+        self, some: Sequence[tuple[_New, Reservation]], stop: Stop, deadline: float
+    ) -> list[Moved]:
+        """Write objects into their slots; return what became of each."""
+        moved = [Moved.LATE] * len(some)
+        extents: list[list[Extent]] = []
+        there: list[int] = []
+        for at, (new, lent) in enumerate(some):
+            if stop.due():
+                break
+            place, offset = place_of(lent.slot, self._settings)
+            try:
+                fd = self._files.fd(place, create=True)
+            except OSError as error:
+                self._complaints.say_failed(f"{place} cannot be written", error.errno)
+                moved[at] = Moved.FAILED
+                continue
+            header = memoryview(encode_object(new.name, new.digest, new.buffers, new.shape))
+            extents.append([Extent(fd, offset, [header, *filter(len, new.buffers)])])
+            there.append(at)
+        ends = self._transfers.move(extents, stop, deadline, reads=False)
+        for at, end in zip(there, ends, strict=True):
+            moved[at] = end
+        return moved
+
+    def _wish(self, new: _New, lent: Reservation) -> Commit:
+        place, offset = place_of(lent.slot, self._settings)
+        present, nbytes = new.shape.present, new.shape.nbytes
+        entry = Entry(new.digest, place, offset, nbytes, present, lent.generation)
+        kept = is_record(StoredObject(name=new.name, shape=new.shape, age_s=None))
+        return Commit(entry, lent.slot, new.replaces, kept)
+
+    def _fits(self, shape: ObjectShape) -> bool:
+        room = self._settings.slot_bytes - HEADER_BYTES
+        if shape.nbytes <= room:
+            return True
+        self._complaints.say(
+            "size",
+            "objects of %d bytes do not fit into slots with room for %d and are not stored; give "
+            "slot_bytes=%d, or more for larger ones, with a new index and a new directory",
+            shape.nbytes,
+            room,
+            slot_bytes_for(shape.nbytes),
+        )
+        return False
+
+    def _complain_of_waste(self, new: Sequence[_New]) -> None:
+        """Say it once if pages leave most of their slots empty, as with a `slot_bytes` not chosen."""
+        if len(new) < _PAGES_MIN:
+            return
+        payload = max(each.shape.nbytes for each in new)
+        largest, enough = HEADER_BYTES + payload, slot_bytes_for(payload)
+        if largest * _WASTE <= self._settings.slot_bytes and enough < self._settings.slot_bytes:
+            self._complaints.say(
+                "waste",
+                "pages of %d bytes with their headers fill %.1f %% of slots of %d bytes; give "
+                "slot_bytes=%d, or what the largest pages of this store need, with a new index and a "
+                "new directory",
+                largest,
+                100 * largest / self._settings.slot_bytes,
+                self._settings.slot_bytes,
+                enough,
+            )
+
+
+def _as_given(new: _New, todo: Sequence[_New]) -> _New:
+    """Return the object as its writer gave it, without what it was united with."""
+    return next(each for each in todo if each.at == new.at)
+
+
+def _whole(shape: ObjectShape, present: int) -> ObjectShape:
+    """Return the shape of an object that has exactly these optional columns."""
+    numbers = [
+        number
+        for number, part in enumerate(shape.parts)
+        if part.bit == ALWAYS or present >> part.bit & 1
+    ]
+    return ObjectShape(shape.parts, tuple(numbers))

@@ -1,0 +1,1 @@
+"""Backends that stand before another one: `retry+`, `breaker+`, `limit+`, `metrics+`, `fault+`."""

@@ -1,0 +1,318 @@
+"""`fault+...`: seeded faults, to see how an engine or a store takes them.
+
+    fault.seed=0         equal seeds inject the same faults into the same calls
+    fault.<kind>=0.01    how often; the kinds are those of `Fault`
+    fault.delay_ms=20    the longest delay
+
+Without any rate, each kind that the backend can do comes at 0.01. Rates are for each key, except that
+of `delay`, which is for each call. A kind that damages stored objects is done by the store at the
+bottom (`damage.Damageable`): the damage lies below that store's own verification, which has to find
+it. So no fault makes a read OK whose bytes are wrong, whatever stands between. Every store of this
+package can do every kind; one of another package that cannot refuses these options by name.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+from ...errors import ConfigError
+from ..base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ..damage.damage import Damage, Damageable, DamageKind
+from ..uri import StoreUri
+from .base import Wrapper, layers
+
+RATE: Final = 0.01
+DELAY_S: Final = 0.02
+_NAMES_KEPT: Final = 256
+"""Names that were seen to exist, whose bytes may be passed off as another's."""
+
+
+class Fault(StrEnum):
+    """What goes wrong, and what it stands for in the field."""
+
+    DELAY = "delay"
+    """A call begins late: a busy disk, a network that loses packets."""
+    ERROR = "error"
+    """A key FAILED at once (False for existence and removal), and the store was not asked: a refused
+    connection, an error of the medium."""
+    TIMEOUT = "timeout"
+    """A key has no answer until the deadline: a server that hangs. A write or removal is carried out
+    half of the time, as when only the answer was lost."""
+    LOST = "lost"
+    """A write is said to be OK and nothing is stored: a power failure, or a cache that evicts."""
+    LIE = "lie"
+    """Existence is answered the wrong way round: an index that is out of date."""
+    FLIP = "flip"
+    """An object has changed by a bit when it is read; see `DamageKind`, also for the next ones."""
+    TORN = "torn"
+    """The tail of an object is zeros when it is read."""
+    SHORT = "short"
+    """The tail of an object is missing when it is read."""
+    WRONG = "wrong"
+    """Another object lies under the name when it is read."""
+
+
+_DAMAGE: Final = (Fault.FLIP, Fault.TORN, Fault.SHORT, Fault.WRONG)
+_OF_READS: Final = (Fault.ERROR, Fault.TIMEOUT, *_DAMAGE)
+_OF_WRITES: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LOST)
+_OF_EXISTENCE: Final = (Fault.ERROR, Fault.TIMEOUT, Fault.LIE)
+_OF_REMOVALS: Final = (Fault.ERROR, Fault.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """Which faults are injected, and how often. Equal plans treat equal calls alike."""
+
+    seed: int = 0
+    rates: Mapping[Fault, float] = field(default_factory=dict[Fault, float])
+    delay_s: float = DELAY_S
+    """The longest delay."""
+
+    def __post_init__(self) -> None:
+        for kinds in (_OF_READS, _OF_WRITES, _OF_EXISTENCE):
+            if sum(self.rates.get(kind, 0.0) for kind in kinds) > 1:
+                raise ConfigError(
+                    f"the rates of {', '.join(kinds)} make more than 1 together; a key has at most "
+                    "one fault"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """The faults that were injected since the wrapper was made, by the calls that had them."""
+
+    reads: Mapping[Fault, int]
+    writes: Mapping[Fault, int]
+    existence: Mapping[Fault, int]
+    removals: Mapping[Fault, int]
+
+    def total(self) -> int:
+        """Return how many there were."""
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> Mapping[Fault, int]:
+        """Return how many there were of each kind, in all calls."""
+        both: Counter[Fault] = Counter()
+        for counts in (self.reads, self.writes, self.existence, self.removals):
+            both.update(counts)
+        return both
+
+
+class FaultBackend(Wrapper):
+    """Injects the faults of a plan. Keeps S1 to S3; what it breaks of the rest is what `Fault` says.
+
+    Faults are drawn when a call begins, key by key, so that they depend on the order of calls alone.
+    A call that comes after its deadline, or after `close`, has none. A damage is counted when it is
+    done; there is none where there is no object.
+    """
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        plan: FaultPlan,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(backend)
+        store = layers(backend)[-1]
+        self._damageable = store if isinstance(store, Damageable) else None
+        asked = [kind for kind in _DAMAGE if plan.rates.get(kind, 0.0) > 0]
+        if asked and self._damageable is None:
+            raise ConfigError(
+                f"{', '.join(f'fault.{kind}' for kind in asked)}: {type(store).__name__} cannot "
+                "damage what it stores; leave these faults out"
+            )
+        self._plan = plan
+        self._clock = clock
+        self._sleep = sleep
+        self._random = Random(plan.seed)  # noqa: S311 - the faults are to be repeatable.
+        self._names: dict[ObjectName, None] = {}
+        self._closed = False
+        self._reads: Counter[Fault] = Counter()
+        self._writes: Counter[Fault] = Counter()
+        self._existence: Counter[Fault] = Counter()
+        self._removals: Counter[Fault] = Counter()
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """See `StorageBackend`."""
+        if self._spares(deadline):
+            return await self._behind.exists(names, deadline=deadline)
+        counts = self._existence
+        faults = [self._draw(_OF_EXISTENCE) for _ in names]
+        await self._delay(counts, deadline)
+        found = list(await self._behind.exists(names, deadline=deadline))
+        await self._hang(faults, deadline)
+        for at, fault in enumerate(faults):
+            if fault is not None:
+                counts[fault] += 1
+                found[at] = fault is Fault.LIE and not found[at]
+        return found
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """See `StorageBackend`."""
+        if self._spares(deadline):
+            return await self._behind.read(reads, deadline=deadline)
+        faults = [self._draw(_OF_READS) for _ in reads]
+        damages = [
+            self._draw_damage(read.name, fault) for read, fault in zip(reads, faults, strict=True)
+        ]
+        await self._delay(self._reads, deadline)
+        for damage in damages:
+            await self._damage(damage, deadline)
+        outcomes = [
+            ReadOutcome.TIMED_OUT if fault is Fault.TIMEOUT else ReadOutcome.FAILED
+            for fault in faults
+        ]
+        asked = [at for at, fault in enumerate(faults) if fault not in (Fault.ERROR, Fault.TIMEOUT)]
+        answers = await self._behind.read([reads[at] for at in asked], deadline=deadline)
+        for at, answer in zip(asked, answers, strict=True):
+            outcomes[at] = answer
+            self._remember(reads[at].name, answer is ReadOutcome.OK)
+        await self._hang(faults, deadline)
+        self._count(self._reads, faults, (Fault.ERROR, Fault.TIMEOUT))
+        return outcomes
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        """See `StorageBackend`."""
+        if self._spares(deadline):
+            return await self._behind.write(writes, deadline=deadline)
+        faults = [self._draw(_OF_WRITES) for _ in writes]
+        asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
+        await self._delay(self._writes, deadline)
+        answers = await self._behind.write([writes[at] for at in asked], deadline=deadline)
+        outcomes = [WriteOutcome.FAILED] * len(writes)
+        for at, answer in zip(asked, answers, strict=True):
+            outcomes[at] = answer
+            self._remember(writes[at].name, answer in (WriteOutcome.OK, WriteOutcome.PRESENT))
+        for at, fault in enumerate(faults):
+            if fault is Fault.TIMEOUT:
+                outcomes[at] = WriteOutcome.TIMED_OUT
+            elif fault is Fault.LOST:
+                outcomes[at] = WriteOutcome.OK
+        await self._hang(faults, deadline)
+        self._count(self._writes, faults, _OF_WRITES)
+        return outcomes
+
+    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """See `StorageBackend`."""
+        if self._spares(deadline):
+            return await self._behind.remove(names, deadline=deadline)
+        faults = [self._draw(_OF_REMOVALS) for _ in names]
+        asked = [at for at, fault in enumerate(faults) if self._is_carried_out(fault)]
+        await self._delay(self._removals, deadline)
+        answers = await self._behind.remove([names[at] for at in asked], deadline=deadline)
+        freed = [False] * len(names)
+        for at, answer in zip(asked, answers, strict=True):
+            freed[at] = answer and faults[at] is None
+            self._remember(names[at], False)
+        await self._hang(faults, deadline)
+        self._count(self._removals, faults, _OF_REMOVALS)
+        return freed
+
+    def injected(self) -> Injected:
+        """Return the faults so far."""
+        return Injected(
+            reads=dict(self._reads),
+            writes=dict(self._writes),
+            existence=dict(self._existence),
+            removals=dict(self._removals),
+        )
+
+    async def close(self) -> None:
+        """See `StorageBackend`."""
+        self._closed = True
+        await self._behind.close()
+
+    def _spares(self, deadline: float) -> bool:
+        return self._closed or self._clock() >= deadline
+
+    def _draw(self, kinds: Sequence[Fault]) -> Fault | None:
+        drawn = self._random.random()
+        for kind in kinds:
+            drawn -= self._plan.rates.get(kind, 0.0)
+            if drawn < 0:
+                return kind
+        return None
+
+    def _draw_damage(self, name: ObjectName, fault: Fault | None) -> Damage | None:
+        if fault not in _DAMAGE:
+            return None
+        others = [each for each in self._names if each != name] if fault is Fault.WRONG else []
+        return Damage(
+            name=name,
+            kind=DamageKind(fault),
+            seed=self._random.getrandbits(32),
+            other=self._random.choice(others) if others else None,
+        )
+
+    def _is_carried_out(self, fault: Fault | None) -> bool:
+        return fault is None or (fault is Fault.TIMEOUT and self._random.random() < 0.5)
+
+    def _remember(self, name: ObjectName, exists: bool) -> None:
+        self._names.pop(name, None)
+        if exists:
+            self._names[name] = None
+        if len(self._names) > _NAMES_KEPT:
+            del self._names[next(iter(self._names))]
+
+    async def _damage(self, damage: Damage | None, deadline: float) -> None:
+        if (
+            damage is not None
+            and self._damageable is not None
+            and await self._damageable.damage(damage, deadline=deadline)
+        ):
+            self._reads[Fault(damage.kind)] += 1
+
+    async def _delay(self, counts: Counter[Fault], deadline: float) -> None:
+        if self._random.random() < self._plan.rates.get(Fault.DELAY, 0.0):
+            counts[Fault.DELAY] += 1
+            delay_s = self._random.uniform(0, self._plan.delay_s)
+            await self._sleep(max(0.0, min(delay_s, deadline - self._clock())))
+
+    async def _hang(self, faults: Sequence[Fault | None], deadline: float) -> None:
+        """Wait for the deadline if a key has no answer before it: S2 lets no call say so sooner."""
+        if Fault.TIMEOUT in faults:
+            await self._sleep(max(0.0, deadline - self._clock()))
+
+    @staticmethod
+    def _count(
+        counts: Counter[Fault], faults: Sequence[Fault | None], kinds: Sequence[Fault]
+    ) -> None:
+        counts.update(fault for fault in faults if fault is not None and fault in kinds)
+
+
+def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
+    """Return `backend` with the faults that the URI's options ask for."""
+    options = {kind: f"fault.{kind}" for kind in Fault}
+    uri.only_wrapper_options("fault", ("fault.seed", "fault.delay_ms", *options.values()))
+    rates = {
+        kind: uri.decimal(option, 0.0, low=0.0, high=1.0)
+        for kind, option in options.items()
+        if option in uri.options
+    }
+    only_looks = uri.options.get("read_only") == "1"
+    if not rates:
+        damageable = isinstance(layers(backend)[-1], Damageable) and not only_looks
+        rates = {kind: RATE for kind in Fault if damageable or kind not in _DAMAGE}
+    asked = [options[kind] for kind in _DAMAGE if rates.get(kind, 0.0) > 0]
+    if asked and only_looks:
+        raise ConfigError(
+            f"store {uri.text!r}: {', '.join(asked)}: with read_only=1 nothing that is stored may be "
+            "damaged; leave these faults or read_only out"
+        )
+    try:
+        plan = FaultPlan(
+            seed=uri.number("fault.seed", 0, low=0, high=(1 << 63) - 1),
+            rates=MappingProxyType(rates),
+            delay_s=uri.number("fault.delay_ms", 20, low=0, high=3_600_000) / 1000,
+        )
+        return FaultBackend(backend, plan)
+    except ConfigError as error:
+        raise ConfigError(f"store {uri.text!r}: {error}") from error

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ..coordinator.collective import Transport
+from .amounts import count, parse_bytes
 from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report
-from .store_amounts import count, parse_bytes
 
 if TYPE_CHECKING:
     from ..benchmarks.agreement import AgreementReport

@@ -15,6 +15,8 @@ import typer
 
 from .. import __version__
 from ..errors import ConfigError, LockstepError
+from ..small_engine.workload import count_requests
+from .amounts import LINE_MAX, printable
 from .bench import bench
 from .environment import prepare_for_mooncake
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
@@ -22,9 +24,7 @@ from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .pool_memory import check_pool_memory
 from .report import check_that_writable
 from .settings import ReplaySettings
-from .store import store
-from .store_amounts import LINE_MAX, printable
-from .workload import count_requests
+from .store.command import store
 
 RANKS_DEFAULT = ReplaySettings().ranks
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})

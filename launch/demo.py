@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 
 from ..errors import ConfigError
+from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import StoreUri, parse_uri
 from .command import launch
 from .option_values import check_store
 from .options import LaunchChoice
 from .outcome import table_of
-from .profiles import find_profile
 from .report import Report, check_that_writable, read_report, write_report
 from .settings import ReplaySettings
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ..small_engine.profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
+from ..small_engine.profiles import PROFILES
+from ..small_engine.workload import REQUESTS_DEFAULT
 from .option_values import check_choice
-from .profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
-from .profiles import PROFILES
 from .settings import DEVICES, ReplaySettings
-from .workload import REQUESTS_DEFAULT
 
 LAUNCHERS = ("torch", "ray")
 

@@ -6,11 +6,11 @@ from typing import cast
 from rich.console import Console
 from rich.table import Table
 
+from ..small_engine.profiles import find_profile
+from .amounts import bytes_in_words, count
 from .first_error import EXIT_FAULT, say
 from .interruption import EXIT_INTERRUPTED
-from .profiles import find_profile
 from .report import Report, faults_of, write_report
-from .store_amounts import bytes_in_words, count
 
 EXIT_REFUSED = 5
 """The replay showed no fault, and there were requests that it could not serve."""

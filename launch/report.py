@@ -15,8 +15,8 @@ import msgpack
 import numpy as np
 
 from ..errors import ConfigError
+from ..small_engine.counts import Counts, PoolCounts
 from ..storage_backends.uri import without_secrets
-from .counts import Counts, PoolCounts
 from .settings import ReplaySettings
 
 

@@ -19,10 +19,10 @@ from ..ranks.config import (
     Timeouts,
     WritePolicy,
 )
+from ..small_engine.profile import STATES_PER_CHECKPOINT
+from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import parse_uri
 from .option_values import check_choice, check_number, check_store, option
-from .profile import STATES_PER_CHECKPOINT
-from .profiles import find_profile
 
 DEVICES = ("cpu", "cuda")
 

@@ -21,6 +21,8 @@ from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation, check
+from ..small_engine.scheduler import Limits, Scheduler
+from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake
 from .first_error import was_claimed
@@ -29,9 +31,7 @@ from .interruption import Interrupted
 from .pool_memory import check_pool_memory
 from .progress import OnDone, nothing
 from .report import RankResult, Report, make_report
-from .scheduler import Limits, Scheduler
 from .settings import ReplaySettings
-from .workload import count_requests, requests_of
 
 if TYPE_CHECKING:
     from ..coordinator.collective import Collective

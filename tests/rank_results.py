@@ -1,7 +1,7 @@
 """What a rank hands in at the end of a replay, for reports that no replay has made."""
 
-from lockstep.launch.counts import Counts, PoolCounts
 from lockstep.launch.report import RankResult
+from lockstep.small_engine.counts import Counts, PoolCounts
 
 
 def result(**changes: object) -> RankResult:

@@ -14,7 +14,7 @@ from typing import IO
 import psutil
 
 from lockstep.launch.report import Report, read_report
-from lockstep.launch.request import Request
+from lockstep.small_engine.request import Request
 
 BIN = Path(sys.executable).parent
 COMMAND = (str(BIN / "lockstep"), "replay")

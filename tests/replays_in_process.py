@@ -6,11 +6,11 @@ import torch
 
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.launch.counts import Counts
-from lockstep.launch.request import Request
-from lockstep.launch.scheduler import Limits, Scheduler
 from lockstep.launch.settings import ReplaySettings
-from lockstep.launch.workload import synthetic_requests
+from lockstep.small_engine.counts import Counts
+from lockstep.small_engine.request import Request
+from lockstep.small_engine.scheduler import Limits, Scheduler
+from lockstep.small_engine.workload import synthetic_requests
 
 
 def opened(settings: ReplaySettings) -> Cache:

@@ -28,7 +28,6 @@ from lockstep import (
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.operation import Phase
-from lockstep.launch.contents import PageContents
 from lockstep.ranks import opening
 from lockstep.ranks.agreed_pools import shard_layouts
 from lockstep.ranks.executor.executor import RankExecutor
@@ -38,6 +37,7 @@ from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.node import HOST
 from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.launch.chunks import Chunks
 from lockstep.launch.settings import ReplaySettings
+from lockstep.small_engine.chunks import Chunks
 
 PAGE = 64
 

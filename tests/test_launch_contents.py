@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from lockstep.launch.contents import CONTENTS_SEED, KeyedTokens, PageContents, chain_keys
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.executor.pools import DevicePool
+from lockstep.small_engine.contents import CONTENTS_SEED, KeyedTokens, PageContents, chain_keys
 
 LAYOUT = PageLayout(
     page_tokens=8,

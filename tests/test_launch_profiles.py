@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.profile import PoolGeometry
-from lockstep.launch.profiles import PROFILES, find_profile
 from lockstep.launch.settings import ReplaySettings
 from lockstep.page_format.page_layout import PageLayout
 from lockstep.ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
 from lockstep.ranks.model_description import FULL_ATTENTION
+from lockstep.small_engine.profile import PoolGeometry
+from lockstep.small_engine.profiles import PROFILES, find_profile
 
 PAGE = 64
 

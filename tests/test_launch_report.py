@@ -9,10 +9,10 @@ from rank_results import result
 from rich.console import Console
 
 from lockstep.errors import ConfigError
-from lockstep.launch.counts import Counts, PoolCounts
 from lockstep.launch.outcome import conclude, table_of
 from lockstep.launch.report import check_that_writable, make_report, shown_settings
 from lockstep.launch.settings import ReplaySettings
+from lockstep.small_engine.counts import Counts, PoolCounts
 
 
 def test_the_settings_in_a_report_have_no_secrets() -> None:

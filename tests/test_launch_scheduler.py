@@ -8,8 +8,6 @@ import pytest
 from rank_results import result
 from replays_in_process import opened, replayed, scheduler
 
-from lockstep.launch.counts import Counts, PoolCounts
-from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import (
     RankResult,
     faults_of,
@@ -17,9 +15,11 @@ from lockstep.launch.report import (
     read_report,
     write_report,
 )
-from lockstep.launch.request import Request
 from lockstep.launch.settings import ReplaySettings
-from lockstep.launch.workload import synthetic_requests
+from lockstep.small_engine.counts import Counts, PoolCounts
+from lockstep.small_engine.profiles import PROFILES
+from lockstep.small_engine.request import Request
+from lockstep.small_engine.workload import synthetic_requests
 
 PAGE = 64
 ROOMY = ReplaySettings(

@@ -462,14 +462,15 @@ def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
     kept.fill(pages=range(100))
     script = (
         "import sys, os, signal\n"
-        "from lockstep.launch import command, store_verify\n"
-        "add = store_verify.Verified.add\n"
+        "from lockstep.launch import command\n"
+        "from lockstep.launch.store import verify\n"
+        "add = verify.Verified.add\n"
         "def noted(self, stored, outcome):\n"
         "    add(self, stored, outcome)\n"
         "    if self.objects == 20:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "store_verify.Verified.add = noted\n"
-        "store_verify.for_each_batch.__kwdefaults__['nbytes_max'] = 20 * 4608\n"
+        "verify.Verified.add = noted\n"
+        "verify.for_each_batch.__kwdefaults__['nbytes_max'] = 20 * 4608\n"
         "command.main()\n"
     )
 

@@ -423,14 +423,15 @@ def test_an_interrupted_copy_goes_on_where_it_was(lockstep: Run, kept: Kept, oth
     kept.fill(pages=range(50))
     script = (
         "import os, signal\n"
-        "from lockstep.launch import command, store_copy\n"
-        "count = store_copy.Copy._count\n"
+        "from lockstep.launch import command\n"
+        "from lockstep.launch.store import copy\n"
+        "count = copy.Copy._count\n"
         "def noted(self, *arguments):\n"
         "    count(self, *arguments)\n"
         "    if self.copied.objects == 20:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "store_copy.Copy._count = noted\n"
-        "store_copy.for_each_batch.__kwdefaults__['nbytes_max'] = 10 * 4608\n"
+        "copy.Copy._count = noted\n"
+        "copy.for_each_batch.__kwdefaults__['nbytes_max'] = 10 * 4608\n"
         "command.main()\n"
     )
 

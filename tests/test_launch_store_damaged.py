@@ -22,7 +22,7 @@ from launch_stores import (
 )
 from storage_files import flip
 
-from lockstep.launch.store_tables import full_name
+from lockstep.launch.store.tables import full_name
 
 
 @pytest.fixture

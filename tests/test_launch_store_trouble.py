@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from launch_stores import OBJECT_BYTES, Kept, Run, page_name, run_store
 
-from lockstep.launch import store_batches
-from lockstep.launch.store_tables import full_name
+from lockstep.launch.store import batches as store_batches
+from lockstep.launch.store.tables import full_name
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.launch.request import (
+from lockstep.small_engine.request import (
     BLOCK_TOKENS,
     OUTPUT_TOKENS_FROM,
     Request,
     block_tokens,
     output_tokens,
 )
-from lockstep.launch.trace import read_trace
-from lockstep.launch.workload import REQUESTS_DEFAULT, requests_of, synthetic_requests
+from lockstep.small_engine.trace import read_trace
+from lockstep.small_engine.workload import REQUESTS_DEFAULT, requests_of, synthetic_requests
 
 GOOD = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [7, 8]}
 

@@ -20,7 +20,6 @@ from executor_parts import (
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.ballot import Capped, Ended, Landed
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.launch.contents import PageContents
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
 from lockstep.ranks.agreed_pools import shard_layouts
@@ -30,6 +29,7 @@ from lockstep.ranks.model_description import KeptState, ModelDescription
 from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Persist
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends.base import Counters, ObjectName, StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of

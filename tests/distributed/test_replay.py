@@ -10,10 +10,10 @@ import pytest
 from replays import COMMAND, RANK, replay, run, torchrun, write_trace
 from replays_in_process import replayed
 
-from lockstep.launch.profiles import PROFILES
 from lockstep.launch.report import Report
 from lockstep.launch.settings import ReplaySettings
-from lockstep.launch.workload import synthetic_requests
+from lockstep.small_engine.profiles import PROFILES
+from lockstep.small_engine.workload import synthetic_requests
 
 pytestmark = pytest.mark.distributed
 

@@ -13,7 +13,7 @@ from replays import COMMAND, RANK, Running, start, torchrun, write_trace
 
 from lockstep.launch.first_error import EXIT_GROUP
 from lockstep.launch.report import read_report
-from lockstep.launch.workload import synthetic_requests
+from lockstep.small_engine.workload import synthetic_requests
 
 pytestmark = pytest.mark.distributed
 

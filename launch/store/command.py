@@ -50,8 +50,8 @@ def ls(
 
     Models come with their weights version; below them namespaces, pools and shards.
     """
-    from .store_opening import of_rank
-    from .store_runs import run_ls
+    from .opening import of_rank
+    from .runs import run_ls
 
     raise typer.Exit(run_ls(of_rank(uri, rank), objects=objects, as_json=as_json))
 
@@ -59,8 +59,8 @@ def ls(
 @store.command("stat")
 def stat(uri: Uri, *, rank: Rank = None, as_json: Json = False) -> None:
     """Show how much is in a store, and what it can do."""
-    from .store_opening import of_rank
-    from .store_runs import run_stat
+    from .opening import of_rank
+    from .runs import run_stat
 
     raise typer.Exit(run_stat(of_rank(uri, rank), as_json=as_json))
 
@@ -97,8 +97,8 @@ def verify(
     nothing is changed without --fix; other stores take what is corrupt out of the way when anybody
     reads it.
     """
-    from .store_check import run_verify
-    from .store_opening import of_rank
+    from .check import run_verify
+    from .opening import of_rank
 
     raise typer.Exit(
         run_verify(
@@ -143,8 +143,8 @@ def gc(
 
     An engine that wants one of them has a miss. Manifests and marks stay.
     """
-    from .store_changes import run_gc
-    from .store_opening import of_rank
+    from .changes import run_gc
+    from .opening import of_rank
 
     raise typer.Exit(
         run_gc(
@@ -187,8 +187,8 @@ def rm(
 
     It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
     """
-    from .store_changes import run_rm
-    from .store_opening import of_rank
+    from .changes import run_rm
+    from .opening import of_rank
 
     raise typer.Exit(
         run_rm(
@@ -217,8 +217,8 @@ def copy(
     TO is refused before anything is copied. Exits with 1 if something in FROM is corrupt, with 3 if
     something was not read or written.
     """
-    from .store_changes import run_copy
-    from .store_opening import of_rank
+    from .changes import run_copy
+    from .opening import of_rank
 
     stores = of_rank(source, rank, target), of_rank(target, rank, source)
     raise typer.Exit(run_copy(*stores, jobs=jobs))

@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..errors import ConfigError
-from ..storage_backends.base import ObjectName, StorageBackend, StoredObject
-from ..storage_backends.records.catalogue import (
+from ...errors import ConfigError
+from ...storage_backends.base import ObjectName, StorageBackend, StoredObject
+from ...storage_backends.records.catalogue import (
     Catalogue,
     is_manifest,
     is_record,
     manifest_bytes,
     stored_bytes,
 )
-from .store_batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
-from .store_opening import call_deadline, listed
-from .store_progress import StoreProgress
-from .store_verify import Found
+from .batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
+from .opening import call_deadline, listed
+from .progress import StoreProgress
+from .verify import Found
 
 _BUCKETS_PER_OCTAVE: Final = 64
 _BUCKET_AGE_S: Final = 300.0

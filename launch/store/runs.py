@@ -2,13 +2,13 @@
 
 from dataclasses import asdict
 
-from ..errors import ConfigError, LockstepError
-from ..storage_backends.base import Capabilities
-from ..storage_backends.records.catalogue import Catalogue
-from ..storage_backends.uri import StoreUri, parse_uri, without_secrets
-from .store_amounts import age_in_words, bytes_in_words, count, shown_store
-from .store_batches import JOBS_MAX
-from .store_opening import (
+from ...errors import ConfigError, LockstepError
+from ...storage_backends.base import Capabilities
+from ...storage_backends.records.catalogue import Catalogue
+from ...storage_backends.uri import StoreUri, parse_uri, without_secrets
+from ..amounts import age_in_words, bytes_in_words, count, shown_store
+from .batches import JOBS_MAX
+from .opening import (
     listed,
     opened_store,
     quarantine_extent,
@@ -16,9 +16,9 @@ from .store_opening import (
     store_directory,
     unsound_extent,
 )
-from .store_progress import store_progress
-from .store_survey import survey
-from .store_tables import (
+from .progress import store_progress
+from .survey import survey
+from .tables import (
     Record,
     console,
     contents_record,

@@ -5,8 +5,8 @@ For a page of 64 tokens the pools of a profile keep at most 16 KiB together, and
 so that a replay of a trace is bound by the protocol and not by memory.
 """
 
+from ..launch.option_values import check_choice
 from ..page_format.page_layout import Column
-from .option_values import check_choice
 from .profile import PoolGeometry, Profile, StateGeometry, WindowGeometry
 
 

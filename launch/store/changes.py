@@ -5,16 +5,16 @@ import sys
 
 import typer
 
-from ..errors import ConfigError, StorageError
-from ..storage_backends.records.catalogue import stored_bytes
-from ..storage_backends.uri import parse_uri
-from .interruption import Interrupted
-from .store_amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
-from .store_batches import only
-from .store_copy import Copied, Copy, failures
-from .store_opening import listed, opened_store, opened_target, run_until_interrupted
-from .store_progress import store_progress
-from .store_removal import (
+from ...errors import ConfigError, StorageError
+from ...storage_backends.records.catalogue import stored_bytes
+from ...storage_backends.uri import parse_uri
+from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
+from ..interruption import Interrupted
+from .batches import only
+from .copy import Copied, Copy, failures
+from .opening import listed, opened_store, opened_target, run_until_interrupted
+from .progress import store_progress
+from .removal import (
     Ages,
     OlderThan,
     Removed,
@@ -28,9 +28,9 @@ from .store_removal import (
     remove_objects,
     remove_selected,
 )
-from .store_runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs, take_stock
-from .store_survey import find_models, find_namespace, survey, told
-from .store_tables import console, print_found
+from .runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs, take_stock
+from .survey import find_models, find_namespace, survey, told
+from .tables import console, print_found
 
 
 def run_gc(

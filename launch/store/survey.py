@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ..errors import ConfigError
-from ..page_format.object_shape import ObjectShape
-from ..storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
-from ..storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
-from ..storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
-from .store_opening import call_deadline, listed
-from .store_progress import StoreProgress
+from ...errors import ConfigError
+from ...page_format.object_shape import ObjectShape
+from ...storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
+from ...storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
+from ...storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
+from .opening import call_deadline, listed
+from .progress import StoreProgress
 
 _TOLD_AT_A_TIME: Final = 128
 _PREFIX_MIN: Final = 6

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..errors import ConfigError, StorageError
-from ..page_format.object_shape import ObjectShape
-from ..page_format.page_object import HEADER_BYTES
-from ..storage_backends.base import (
+from ...errors import ConfigError, StorageError
+from ...page_format.object_shape import ObjectShape
+from ...page_format.page_object import HEADER_BYTES
+from ...storage_backends.base import (
     ObjectName,
     ReadOutcome,
     StorageBackend,
@@ -20,19 +20,19 @@ from ..storage_backends.base import (
     Write,
     WriteOutcome,
 )
-from ..storage_backends.records.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
-from ..storage_backends.records.manifest import (
+from ...storage_backends.records.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
+from ...storage_backends.records.manifest import (
     MANIFEST_BYTES,
     claim_model,
     decode_manifest,
     refuse_other_layouts,
 )
-from .store_amounts import count, shown_store
-from .store_batches import Batch, Scratch, for_each_batch, only
-from .store_opening import call_deadline, listed, opened_target
-from .store_progress import StoreProgress
-from .store_survey import read_manifest
-from .store_verify import Found, in_words, read_whole
+from ..amounts import count, shown_store
+from .batches import Batch, Scratch, for_each_batch, only
+from .opening import call_deadline, listed, opened_target
+from .progress import StoreProgress
+from .survey import read_manifest
+from .verify import Found, in_words, read_whole
 
 _CHECKED_MAX: Final = 1 << 17
 """So many objects of a copy are asked for once more. They are the first ones that it wrote, which a

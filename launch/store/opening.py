@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from ..errors import ConfigError, LockstepError, StorageError
-from ..storage_backends.base import StorageBackend, StoredObject
-from ..storage_backends.file.unsound import unsound_files
-from ..storage_backends.registry import make_backend
-from ..storage_backends.uri import RANK, StoreUri, parse_uri
-from .interruption import Interrupted, raise_on_signals
-from .store_amounts import shown_store
+from ...errors import ConfigError, LockstepError, StorageError
+from ...storage_backends.base import StorageBackend, StoredObject
+from ...storage_backends.file.unsound import unsound_files
+from ...storage_backends.registry import make_backend
+from ...storage_backends.uri import RANK, StoreUri, parse_uri
+from ..amounts import shown_store
+from ..interruption import Interrupted, raise_on_signals
 
 Result = TypeVar("Result")
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..page_format.object_shape import ObjectShape
-from ..storage_backends.base import (
+from ...page_format.object_shape import ObjectShape
+from ...storage_backends.base import (
     ObjectName,
     Read,
     ReadOutcome,
@@ -14,11 +14,11 @@ from ..storage_backends.base import (
     StoredObject,
     WriteOutcome,
 )
-from ..storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
-from .store_batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
-from .store_damage import Corrupt, Examiner
-from .store_opening import call_deadline
-from .store_progress import StoreProgress
+from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
+from .batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
+from .damage import Corrupt, Examiner
+from .opening import call_deadline
+from .progress import StoreProgress
 
 NAMED_MAX: Final = 10
 """How many objects are named of each kind that should not be."""

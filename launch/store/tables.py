@@ -9,8 +9,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ..storage_backends.base import ObjectName, StoredObject
-from ..storage_backends.records.catalogue import (
+from ...storage_backends.base import ObjectName, StoredObject
+from ...storage_backends.records.catalogue import (
     Catalogue,
     Extent,
     ModelContents,
@@ -18,9 +18,9 @@ from ..storage_backends.records.catalogue import (
     ShardContents,
     stored_bytes,
 )
-from ..storage_backends.records.manifest import Manifest
-from .store_amounts import age_in_words, bytes_in_words, count, printable, well_formed
-from .store_verify import Found
+from ...storage_backends.records.manifest import Manifest
+from ..amounts import age_in_words, bytes_in_words, count, printable, well_formed
+from .verify import Found
 
 _DIGITS: Final = 16
 """Of a namespace's digest, as it is shown; any command takes them."""

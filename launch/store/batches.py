@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
-from ..page_format.object_shape import ObjectShape
-from ..storage_backends.base import StoredObject
-from ..storage_backends.records.catalogue import stored_bytes
+from ...page_format.object_shape import ObjectShape
+from ...storage_backends.base import StoredObject
+from ...storage_backends.records.catalogue import stored_bytes
 
 BATCH_BYTES: Final = 16 << 20
 BATCH_OBJECTS: Final = 256

@@ -7,16 +7,16 @@ from typing import Final
 
 from rich.console import Console
 
-from ..errors import ConfigError, StorageError
-from ..page_format.object_shape import ObjectShape
-from ..storage_backends.base import ObjectName, StoredObject
-from ..storage_backends.file.unsound import unsound_files
-from ..storage_backends.records.manifest import MANIFEST_BYTES
-from ..storage_backends.uri import parse_uri
-from .interruption import Interrupted
-from .store_amounts import LINE_MAX, bytes_in_words, count, printable, shown_store
-from .store_batches import only, these
-from .store_damage import (
+from ...errors import ConfigError, StorageError
+from ...page_format.object_shape import ObjectShape
+from ...storage_backends.base import ObjectName, StoredObject
+from ...storage_backends.file.unsound import unsound_files
+from ...storage_backends.records.manifest import MANIFEST_BYTES
+from ...storage_backends.uri import parse_uri
+from ..amounts import LINE_MAX, bytes_in_words, count, printable, shown_store
+from ..interruption import Interrupted
+from .batches import only, these
+from .damage import (
     REASONS_IN_WORDS,
     CorruptObject,
     Examiner,
@@ -24,18 +24,18 @@ from .store_damage import (
     quiet_quarantine,
     reason_of,
 )
-from .store_opening import (
+from .opening import (
     can_only_look,
     listed,
     opened_store,
     run_until_interrupted,
     store_directory,
 )
-from .store_progress import store_progress
-from .store_runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs
-from .store_survey import SAMPLE_MAX, Sample, Surveyed, find_namespace, survey
-from .store_tables import Record, console, found_record, full_name, print_found, print_json
-from .store_verify import Verified, verify_objects
+from .progress import store_progress
+from .runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs
+from .survey import SAMPLE_MAX, Sample, Surveyed, find_namespace, survey
+from .tables import Record, console, found_record, full_name, print_found, print_json
+from .verify import Verified, verify_objects
 
 _FIX: Final = "--fix puts such in quarantine"
 

@@ -1,0 +1,1 @@
+"""`lockstep store`: what is in a store, whether it is sound, and tidying it."""

@@ -34,8 +34,8 @@ from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
-from .ranks.replica.matching import Match
 from .ranks.replica.requests import LoadState
+from .ranks.replica.tree.matching import Match
 
 __version__ = "0.1.0"
 

@@ -25,7 +25,7 @@ from typing import TypedDict
 import numpy as np
 
 from ..errors import ConfigError
-from ..ranks.replica.tokens import as_token_bytes
+from ..ranks.replica.tree.tokens import as_token_bytes
 from .cached_prompts import (
     COMPONENTS,
     GROUP_NODES,

@@ -4,7 +4,7 @@ import gc
 import tracemalloc
 from typing import TypedDict
 
-from ..ranks.replica.tokens import TOKEN_BYTES
+from ..ranks.replica.tree.tokens import TOKEN_BYTES
 from .cached_prompts import GROUP_NODES, CachedPrompts, TreeShape
 
 RUN_PAGES = 16

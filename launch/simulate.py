@@ -8,8 +8,8 @@ from ..errors import ConfigError, LockstepError
 from ..simulation.explore import explore, print_report
 from ..simulation.faults import FAULT_PROFILES
 from ..simulation.models import MODEL_PROFILES
-from ..simulation.revived import REVIVED_BUGS, RevivedBug, find_bug
-from ..simulation.revived import SEEDS as REVIVED_SEEDS
+from ..simulation.revived.revived import REVIVED_BUGS, RevivedBug, find_bug
+from ..simulation.revived.revived import SEEDS as REVIVED_SEEDS
 from ..simulation.world import BOTH, L1_CHOICES, STEPS_MIN
 from .first_error import EXIT_FAULT, say
 from .option_values import check_choice, check_number

@@ -27,7 +27,7 @@ from .orders import KV_POOL
 from .rank_cache import RankCache, as_count, require_text
 from .replica.answers import Admission, Wait
 from .replica.requests import LoadState
-from .replica.tokens import Tokens, as_token_bytes
+from .replica.tree.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from ..page_format.page_layout import PageLayout
 from ..storage_backends.base import MANIFEST_POOL, MARK_POOL
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
-from .replica.eviction_policies import find_policy
+from .replica.tree.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
@@ -263,7 +263,7 @@ class CacheConfig:
     """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
     eviction: str = Eviction.LRU
     """One of `Eviction`, or the name of a policy that was registered
-    (`lockstep.ranks.replica.eviction_policies.register`)."""
+    (`lockstep.ranks.replica.tree.eviction_policies.register`)."""
     limits: tuple[NamespaceLimit, ...] = ()
     """Quotas and times to live of namespaces."""
     pipeline_stages: int = 1

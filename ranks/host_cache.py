@@ -25,10 +25,10 @@ from .config import CacheConfig
 from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache, as_count, require_text
 from .replica.answers import Wait
-from .replica.lent import NO_PAGE
-from .replica.pages import PageRun, page_run
+from .replica.device.lent import NO_PAGE
 from .replica.requests import LoadState
-from .replica.tokens import Tokens, as_token_bytes
+from .replica.tree.pages import PageRun, page_run
+from .replica.tree.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
     from .opening import Lent

@@ -23,15 +23,15 @@ from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, Usag
 from .cache_stats import CacheStats
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import Executor
+from .proposals import Staging
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
-from .replica.matching import Match
 from .replica.parts import SOUND, Parts
 from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
-from .replica.tokens import Tokens, as_token_bytes, as_token_view
+from .replica.tree.matching import Match
+from .replica.tree.tokens import Tokens, as_token_bytes, as_token_view
 from .shortfalls import Shortfalls
-from .staging import Staging
 from .tallies import Tallies
 
 _T = TypeVar("_T")

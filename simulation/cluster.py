@@ -12,10 +12,10 @@ from ..coordinator.collectives.in_process import InProcessGroup
 from ..coordinator.divergence import first_difference
 from ..errors import CollectiveTimeout, GroupError
 from ..ranks.rank_cache import RankCache
+from .checkers.findings.answers import OtherAnswer
+from .checkers.findings.finding import Violated
+from .checkers.findings.group import OtherShape, WrongVotes
 from .clock import Clock
-from .findings.answers import OtherAnswer
-from .findings.finding import Violated
-from .findings.group import OtherShape, WrongVotes
 
 Answer = TypeVar("Answer")
 AnyCache = TypeVar("AnyCache", bound=RankCache)

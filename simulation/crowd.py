@@ -30,8 +30,8 @@ from ..ranks.replica.replica import Replica
 from ..ranks.replica.settings import ReplicaConfig
 from ..ranks.tallies import Tallies
 from . import host_ring
-from .findings.finding import Violated
-from .findings.group import ReplicasDiffer, Restless
+from .checkers.findings.finding import Violated
+from .checkers.findings.group import ReplicasDiffer, Restless
 
 PAGE_TOKENS = 16
 _TOKEN_BYTES = 4

@@ -10,15 +10,15 @@ from ..ranks.host_cache import HostCache
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.parts import SOUND, Parts
 from ..ranks.replica.settings import ReplicaConfig
+from .checkers.findings.finding import Record
 from .clock import Clock, RankClock
 from .cluster import Cluster
-from .conditions import Conditions
-from .copies import Copies
-from .executor import SimulatedExecutor
 from .faults import FaultSource
-from .findings.finding import Record
-from .memory import Memory, Store
-from .stores import FIRST_STORE, RankStores
+from .rank.conditions import Conditions
+from .rank.copies import Copies
+from .rank.executor import SimulatedExecutor
+from .rank.memory import Memory, Store
+from .rank.stores import FIRST_STORE, RankStores
 from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 from .epoch import SOUND_BUILD
 from .result import ScheduleResult, Violation
-from .revived import find_bug
+from .revived.revived import find_bug
 from .schedule import run_schedule
 from .world import BOTH
 

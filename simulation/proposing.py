@@ -17,9 +17,8 @@ from ..errors import LockstepError, UsageError
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
 from ..ranks.replica.replica import KEEPS_TOO_MUCH
-from .executor import SimulatedExecutor
-from .findings.finding import Violated
-from .findings.storage import (
+from .checkers.findings.finding import Violated
+from .checkers.findings.storage import (
     AgreedOtherwise,
     DoneOnSome,
     DoneUntold,
@@ -28,7 +27,8 @@ from .findings.storage import (
     StoreKept,
     Unanswered,
 )
-from .stores import FIRST_STORE, OTHER_STORE
+from .rank.executor import SimulatedExecutor
+from .rank.stores import FIRST_STORE, OTHER_STORE
 from .world import World
 
 _STEPS_TO_END = 4

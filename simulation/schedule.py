@@ -11,24 +11,31 @@ from ..errors import (
     PeerLost,
     RankUnhealthy,
 )
-from .checkers import (
+from .checkers.checkers import (
     Deadlines,
     Replicas,
     TreeChecker,
     check_at_rest,
     check_time,
 )
+from .checkers.findings.finding import Finding, Violated
+from .checkers.findings.group import (
+    Crashed,
+    EndedForNoReason,
+    GoesOn,
+    Miscounted,
+    NotNoticed,
+    Restless,
+)
 from .clock import Clock, RankClock
 from .contents import Contents
+from .engine.lending_workload import LendingWorkload
+from .engine.workload import Workload
 from .epoch import SOUND_BUILD, Build, Epoch, begin_epoch
 from .faults import ClockFault, Fault, FaultSource
-from .findings.finding import Finding, Violated
-from .findings.group import Crashed, EndedForNoReason, GoesOn, Miscounted, NotNoticed, Restless
-from .lending_workload import LendingWorkload
 from .proposing import Proposing
+from .rank.stores import FIRST_STORE, RankStores
 from .result import ScheduleResult, Violation
-from .stores import FIRST_STORE, RankStores
-from .workload import Workload
 from .world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.simulation.conditions import Conditions
+from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.epoch import SOUND_BUILD, Build, make_executor
-from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.findings.finding import Finding
-from lockstep.simulation.memory import Memory, Store
 from lockstep.simulation.models import LLAMA
+from lockstep.simulation.rank.conditions import Conditions
+from lockstep.simulation.rank.executor import SimulatedExecutor
+from lockstep.simulation.rank.memory import Memory, Store
 from lockstep.simulation.schedule import run_schedule
 from lockstep.simulation.world import REPLICA
 

@@ -21,6 +21,7 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved, LateCalls
+from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import (
     AttachStore,
@@ -40,7 +41,6 @@ from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.settings import ReplicaConfig
-from lockstep.ranks.restorable import restorable
 
 T = TypeVar("T")
 OrderT = TypeVar("OrderT", bound=Order)

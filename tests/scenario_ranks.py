@@ -20,8 +20,8 @@ from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, Layout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
+from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
-from lockstep.ranks.restorable import restorable
 
 CLOCK_MS = 1000
 """What each rank's clock says before it is told."""

@@ -14,9 +14,9 @@ from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.effects import Effects
-from lockstep.ranks.replica.node import DEVICE
 from lockstep.ranks.replica.replica import Replica
-from lockstep.ranks.replica.residence import TIERS
+from lockstep.ranks.replica.tree.node import DEVICE
+from lockstep.ranks.replica.tree.residence import TIERS
 
 T = TypeVar("T")
 Command = Callable[[Replica, Words], tuple[object, Effects]]

@@ -12,13 +12,13 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.orders import DetachStore, Order
 from lockstep.ranks.replica.attaching import Attaching
 from lockstep.ranks.replica.effects import Decision, Effects
+from lockstep.ranks.replica.operations.persisting import Persisting
 from lockstep.ranks.replica.parts import Parts
-from lockstep.ranks.replica.persisting import Persisting
-from lockstep.ranks.replica.prefetching import Prefetching
+from lockstep.ranks.replica.prefetch.prefetching import Prefetching
+from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.epoch import Build
-from lockstep.simulation.executor import SimulatedExecutor
 from lockstep.simulation.explore import Report, explore
-from lockstep.simulation.findings.finding import Finding
+from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.schedule import run_schedule
 from lockstep.simulation.world import ENGINE, REPLICA
 

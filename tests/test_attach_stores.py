@@ -34,9 +34,9 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.node import HOST
-from lockstep.ranks.replica.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import HOST
+from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ObjectName

@@ -8,8 +8,8 @@ import pytest
 from lockstep.coordinator.collective import Vector
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.simulation import host_ring
+from lockstep.simulation.checkers.findings.finding import Violated
 from lockstep.simulation.crowd import CrowdRounds, CrowdSettings
-from lockstep.simulation.findings.finding import Violated
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, Sh
 from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
-from lockstep.ranks.executor.staging import gather, scatter, slab_pairs
 from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
 
 LONG_S = 600.0

@@ -13,9 +13,9 @@ from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout
 from lockstep.ranks.executor import population
 from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
 from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
-from lockstep.ranks.executor.staging import gather, scatter, slab_pairs
 from lockstep.ranks.orders import (
     KV_POOL,
     CopyToDevice,

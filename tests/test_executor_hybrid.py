@@ -26,10 +26,10 @@ from lockstep.page_format.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS, StoreLookUp
 from lockstep.ranks.executor.pools import HostPool
+from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
-from lockstep.ranks.restorable import restorable
 from lockstep.storage_backends.base import ObjectName, Write
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.shardings import Shardings

@@ -25,8 +25,8 @@ from lockstep.ranks.orders import (
     LookUp,
     Persist,
 )
-from lockstep.ranks.replica.node import HOST
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import HOST
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 

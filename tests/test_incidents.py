@@ -14,6 +14,7 @@ from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 from lockstep.coordinator.ballot import Answered, Expired, Landed, Quiesced
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.orders import (
     KV_POOL,
     Cancel,
@@ -25,9 +26,8 @@ from lockstep.ranks.orders import (
     Persist,
 )
 from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.requests import LoadState
-from lockstep.ranks.restorable import restorable
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
 
 WINDOW_PAGES = 2
 

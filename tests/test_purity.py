@@ -75,10 +75,10 @@ def test_a_clock_behind_two_imports_is_found_with_the_way_to_it(tmp_path: Path) 
 
 
 def test_a_collective_reached_as_an_attribute_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, "ranks/replica/tree.py", "import torch as t\n\nt.distributed.barrier()\n")
+    plant(tmp_path, "ranks/replica/tree/tree.py", "import torch as t\n\nt.distributed.barrier()\n")
 
     assert impure_paths(read_library(tmp_path)) == [
-        "ranks/replica/tree.py reaches torch.distributed.barrier"
+        "ranks/replica/tree/tree.py reaches torch.distributed.barrier"
     ]
 
 

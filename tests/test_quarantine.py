@@ -12,8 +12,8 @@ from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
 
 PAGES = 4
 

@@ -17,8 +17,8 @@ from ranks_in_turn import PAGE_TOKENS, RanksInTurn
 
 from lockstep.errors import ConfigError
 from lockstep.ranks.config import NamespaceLimit
-from lockstep.ranks.replica.eviction import STALE_SPARE, EvictionQueue
-from lockstep.ranks.replica.eviction_policies import (
+from lockstep.ranks.replica.tree.eviction import STALE_SPARE, EvictionQueue
+from lockstep.ranks.replica.tree.eviction_policies import (
     HITS_RANKED_MAX,
     EvictionPolicy,
     Ranked,
@@ -316,7 +316,7 @@ def test_another_package_adds_a_policy_by_its_name(monkeypatch: pytest.MonkeyPat
         def rank(self, node: Ranked) -> int:
             return -node.last_access
 
-    monkeypatch.setattr("lockstep.ranks.replica.eviction_policies._POLICIES", {})
+    monkeypatch.setattr("lockstep.ranks.replica.tree.eviction_policies._POLICIES", {})
     register(Newest())
 
     assert known_policies() == ["newest"]

@@ -9,7 +9,7 @@ from lockstep.coordinator.ballot import Ended
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.node import DEVICE, HOST
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
 
 PROMPTS = 8
 QUOTA = 2 * PROMPTS

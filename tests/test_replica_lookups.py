@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.orders import Need
-from lockstep.ranks.replica.lookups import Lookups
-from lockstep.ranks.replica.node import HOST, Place
-from lockstep.ranks.replica.operations import Prefetch
+from lockstep.ranks.replica.operations.kinds import Prefetch
+from lockstep.ranks.replica.prefetch.lookups import Lookups
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
+from lockstep.ranks.replica.tree.node import HOST, Place
 
 PAGES = 24
 

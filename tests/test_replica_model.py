@@ -17,11 +17,11 @@ from lockstep.ranks.orders import Fork
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.effects import Effects
-from lockstep.ranks.replica.matching import Match
-from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.settings import ComponentSettings, ReplicaConfig
+from lockstep.ranks.replica.tree.matching import Match
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
 
 PAGE_TOKENS = 2
 PAGE_BYTES = 4 * PAGE_TOKENS

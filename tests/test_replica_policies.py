@@ -11,8 +11,8 @@ from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimi
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.digest import state_digest
-from lockstep.ranks.replica.eviction_policies import Ranked, known_policies, register
-from lockstep.ranks.replica.node import DEVICE
+from lockstep.ranks.replica.tree.eviction_policies import Ranked, known_policies, register
+from lockstep.ranks.replica.tree.node import DEVICE
 
 
 def prompt(first: int, pages: int = 2) -> list[int]:

@@ -18,10 +18,10 @@ from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp
-from lockstep.ranks.replica.agenda import Agenda
 from lockstep.ranks.replica.answers import Admission
-from lockstep.ranks.replica.node import HOST
-from lockstep.ranks.replica.operations import Prefetch
+from lockstep.ranks.replica.operations.agenda import Agenda
+from lockstep.ranks.replica.operations.kinds import Prefetch
+from lockstep.ranks.replica.tree.node import HOST
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:

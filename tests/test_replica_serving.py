@@ -14,9 +14,9 @@ from lockstep.ranks.config import Bounds, SlidingWindow
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.digest import state_digest
-from lockstep.ranks.replica.matching import Match
-from lockstep.ranks.replica.node import DEVICE, HOST
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.matching import Match
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
 
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:

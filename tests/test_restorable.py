@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered
+from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.orders import KV_POOL, LookUp, Need
-from lockstep.ranks.restorable import restorable
 
 Present = Sequence[Sequence[bool]]
 PAGES_MAX = 12

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lockstep.benchmarks.gloo_rings import gathered, is_gathered, reduced, ring_steps
-from lockstep.benchmarks.scale_memory import memory
-from lockstep.benchmarks.scale_model import (
+from lockstep.benchmarks.scale.memory import memory
+from lockstep.benchmarks.scale.model import (
     DOUBLING,
     Costs,
     Deployment,
@@ -123,7 +123,7 @@ def test_ranks_of_one_host_send_nothing() -> None:
 
 def test_the_plots_leave_out_no_part_of_a_step() -> None:
     pytest.importorskip("matplotlib")
-    from lockstep.benchmarks.scale_plots import PARTS
+    from lockstep.benchmarks.scale.plots import PARTS
 
     drawn = {name for names in PARTS.values() for name in names}
 

@@ -4,11 +4,11 @@ import pytest
 
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.replica.attaching import StoreState
+from lockstep.simulation.checkers.findings import answers, group, pages, storage, transfers
+from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN
-from lockstep.simulation.findings import answers, group, pages, storage, transfers
-from lockstep.simulation.findings.finding import Finding
-from lockstep.simulation.memory import Store
-from lockstep.simulation.stores import OTHER_STORE, OpenStore
+from lockstep.simulation.rank.memory import Store
+from lockstep.simulation.rank.stores import OTHER_STORE, OpenStore
 
 JARGON = (
     *("invariant", "digest", "node", "receipt", "kv ", "None", "epoch", "Change."),

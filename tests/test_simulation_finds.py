@@ -19,30 +19,30 @@ from lockstep.coordinator.verdict import Arrived
 from lockstep.errors import CollectiveTimeout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.orders import Cancel, Fetch, Order
-from lockstep.ranks.replica import prefixes as prefixes_module
-from lockstep.ranks.replica import tree as tree_module
-from lockstep.ranks.replica.agenda import Agenda
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.backing_up import BackingUp
-from lockstep.ranks.replica.node import DEVICE, HOST, Node
+from lockstep.ranks.replica.device.owned import OwnedDevice
 from lockstep.ranks.replica.notices import Why
-from lockstep.ranks.replica.operations import Backup, Copy, Moving, Operation, Prefetch
-from lockstep.ranks.replica.owned import OwnedDevice
-from lockstep.ranks.replica.pages import PageRun
+from lockstep.ranks.replica.operations.agenda import Agenda
+from lockstep.ranks.replica.operations.backing_up import BackingUp
+from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
 from lockstep.ranks.replica.parts import Parts
-from lockstep.ranks.replica.prefetching import Prefetching
-from lockstep.ranks.replica.prefixes import Prefixes
+from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.ranks.replica.requests import Request, Requests
-from lockstep.ranks.replica.residence import Residence
-from lockstep.ranks.replica.room import Room
-from lockstep.ranks.replica.tokens import TOKEN_BYTES
-from lockstep.simulation.conditions import Conditions, Page
+from lockstep.ranks.replica.tree import prefixes as prefixes_module
+from lockstep.ranks.replica.tree import tree as tree_module
+from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
+from lockstep.ranks.replica.tree.pages import PageRun
+from lockstep.ranks.replica.tree.prefixes import Prefixes
+from lockstep.ranks.replica.tree.residence import Residence
+from lockstep.ranks.replica.tree.room import Room
+from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
+from lockstep.simulation.checkers.findings.group import InvariantBroken
+from lockstep.simulation.checkers.findings.pages import WrongOffer
 from lockstep.simulation.epoch import Build, make_executor
-from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.findings.group import InvariantBroken
-from lockstep.simulation.findings.pages import WrongOffer
-from lockstep.simulation.memory import Memory, Store
 from lockstep.simulation.models import LLAMA
+from lockstep.simulation.rank.conditions import Conditions, Page
+from lockstep.simulation.rank.executor import SimulatedExecutor
+from lockstep.simulation.rank.memory import Memory, Store
 from lockstep.simulation.schedule import Schedule
 from lockstep.simulation.world import ENGINE, REPLICA, draw_world
 

@@ -8,11 +8,11 @@ from planted_bugs import assert_found, making, seeds_from, violations
 
 from lockstep.coordinator.ballot import Landed
 from lockstep.ranks.orders import KV_POOL, Fetch, Fork, Order
-from lockstep.ranks.replica.components.recurrent import Recurrent
-from lockstep.ranks.replica.components.sliding_window import SlidingWindow
-from lockstep.ranks.replica.pages import PageRun
-from lockstep.simulation.conditions import Page
-from lockstep.simulation.executor import SimulatedExecutor
+from lockstep.ranks.replica.tree.components.recurrent import Recurrent
+from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindow
+from lockstep.ranks.replica.tree.pages import PageRun
+from lockstep.simulation.rank.conditions import Page
+from lockstep.simulation.rank.executor import SimulatedExecutor
 
 GEMMA, QWEN_NEXT = "gemma", "qwen-next"
 WINDOW = "window"

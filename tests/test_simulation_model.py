@@ -7,12 +7,12 @@ import pytest
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.orders import KV_POOL
+from lockstep.simulation.checkers.findings.finding import Finding, Violated
 from lockstep.simulation.contents import Contents
-from lockstep.simulation.engine_request import EngineRequest
-from lockstep.simulation.every_rank import NO_PAGE, every_rank
-from lockstep.simulation.findings.finding import Finding, Violated
-from lockstep.simulation.memory import Memory
-from lockstep.simulation.model import Model
+from lockstep.simulation.engine.every_rank import NO_PAGE, every_rank
+from lockstep.simulation.engine.model import Model
+from lockstep.simulation.engine.request import EngineRequest
+from lockstep.simulation.rank.memory import Memory
 
 PAGE_TOKENS = 4
 WINDOW_TOKENS = 6

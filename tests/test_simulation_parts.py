@@ -29,14 +29,8 @@ from lockstep.ranks.orders import (
     ObjectTransfer,
     Persist,
 )
-from lockstep.simulation.clock import Clock, RankClock
-from lockstep.simulation.conditions import Conditions
-from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
-from lockstep.simulation.epoch import make_executor
-from lockstep.simulation.executor import SimulatedExecutor
-from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
-from lockstep.simulation.findings.finding import Finding
-from lockstep.simulation.findings.pages import (
+from lockstep.simulation.checkers.findings.finding import Finding
+from lockstep.simulation.checkers.findings.pages import (
     NothingToCopy,
     Slot,
     StillTouched,
@@ -44,9 +38,15 @@ from lockstep.simulation.findings.pages import (
     WrongObject,
     WrongPage,
 )
-from lockstep.simulation.findings.transfers import BadOrder
-from lockstep.simulation.memory import Memory, Slots, Store
-from lockstep.simulation.prompts import Prompts
+from lockstep.simulation.checkers.findings.transfers import BadOrder
+from lockstep.simulation.clock import Clock, RankClock
+from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
+from lockstep.simulation.engine.prompts import Prompts
+from lockstep.simulation.epoch import make_executor
+from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
+from lockstep.simulation.rank.conditions import Conditions
+from lockstep.simulation.rank.executor import SimulatedExecutor
+from lockstep.simulation.rank.memory import Memory, Slots, Store
 from lockstep.simulation.world import draw_world
 
 KEYS = (b"a", b"b", b"c")

@@ -14,7 +14,7 @@ import pytest
 from lockstep.launch import command, simulate
 from lockstep.simulation import explore as exploring
 from lockstep.simulation.explore import ReportedViolation, explore
-from lockstep.simulation.revived import REVIVED_BUGS, find_bug
+from lockstep.simulation.revived.revived import REVIVED_BUGS, find_bug
 
 Run = Callable[..., tuple[int, str]]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...ranks.replica.tokens import TOKEN_BYTES
+from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import EngineRequest
 
 

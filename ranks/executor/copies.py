@@ -16,9 +16,9 @@ import torch
 from ...errors import InternalError
 from ..orders import CopyTransfer, Direction
 from .copy_threads import CopyThread
+from .gathering import SlabPair, fork_page, slab_pairs
 from .pools import TierPools
 from .seals import Seals
-from .staging import SlabPair, fork_page, slab_pairs
 
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least this often whether it was cancelled."""

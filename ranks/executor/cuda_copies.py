@@ -20,9 +20,9 @@ import torch
 from ..orders import CopyTransfer, Direction
 from .copies import CopyJob, ReportCopy, page_pairs, require_forkable
 from .copy_threads import CopyThread
+from .gathering import fork_page, gather, scatter, slab_pairs
 from .pools import TierPools
 from .seals import Seals
-from .staging import fork_page, gather, scatter, slab_pairs
 
 STAGING_BYTES = 64 << 20
 """Device memory for staging, over both directions."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...coordinator.ballot import Answered
 from ...storage_backends.base import ObjectName, StorageBackend
 from ..orders import LookUp, Need
-from ..restorable import leading, restorable
+from .restorable import leading, restorable
 from .storage_transfers import ObjectPlaces
 
 LOOKUP_KEYS = 1024

@@ -15,13 +15,13 @@ from ...coordinator.operation import Kind
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
-from .agenda import Agenda
 from .clock import Clock
 from .effects import Decision, Outbox
 from .journal import Journal
-from .persisting import Persisting
-from .prefetching import Prefetching
-from .quarantine import Quarantine
+from .operations.agenda import Agenda
+from .operations.persisting import Persisting
+from .operations.quarantine import Quarantine
+from .prefetch.prefetching import Prefetching
 from .settings import ReplicaConfig
 from .store import Store
 

@@ -9,14 +9,14 @@ from typing import NoReturn
 
 from ...coordinator.operation import Phase, Queue
 from ...coordinator.seats import Seat
-from .components.base import Component
-from .holds import Receipt
-from .node import DEVICE, HOST, Node
-from .operations import LoadBack, Moving, Persist, Prefetch, Resume
+from .operations.kinds import LoadBack, Moving, Persist, Prefetch, Resume
 from .replica import Replica
 from .requests import Stage
-from .residence import TIER_NAMES, TIERS, Residence
-from .tree import Tree
+from .tree.components.base import Component
+from .tree.holds import Receipt
+from .tree.node import DEVICE, HOST, Node
+from .tree.residence import TIER_NAMES, TIERS, Residence
+from .tree.tree import Tree
 
 _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
 

@@ -6,10 +6,10 @@ slow witness that it stands for the state. Simulation and tests compare both ove
 
 import xxhash
 
-from .node import Node
-from .operations import Prefetch
+from .operations.kinds import Prefetch
 from .replica import Replica
-from .residence import TIERS
+from .tree.node import Node
+from .tree.residence import TIERS
 
 
 def state_digest(replica: Replica) -> int:

@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 
-from .agenda import Agenda
 from .attaching import Attaching
-from .backing_up import BackingUp
-from .lent_device import LentDevice
-from .loading_back import LoadingBack
-from .owned import OwnedDevice
-from .persisting import Persisting
+from .device.lent_device import LentDevice
+from .device.owned import OwnedDevice
+from .operations.agenda import Agenda
+from .operations.backing_up import BackingUp
+from .operations.loading_back import LoadingBack
+from .operations.persisting import Persisting
+from .operations.saving import Saving
 from .pinning import Pinning
-from .prefetching import Prefetching
-from .prefixes import Prefixes
+from .prefetch.prefetching import Prefetching
 from .requests import Requests
-from .residence import Residence
-from .room import Room
-from .saving import Saving
+from .tree.prefixes import Prefixes
+from .tree.residence import Residence
+from .tree.room import Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

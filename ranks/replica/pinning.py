@@ -10,15 +10,15 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ...errors import UsageError
-from .backing_up import BackingUp
 from .clock import Clock
-from .holds import Receipt
 from .journal import Journal
-from .matching import Missing, lacking, reach
-from .node import DEVICE, HOST, Node, Place
-from .prefixes import Prefixes
+from .operations.backing_up import BackingUp
 from .requests import Requests, require_name
 from .settings import ReplicaConfig
+from .tree.holds import Receipt
+from .tree.matching import Missing, lacking, reach
+from .tree.node import DEVICE, HOST, Node, Place
+from .tree.prefixes import Prefixes
 
 
 @dataclass(slots=True, eq=False)

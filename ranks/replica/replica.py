@@ -18,22 +18,22 @@ from ..orders import KV_POOL
 from .answers import Admission, Wait
 from .attaching import StoreState
 from .clock import Clock
-from .device import Device, Follows
+from .device.device import Device, Follows
+from .device.lent_device import LentDevice
+from .device.owned import OwnedDevice
 from .effects import Effects, Outbox
 from .journal import Journal
-from .lent_device import LentDevice
-from .matching import Match, match
 from .notices import Reset
-from .operations import Copy, Operation, Prefetch
-from .owned import OwnedDevice
-from .pages import PageRun
+from .operations.kinds import Copy, Operation, Prefetch
+from .operations.quarantine import Quarantine
 from .parts import SOUND, Parts
-from .quarantine import Quarantine
 from .requests import LoadState, Request
-from .residence import TIERS
 from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
+from .tree.matching import Match, match
+from .tree.pages import PageRun
+from .tree.residence import TIERS
 
 KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
 """Why a store is detached that nobody has asked to."""

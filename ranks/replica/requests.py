@@ -21,13 +21,13 @@ from functools import lru_cache
 from hashlib import sha256
 
 from ...errors import InternalError, UsageError
-from .holds import Receipt
 from .journal import Journal
-from .node import Node, Place
-from .operations import Operation
-from .pages import PageRun, page_run
-from .prefixes import Prefixes
-from .tokens import TOKEN_BYTES, token_hash
+from .operations.kinds import Operation
+from .tree.holds import Receipt
+from .tree.node import Node, Place
+from .tree.pages import PageRun, page_run
+from .tree.prefixes import Prefixes
+from .tree.tokens import TOKEN_BYTES, token_hash
 
 
 class Stage(Enum):

@@ -9,10 +9,10 @@ from ..config import Bounds, CacheConfig, Eviction, NamespaceLimit, Timeouts, Wr
 from ..config import Recurrent as RecurrentConfig
 from ..config import SlidingWindow as SlidingWindowConfig
 from ..orders import KV_POOL
-from .components.base import Component
-from .components.full_attention import FullAttention
-from .components.recurrent import Recurrent
-from .components.sliding_window import SlidingWindow
+from .tree.components.base import Component
+from .tree.components.full_attention import FullAttention
+from .tree.components.recurrent import Recurrent
+from .tree.components.sliding_window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from .clock import Clock
 from .effects import Outbox
 from .journal import Journal
-from .node import Node, Place
 from .notices import StoreChanged
-from .operations import Operation
+from .operations.kinds import Operation
 from .settings import ReplicaConfig
+from .tree.node import Node, Place
 
 _NONE: frozenset[int] = frozenset()
 

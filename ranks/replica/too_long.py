@@ -1,9 +1,9 @@
 """Requests that even an empty device has no room for: they are refused by name, and do not wait."""
 
 from ...errors import UsageError
-from .matching import match
-from .node import DEVICE, Place
-from .prefixes import Prefixes
+from .tree.matching import match
+from .tree.node import DEVICE, Place
+from .tree.prefixes import Prefixes
 
 
 def require_possible(

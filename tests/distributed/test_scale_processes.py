@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from lockstep.benchmarks.exchange import ExchangeSettings, measure_exchanges
-from lockstep.benchmarks.scale_fit import deployment_of, way
-from lockstep.benchmarks.scale_memory import sockets
-from lockstep.benchmarks.scale_model import traffic
+from lockstep.benchmarks.scale.fit import deployment_of, way
+from lockstep.benchmarks.scale.memory import sockets
+from lockstep.benchmarks.scale.model import traffic
 from lockstep.coordinator.collective import Transport
 
 pytestmark = pytest.mark.distributed

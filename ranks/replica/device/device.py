@@ -1,0 +1,47 @@
+"""Who owns the device's pages: the replica itself, or an engine that lends them.
+
+Two parts behind one interface, `owned.OwnedDevice` and `lent_device.LentDevice`. Both serve every
+component of a model. What an engine may ask of them differs, since one that has an allocator of its
+own names pages, and one that has none is given them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from ....coordinator.operation import Kind
+from ..operations.kinds import Copy
+from ..requests import LoadState, Request
+
+
+class Follows(NamedTuple):
+    """What follows from how an operation of one kind has ended on every rank."""
+
+    ended: Callable[[Any], None]
+    failed: Callable[[Any], None]
+    """Some rank's has failed; it waits for quiet then."""
+    quiet: Callable[[Any], None]
+    """It was stopped, and no rank's I/O touches its pages any more."""
+
+
+class Device(Protocol):
+    """What the rest of the replica asks of whichever part deals with device pages."""
+
+    def follows(self) -> dict[Kind, Follows]:
+        """Return what follows from copies for requests, by their kind."""
+        ...
+
+    def load_state(self, request: Request) -> LoadState:
+        """Say how far a request's pages have come."""
+        ...
+
+    def release(self, request: Request) -> bool:
+        """Forget a request; say whether no copy touches device pages that it has lent."""
+        ...
+
+    def quarantined(self, operation: Copy) -> None:
+        """Let nobody wait for a copy that hangs. One that writes lent pages never comes here."""
+        ...
+
+    def after_verdict(self) -> None:
+        """Tell of the requests whose lent pages have become free."""
+        ...

@@ -1,0 +1,90 @@
+"""Device pages that the engine owns and lends for copies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....errors import UsageError
+from ..tree.components.base import Component
+from ..tree.node import Node
+from ..tree.pages import PageRun
+
+NO_PAGE = -1
+"""Stands in a page table where a request has no page any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a request lends, by component. Each rank has its own: opaque, and in no digest (R3).
+
+    Of a component with a page for each page of tokens the pages of the positions from `first` on, with
+    `NO_PAGE` where the engine has none; of one with a state the slot that holds it after `last`, or
+    nothing.
+    """
+
+    request: str
+    first: int
+    last: int
+    runs: Sequence[PageRun]
+
+    def of(self, node: Node, component: Component) -> PageRun | None:
+        """Return the pages for a node, or None where the engine has not all of them."""
+        run = self.runs[component.index]
+        if not component.per_page:
+            there = len(run) == 1 and run[0] != NO_PAGE and node.end == self.last
+            return run if there else None
+        mine = run[node.start - self.first : node.end - self.first]
+        return mine if len(mine) == node.width and NO_PAGE not in mine else None
+
+    def needed_from(self, component: Component) -> int:
+        """Return from which position on a request that goes on after `last` uses what is lent.
+
+        Of a window the engine may have given up more than a match would need: a request that has begun
+        a page beyond `last` reads less of what lies before.
+        """
+        if not component.per_page:
+            return self.first
+        run = self.runs[component.index][: self.last - self.first]
+        gaps = [at for at, page in enumerate(run, self.first + 1) if page == NO_PAGE]
+        return max(self.first, component.needed_from(self.last), *gaps[-1:])
+
+    def require(self, components: Sequence[Component], starts: Sequence[int]) -> None:
+        """Raise `UsageError` unless all pages from some positions on are lent, by component."""
+        for component, start in zip(components, starts, strict=True):
+            run, count = self.runs[component.index], 1
+            if component.per_page:
+                run, count = run[start - self.first : self.last - self.first], self.last - start
+            if len(run) != count or NO_PAGE in run:
+                raise UsageError(
+                    f"request {self.request!r} does not lend what pool {component.pool!r} needs for"
+                    f" the pages {start} to {self.last}"
+                )
+
+
+def require_all(
+    name: str, components: Sequence[Component], runs: Sequence[PageRun], pages: int, *, state: bool
+) -> None:
+    """Raise `UsageError` unless a request lends so many pages and its state; of a window the last."""
+    for component, run in zip(components, runs, strict=True):
+        count = pages if component.per_page else int(state)
+        if len(run) != count or NO_PAGE in (run if component.span is None else run[-1:]):
+            raise UsageError(
+                f"request {name!r} lends {len(run) - run.count(NO_PAGE)} pages of pool"
+                f" {component.pool!r} for all that it has computed, which takes {count}"
+            )
+
+
+def require_prefix(
+    name: str, components: Sequence[Component], runs: Sequence[PageRun], pages: int
+) -> None:
+    """Raise `UsageError` unless a request lends so many pages of full attention, and one state."""
+    lent = np.frombuffer(runs[0], dtype=np.int32)[:pages]
+    there = int(np.count_nonzero(lent != NO_PAGE))
+    if there < pages:
+        raise UsageError(f"request {name!r} lends {there} device pages for {pages} pages of tokens")
+    for component, run in zip(components, runs, strict=True):
+        if not component.per_page and len(run) > 1:
+            raise UsageError(
+                f"request {name!r} lends {len(run)} slots of pool {component.pool!r} for one state"
+            )

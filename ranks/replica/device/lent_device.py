@@ -1,0 +1,373 @@
+"""Device pages that the engine owns, and lends for copies.
+
+The engine names pages of a request in a command, and leaves them as they are until the copies have
+ended on every rank. To the replica they are opaque. They go into the order and into nothing else,
+since they may differ between ranks, and the digest must not.
+
+    before it computes   `hit` says how much host memory can bring, `load` brings it
+    after it computed    `back_up` copies whole pages to the host
+    before it overwrites `fence` ends the backups that read the request's pages, on this rank
+    under pressure       `retract` saves all that a request has, and `resume` brings it back
+    at the end           `release` says whether its pages are free; if not, a later effect will
+"""
+
+from collections.abc import Sequence
+
+from ....coordinator.operation import Kind, Outcome
+from ....errors import UsageError
+from ...orders import Fence
+from ..answers import Wait
+from ..clock import Clock
+from ..effects import Outbox
+from ..journal import Journal
+from ..notices import Hit
+from ..operations.agenda import Agenda
+from ..operations.backing_up import BackingUp
+from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
+from ..operations.loading_back import LoadingBack, Tail
+from ..operations.saving import Saving
+from ..requests import Event, LoadState, Request, Requests, Stage
+from ..settings import ReplicaConfig
+from ..tree.components.base import Component
+from ..tree.matching import Missing, lacking, match
+from ..tree.node import DEVICE, HOST, Node
+from ..tree.pages import PageRun, page_run
+from ..tree.prefixes import Prefixes
+from ..tree.tokens import TOKEN_BYTES
+from .device import Follows
+from .lent import Lent, require_all, require_prefix
+from .lent_copies import LentCopies
+
+_COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
+
+
+class LentDevice:
+    """Brings pages to the engine's device pages and takes copies of them."""
+
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        config: ReplicaConfig,
+        clock: Clock,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        requests: Requests,
+        loading_back: LoadingBack,
+        backing_up: BackingUp,
+        saving: Saving,
+        journal: Journal,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._prefixes = prefixes
+        self._components = prefixes.components
+        self._agenda = agenda
+        self._requests = requests
+        self._loading_back = loading_back
+        self._backing_up = backing_up
+        self._saving = saving
+        self._journal = journal
+        self._outbox = outbox
+        self.copies = LentCopies(agenda, requests, outbox)
+
+    def follows(self) -> dict[Kind, Follows]:
+        """See `Device`."""
+        return {
+            Kind.LOAD_BACK: Follows(self._loaded, self._load_failed, self._quiet),
+            Kind.RESUME: Follows(self._loaded, self._load_failed, self._quiet),
+            Kind.RETRACT: Follows(self._saving.ended, self._save_failed, self._quiet),
+        }
+
+    def load_state(self, request: Request) -> LoadState:
+        """See `Device`. One for which nothing was loaded is ready to compute.
+
+        A load that failed is told of only once no rank's copy touches the lent pages any more.
+        """
+        if request.stage is Stage.SAVED and self.copies.are_awaited(request):
+            # A backup that it had begun before still reads its pages.
+            return LoadState.SAVING
+        return request.load_state or LoadState.READY
+
+    def hit(self, request: Request, tokens: bytes, device_tokens: int) -> int:
+        """Return how many tokens host memory can bring beyond `device_tokens`.
+
+        Nothing for a request whose load failed once: it computes, and does not loop.
+        """
+        self._requests.witness_tokens("hit", request.id, tokens)
+        request.asked = len(tokens) // TOKEN_BYTES, device_tokens
+        return max(0, self._restorable(request, tokens) - device_tokens)
+
+    def require_loadable(
+        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
+    ) -> None:
+        """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
+        unit = self._config.page_tokens
+        first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
+        if start_tokens % unit or not 0 <= first < last or last - first != len(runs[0]):
+            raise UsageError(
+                f"request {request.id!r} lends {len(runs[0])} device pages for the pages {first} to"
+                f" {last} of {unit} tokens each, from token {start_tokens}"
+            )
+        self.require_no_copy(request)
+        found = self._restorable(request, tokens) // unit
+        if found < last:
+            raise UsageError(
+                f"request {request.id!r} loads {last} pages, and host memory has {found}; ask `hit`"
+                " in the same step"
+            )
+        starts = self._starts(first, last)
+        Lent(request.id, first, last, runs).require(self._components, starts)
+
+    def load(
+        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
+    ) -> None:
+        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent."""
+        self._requests.witness_tokens("load", request.id, tokens)
+        prefixes, unit = self._prefixes, self._config.page_tokens
+        first = start_tokens // unit
+        root = prefixes.root(request.place)
+        node = prefixes.walk_to(root, tokens)[-1]
+        if first:
+            prefixes.cut(node, first)
+        prefixes.cut_for(node)
+        self._clock.tick()
+        prefixes.use(node)
+        starts = self._starts(first, node.end)
+        missing = self._lacking(self._components, node, starts)
+        pages = self._for(missing, Lent(request.id, first, node.end, runs))
+        self._loading_back.begin(request, node, missing, pages, lent=True)
+        self.copies.began(request, request.waits_for)
+        stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0]))
+        self._tell(request, tokens, (node.end - first - stored) * unit, stored * unit)
+
+    def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
+        """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
+        require_prefix(name, self._components, runs, self._prefixes.tree.whole_pages(tokens))
+
+    def back_up(self, request: Request, tokens: bytes, runs: Sequence[PageRun]) -> int:
+        """Copy to the host what of `tokens` is not there; return how many tokens will be then.
+
+        `runs` are the device pages of the whole prefix, which belong to the request until its
+        copies have ended.
+        """
+        self.require_no_copy(request)
+        self._requests.witness_tokens("back up", request.id, tokens)
+        if not request.admitted:
+            self._tell(request, tokens, 0, 0)
+        self._requests.move(request, Event.COMPUTE)
+        if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
+            return 0
+        node = self._publish(request, tokens)
+        number = self._backing_up.write_through(
+            node, self._lent(request.id, tokens, node.end, runs)
+        )
+        self.copies.began(request, number)
+        last = _covered(node)
+        self._prefixes.residence.prune(node)
+        return last * self._config.page_tokens
+
+    def fence(self, request: Request) -> None:
+        """Let the engine overwrite the request's pages: its copies end here or vote failed.
+
+        The request goes on as one that has computed nothing.
+        """
+        self.require_no_copy(request)
+        copies = self.copies.of(request)
+        request.copies.clear()
+        self._requests.move(request, Event.FENCE)
+        self._journal.record("fence", request.id, len(copies))
+        if copies:
+            timeout_s = self._config.timeouts.fence_s
+            self._outbox.orders.append(Fence(tuple(sorted(copies)), timeout_s))
+        self._requests.renew(request)
+
+    def retract(self, request: Request, tokens: bytes, runs: Sequence[PageRun]) -> bool:
+        """Copy all that a request has to host memory; False, and it goes on, if there is no room.
+
+        `runs` are its device pages, by component: of every page of `tokens`, also of one that is not
+        full yet, and the slot that holds the state after them.
+        """
+        self.require_no_copy(request)
+        unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
+        require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
+        self._requests.witness_tokens("retract", request.id, tokens)
+        self._requests.move(request, Event.COMPUTE)
+        if not self._config.host_pages:
+            return False
+        node = self._publish(request, tokens)
+        self._prefixes.cut_for(node)
+        lent = self._lent(request.id, tokens, node.end, runs)
+        starts = [lent.needed_from(each) for each in self._components]
+        for start in starts:
+            self._prefixes.cut(node, start)
+        tail = [
+            run[node.end :] if each.per_page else run
+            for each, run in zip(self._components, runs, strict=True)
+        ]
+        pins = self._saving.begin(request, tokens, node, tail, lent)
+        if pins is None:
+            self._prefixes.residence.prune(node)
+            return False
+        self.copies.began(request, request.waits_for)
+        request.locks, request.node, request.prefix = pins, node, node.end
+        request.saved_from = starts
+        # It follows from which pages the engine still has, which must be the same on every rank.
+        self._journal.record("saved from", request.id, starts)
+        return True
+
+    def resume(self, request: Request, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
+        """Bring a retracted request back to device pages that are lent; None once that has begun.
+
+        `runs` are by component the pages of the positions from `device_tokens` on, up to what it had
+        computed, and the slot for its state.
+        """
+        if request.saved is None or request.node is None:
+            raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
+        node, saved, unit = request.node, request.saved, self._config.page_tokens
+        first = device_tokens // unit
+        if device_tokens % unit or first > node.end:
+            raise UsageError(
+                f"request {request.id!r} resumes from token {device_tokens}, and shares whole pages of"
+                f" {unit} tokens up to {node.end * unit}"
+            )
+        count = -(-request.computed // unit) - first
+        require_all(request.id, self._components, runs, count, state=request.computed > 0)
+        shared, lent = self._saving.shared, Lent(request.id, first, node.end, runs)
+        starts = list(map(max, request.saved_from, map(lent.needed_from, self._components)))
+        for start in starts:
+            self._prefixes.cut(node, start)
+        needed = self._lacking(shared, node, starts)
+        if any(each.values[HOST][index] is None for each, index in needed):
+            # A backup of it that somebody else had begun has failed.
+            self._requests.move(request, Event.LOSE)
+            self._saving.let_go(request)
+            self._requests.renew(request)
+            return Wait.LOST
+        tail = [run[len(run) - len(host) :] for run, host in zip(runs, saved, strict=True)]
+        self._clock.tick()
+        self._prefixes.use(node)
+        pins, request.locks = request.locks, []
+        request.saved, request.node, request.prefix = None, None, 0
+        pages = self._for(needed, lent)
+        self._loading_back.begin(request, node, needed, pages, Tail(tail, saved), lent=True)
+        self.copies.began(request, request.waits_for)
+        self._prefixes.residence.release(pins)
+        return None
+
+    def release(self, request: Request) -> bool:
+        """See `Device`."""
+        self._saving.let_go(request)
+        return self.copies.leave(request)
+
+    def quarantined(self, operation: Copy) -> None:
+        """See `Device`: a copy to host memory only reads what is lent, and nobody is offered it."""
+        if isinstance(operation, Retract):
+            self._wait_no_more(operation)
+
+    def after_verdict(self) -> None:
+        """See `Device`."""
+        self.copies.after_verdict()
+
+    def _tell(self, request: Request, tokens: bytes, host_tokens: int, storage_tokens: int) -> None:
+        """Let it be known what a request has begun with, of what it last asked for."""
+        asked, on_device = request.asked
+        asked = asked or len(tokens) // TOKEN_BYTES
+        told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
+        self._outbox.notices.append(told)
+
+    def _restorable(self, request: Request, tokens: bytes) -> int:
+        return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
+
+    def _publish(self, request: Request, tokens: bytes) -> Node:
+        """Return the node for the whole pages of what was computed, used now.
+
+        Newer than before whatever happens, so that a full host does not evict what is in use.
+        """
+        prefixes = self._prefixes
+        whole = tokens[: prefixes.tree.whole_pages(tokens) * prefixes.tree.page_bytes]
+        root = prefixes.root(request.place)
+        self._clock.tick()
+        node = prefixes.grow_to(root, whole)
+        prefixes.use(node)
+        self._journal.record("lend", request.id, node.end)
+        return node
+
+    def _lent(self, name: str, tokens: bytes, end: int, runs: Sequence[PageRun]) -> Lent:
+        """Return what is lent; a state counts only where the tokens end with a whole page."""
+        at_page = len(tokens) == end * self._prefixes.tree.page_bytes
+        kept = [
+            run if each.per_page or at_page else page_run()
+            for each, run in zip(self._components, runs, strict=True)
+        ]
+        return Lent(name, 0, end, kept)
+
+    def _starts(self, first: int, last: int) -> list[int]:
+        """Return by component the first position that a load of the pages up to `last` brings."""
+        return [
+            max(first, each.needed_from(last)) if each.per_page else first
+            for each in self._components
+        ]
+
+    def _lacking(
+        self, components: Sequence[Component], node: Node, starts: Sequence[int]
+    ) -> list[Missing]:
+        """Return what is to be brought for the path to `node`, by component from `starts` on."""
+        lacks = lacking(components, node, DEVICE)
+        return [(each, index) for each, index in lacks if each.start >= starts[index]]
+
+    def _for(self, missing: Sequence[Missing], lent: Lent) -> list[PageRun]:
+        """Return by component the lent pages for what is to be brought."""
+        pages = [page_run() for _ in self._components]
+        for each, index in missing:
+            run = lent.of(each, self._components[index])
+            assert run is not None
+            pages[index].extend(run)
+        return pages
+
+    def _loaded(self, operation: Loading) -> None:
+        self._loading_back.settle(operation)
+        self._agenda.finish(operation, Outcome.COMPLETE)
+
+    def _load_failed(self, operation: LoadBack | Resume) -> None:
+        """The request waits until all copies are quiet."""
+        self._stop(operation)
+        self._loading_back.failed(operation)
+
+    def _save_failed(self, operation: Retract) -> None:
+        self._stop(operation)
+        self._agenda.stop(operation, Outcome.FAILED)
+
+    def _stop(self, operation: LoadBack | Resume | Retract) -> None:
+        request = self._requests.waiting_for(operation.request, operation)
+        if request is not None:
+            self._requests.move(request, Event.STOP)
+            self._saving.let_go(request)
+
+    def _quiet(self, operation: LoadBack | Resume | Retract) -> None:
+        self._wait_no_more(operation)
+        self._agenda.finish(operation)
+
+    def _wait_no_more(self, operation: LoadBack | Resume | Retract) -> None:
+        """Tell the request of a copy that has failed before."""
+        request = self._requests.waiting_for(operation.request, operation)
+        if request is not None:
+            self._requests.move(request, Event.QUIET)
+            request.waits_for = None
+
+    def require_no_copy(self, request: Request) -> None:
+        """Raise `UsageError` for a request of which a copy is under way, or that is retracted."""
+        if request.stage in _COPYING:
+            raise UsageError(f"request {request.id!r} has a copy in flight; wait for it")
+        if request.stage is Stage.SAVED:
+            raise UsageError(f"request {request.id!r} is retracted; resume or release it")
+
+
+def _covered(node: Node) -> int:
+    """Return the position up to which the path is on the host, or on its way there."""
+    end = node.end
+    for each in node.path():
+        if each.values[HOST][0] is not None:
+            break
+        if not each.is_to_have(HOST, 0):
+            end = each.start
+    return end

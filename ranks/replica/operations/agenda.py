@@ -1,0 +1,205 @@
+"""The operations in flight: how each begins, moves on and ends, whatever its kind.
+
+The one writer of ids, phases, seats and tickets. A part of the replica says what an operation is to do,
+and what follows from how it ended; everything that all operations have in common is here.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from ....coordinator.expectations import Forgotten, Queued, Seated, Settled, Unseated
+from ....coordinator.operation import Kind, Outcome, Phase, Queue, require_step
+from ....coordinator.seats import Seats, SeatTable
+from ....coordinator.verdict import Watermark
+from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer
+from ...orders import Persist as PersistOrder
+from ..effects import Outbox
+from ..journal import Journal
+from ..notices import Finished, Quarantined
+from ..settings import ReplicaConfig
+from ..tree.residence import TIERS, Residence
+from .kinds import Copy, Moving, Operation, Persist, Prefetch
+
+_AT_REST = (Phase.QUARANTINED, Phase.DONE)
+_DONE, _QUIESCE, _QUARANTINE = Phase.DONE, Queue.QUIESCE, Queue.QUARANTINE
+_TO_HOST = (Kind.BACKUP, Kind.RETRACT)
+
+
+class Agenda:
+    """What is in flight by id, with its seats in the ballot and its tickets in the queues."""
+
+    def __init__(
+        self, config: ReplicaConfig, residence: Residence, journal: Journal, outbox: Outbox
+    ) -> None:
+        self._timeouts = config.timeouts
+        self._residence = residence
+        self._journal = journal
+        self._outbox = outbox
+        self._seats = Seats(config.bounds.prefetches)
+        self._lines: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
+        """(ticket, operation) in the order in which they will settle."""
+        self._next_ticket = 1
+        self.in_flight: dict[int, Operation] = {}
+        self.working: Counter[Kind] = Counter()
+        """How many of each kind are in flight and not quarantined."""
+        self.next_id = 1
+        """The id of the next operation; ids are never used again."""
+
+    def begin(self, operation: Operation, *facts: object) -> None:
+        """Enter a new operation, which stands in the first phase of its kind, with its facts."""
+        operation.id = self.next_id
+        self.next_id += 1
+        self.in_flight[operation.id] = operation
+        self.working[operation.kind] += 1
+        if isinstance(operation, Moving):
+            operation.mark()
+        self._journal.record(operation.kind.word, operation.id, *facts)
+
+    def copy(self, operation: Copy, transfers: Sequence[CopyTransfer], *facts: object) -> None:
+        """Begin a copy and order it."""
+        self.begin(operation, *facts)
+        self._enqueue(operation.queue, operation)
+        order = CopyToHost if operation.kind in _TO_HOST else CopyToDevice
+        timeout_s = self._timeouts.copy_s
+        self._outbox.orders.append(order(operation.id, tuple(transfers), timeout_s))
+
+    def persist(self, operation: Persist, transfers: Sequence[ObjectTransfer]) -> None:
+        """Order a persist whose turn has come."""
+        self._advance(operation, Phase.ISSUED)
+        self._enqueue(operation.queue, operation)
+        timeout_s = self._timeouts.persist_s
+        self._outbox.orders.append(PersistOrder(operation.id, tuple(transfers), timeout_s))
+
+    def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
+        """Let the ranks vote on a prefetch: in this phase, and on no length beyond this bound."""
+        if phase is not operation.phase:
+            self._enter(operation, phase)
+        operation.bound = bound
+        self._journal.record("vote", operation.id, phase.word, bound, *facts)
+        if operation.seat is None:
+            operation.seat = self._seats.take(operation.id, phase, bound)
+        else:
+            self._seats.change(operation.seat, phase, bound)
+        self._outbox.expectations.append(Seated(operation.id, operation.seat, phase, bound))
+
+    def seats(self) -> SeatTable:
+        """Return what the seats of the next ballot mean; the same table while nothing changes."""
+        return self._seats.freeze()
+
+    def lines(self) -> dict[Queue, list[tuple[int, int]]]:
+        """Return a copy of the queues: ticket and operation, in their order."""
+        return {queue: list(line) for queue, line in self._lines.items()}
+
+    def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
+        """Yield what a watermark lets go of its queue, in order, and whether it ended well.
+
+        The first that failed is the last of them: nothing is said of those behind it.
+        """
+        queue, line = watermark.queue, self._lines[watermark.queue]
+        while line:
+            ticket, number = line[0]
+            failed = ticket == watermark.first_failed
+            if not failed and ticket > watermark.ended_through:
+                return
+            line.popleft()
+            self._outbox.expectations.append(Settled(queue, ticket))
+            yield self.in_flight[number], not failed
+            if failed:
+                return
+
+    def stop(self, operation: Operation, outcome: Outcome) -> None:
+        """Stop an operation whose I/O may still run: its pages wait in QUIESCE.
+
+        From here on it has no part in the tree but its receipts: its own pages belong to it alone.
+        """
+        operation.ending = outcome
+        if isinstance(operation, Moving):
+            operation.unmark(self._residence.changed)
+        elif self._leave_seat(operation):
+            self._outbox.expectations.append(Unseated(operation.id))
+        self._advance(operation, Phase.QUIESCE)
+        self._outbox.orders.append(Cancel(operation.id, self._timeouts.quiesce_s))
+        self._enqueue(_QUIESCE, operation)
+
+    def stop_issued(self, queue: Queue, outcome: Outcome) -> None:
+        """Stop all that stand in a queue."""
+        line = self._lines[queue]
+        while line:
+            ticket, number = line.popleft()
+            self._outbox.expectations.append(Settled(queue, ticket))
+            self.stop(self.in_flight[number], outcome)
+
+    def drop_lookup(self, operation: Prefetch, outcome: Outcome) -> None:
+        """End a prefetch that only looks: that touches no pages, so nothing has to become quiet."""
+        self._outbox.orders.append(Cancel(operation.id, self._timeouts.quiesce_s))
+        self.finish(operation, outcome)
+
+    def quarantine(self, operation: Operation, rank: int | None) -> None:
+        """Set an operation apart that did not fall quiet in time, by what was seen on a rank."""
+        self._advance(operation, Phase.QUARANTINED)
+        self._enqueue(_QUARANTINE, operation)
+        self._outbox.notices.append(Quarantined(operation.id, operation.kind, rank))
+
+    def let_others_pass(self) -> None:
+        """Move the first in quarantine behind the others, which may be quiet before it ever is."""
+        line = self._lines[_QUARANTINE]
+        if len(line) > 1:
+            ticket, number = line.popleft()
+            self._outbox.expectations.append(Settled(_QUARANTINE, ticket))
+            self._enqueue(_QUARANTINE, self.in_flight[number])
+
+    def release_receipts(self, operation: Operation) -> None:
+        """Give back the locks and pins of an operation, and what only they kept in the tree."""
+        residence, receipts = self._residence, operation.receipts
+        residence.release(receipts)
+        for receipt in receipts:
+            residence.prune(receipt.node)
+        receipts.clear()
+
+    def finish(self, operation: Operation, outcome: Outcome | None = None) -> None:
+        """End an operation: whatever it still owns and holds is given back.
+
+        With the outcome that it stopped with, if none is given.
+        """
+        ended = operation.ending if outcome is None else outcome
+        assert ended is not None
+        if isinstance(operation, Moving):
+            operation.unmark(self._residence.changed)
+        else:
+            self._leave_seat(operation)
+        self._advance(operation, _DONE)
+        self.release_receipts(operation)
+        if operation.owns_pages:
+            for tier in TIERS:
+                for index, pool in enumerate(self._residence.pools[tier]):
+                    pool.give_back(operation.owned_pages(tier, index))
+        del self.in_flight[operation.id]
+        self._outbox.expectations.append(Forgotten(operation.id))
+        self._outbox.notices.append(Finished(operation.id, operation.kind, ended))
+
+    def _advance(self, operation: Operation, phase: Phase) -> None:
+        """Change an operation's phase, on the record."""
+        self._enter(operation, phase)
+        self._journal.record("phase", operation.id, phase.word)
+
+    def _enter(self, operation: Operation, phase: Phase) -> None:
+        """Change an operation's phase, if the table of transitions has that step."""
+        kind, before = operation.kind, operation.phase
+        require_step(operation.id, kind, before, phase)
+        if phase in _AT_REST and before not in _AT_REST:
+            self.working[kind] -= 1
+        operation.phase = phase
+
+    def _enqueue(self, queue: Queue, operation: Operation) -> None:
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._lines[queue].append((ticket, operation.id))
+        self._outbox.expectations.append(Queued(queue, ticket, operation.id))
+
+    def _leave_seat(self, operation: Operation) -> bool:
+        """Give back the seat of a prefetch; say whether it had one."""
+        if not isinstance(operation, Prefetch) or operation.seat is None:
+            return False
+        self._seats.give_back(operation.seat)
+        operation.seat = None
+        return True

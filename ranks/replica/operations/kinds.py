@@ -1,0 +1,315 @@
+"""Operations in flight, as every replica holds them: one class for each kind.
+
+An operation owns the pages that it fills until they settle or are given back, and it holds the
+receipts of the locks and pins that keep its sources and its place in the tree alive.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
+from ....coordinator.seats import UNBOUNDED
+from ...orders import Need
+from ..tree.components.base import Component
+from ..tree.holds import Receipt
+from ..tree.node import DEVICE, HOST, UNMARKED, Node
+from ..tree.pages import PageRun, page_run
+
+
+class Segment(NamedTuple):
+    """A node whose pages of a component an operation reads or fills."""
+
+    node: Node
+    component: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Operation:
+    """What every kind of operation has."""
+
+    kind: ClassVar[Kind]
+    id: int = 0
+    """Given when it begins."""
+    phase: Phase = field(init=False)
+    receipts: list[Receipt] = field(default_factory=list[Receipt])
+    ending: Outcome | None = None
+    """How it ended, once it has stopped and waits for quiet."""
+
+    def __post_init__(self) -> None:
+        self.phase = FIRST_PHASE[self.kind]
+
+    @property
+    def owns_pages(self) -> bool:
+        """Whether any pages belong to this operation."""
+        raise NotImplementedError
+
+    def owned_pages(self, tier: int, component: int) -> PageRun:
+        """Return a copy of all pages of a component on `tier` that belong to this operation."""
+        raise NotImplementedError
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield the nodes that it refers to, some more than once."""
+        for receipt in self.receipts:
+            yield receipt.node
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Moving(Operation):
+    """A copy or write of pages that nodes of the tree have, or are to have."""
+
+    fills: ClassVar[int | None]
+    """The tier on which its own pages lie, which its nodes are to have."""
+    queue: ClassVar[Queue]
+    """Where it stands until it has ended."""
+    components: Sequence[Component]
+    segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
+    """What it reads or fills, and its own pages for it; none where it only reads."""
+    owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
+    """By tier and component: pages of the operation's own, beside those of its segments."""
+
+    def own(self, tier: int, component: int, pages: PageRun) -> None:
+        """Let pages belong to this operation."""
+        if pages:
+            self.owned.setdefault((tier, component), page_run()).extend(pages)
+
+    def give(self, segment: Segment) -> PageRun:
+        """Return the operation's own pages for a segment, which are the caller's now."""
+        pages, self.segments[segment] = self.segments[segment], page_run()
+        return pages
+
+    def disown(self, tier: int, component: int) -> PageRun:
+        """Return the pages beside those of its segments, which are the caller's now."""
+        return self.owned.pop((tier, component), page_run())
+
+    def in_order(self) -> list[Segment]:
+        """Return what it reads or fills, by component and from the top down."""
+        segments = list(self.segments)
+        return segments if len(segments) == 1 else sorted(segments, key=_position)
+
+    def mark(self) -> None:
+        """Mark the nodes with this operation."""
+        mark = frozenset((self,))
+        for segment in self.segments:
+            node = segment.node
+            # Nearly every node has no other.
+            node.marks = node.marks | mark if node.marks else mark
+
+    def unmark(self, changed: dict[Node, None]) -> None:
+        """Have no part in the tree any more but the receipts: its own pages are its alone.
+
+        `changed` gets the nodes that it had a part in.
+        """
+        fills = self.fills
+        for (node, component), pages in self.segments.items():
+            if self in node.marks:
+                # Nearly every node has no other.
+                node.marks = node.marks - {self} if len(node.marks) > 1 else UNMARKED
+            changed[node] = None
+            if pages and fills is not None:
+                self.own(fills, component, pages)
+        self.segments.clear()
+
+    def was_split(self, lower: Node, upper: Node) -> None:
+        """Divide what it has of a node that was cut; see `tree.Mark`."""
+        keeps_upper = False
+        for component in self.components:
+            index = component.index
+            segment = Segment(lower, index)
+            pages = self.segments.get(segment)
+            if pages is None:
+                continue
+            above, below = component.split(pages, upper.width)
+            if above is not None:
+                self.segments[Segment(upper, index)] = above
+                keeps_upper = True
+            if below is None:
+                del self.segments[segment]
+            else:
+                self.segments[segment] = below
+        if not keeps_upper:
+            upper.marks -= {self}
+
+    def is_to_fill(self, node: Node, tier: int, component: int) -> bool:
+        """See `tree.Mark`."""
+        return tier == self.fills and (node, component) in self.segments
+
+    @property
+    def owns_pages(self) -> bool:
+        """See `Operation`."""
+        return bool(self.owned) or any(self.segments.values())
+
+    def owned_pages(self, tier: int, component: int) -> PageRun:
+        """See `Operation`."""
+        pages = page_run(self.owned.get((tier, component), ()))
+        if tier == self.fills:
+            for segment, mine in self.segments.items():
+                if segment.component == component:
+                    pages.extend(mine)
+        return pages
+
+    def nodes(self) -> Iterator[Node]:
+        """See `Operation`."""
+        yield from super(Moving, self).nodes()
+        for segment in self.segments:
+            yield segment.node
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Copy(Moving):
+    """A copy between device and host."""
+
+    lent: int = 0
+    """How many device pages the engine leaves as they are for it: those of the whole prefix."""
+    lender: str = ""
+    """The request that lends them."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Backup(Copy):
+    """From device pages of nodes, or such as an engine lends, to host pages for those nodes."""
+
+    kind = Kind.BACKUP
+    fills = HOST
+    queue = Queue.BACKUP
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Retract(Copy):
+    """The same, of all that a request uses; with what is the request's own."""
+
+    kind = Kind.RETRACT
+    fills = HOST
+    queue = Queue.BACKUP
+    request: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LoadBack(Copy):
+    """From host pages of nodes to device pages for those nodes, or such as an engine lends."""
+
+    kind = Kind.LOAD_BACK
+    fills = DEVICE
+    queue = Queue.LOAD_BACK
+    request: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Resume(Copy):
+    """The same, for a request that was retracted; with what is its own."""
+
+    kind = Kind.RESUME
+    fills = DEVICE
+    queue = Queue.LOAD_BACK
+    request: str
+
+
+Loading = LoadBack | Resume
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Persist(Moving):
+    """A write of host pages to storage. They stay in the tree, pinned, and are their nodes'."""
+
+    kind = Kind.PERSIST
+    fills = None
+    queue = Queue.PERSIST
+
+
+class Wanted(NamedTuple):
+    """Objects of one component that a prefetch reads: which positions, and into which pages."""
+
+    component: int
+    positions: Sequence[int]
+    keys: tuple[bytes, ...]
+    pages: PageRun
+
+    def after(self, count: int) -> "Wanted":
+        """Return all but the first `count` objects."""
+        component, positions, keys, pages = self
+        return Wanted(component, positions[count:], keys[count:], pages[count:])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prefetch(Operation):
+    """Pages of one request that may come from storage.
+
+    Pages of full attention continue the path to `anchor`, which is `last_host_node`; those of other
+    components may also fill nodes above it. `floor` is where `best_match_node` ends: a shorter
+    length would bring nothing.
+    """
+
+    kind = Kind.PREFETCH
+    request: str
+    anchor: Node
+    floor: int
+    tokens: bytes
+    """The tokens of the pages of full attention that are asked for."""
+    needs: tuple[Need, ...]
+    """What the lookup asks for; full attention first."""
+    waits_since_ms: int
+    """When it began to wait, in agreed time; 0 while no time has been agreed on."""
+    seat: int | None = None
+    """Its place in the ballot, from QUERY to TRANSFER."""
+    bound: int = UNBOUNDED
+    """No rank votes for a longer length, counted from the floor."""
+    votes: int = 0
+    """How many lengths have been voted on."""
+    goal: int = 0
+    """The position that the ranks have agreed to restore; it may lie above the anchor, where other
+    components alone are missing."""
+    wanted: tuple[Wanted, ...] = ()
+    """What is read, in the order in which it counts as landed: full attention first."""
+    wanted_count: int = 0
+    """How many objects that is."""
+    landed: int = 0
+    """How many of them have landed on every rank, as far as a verdict has said."""
+    budget: int = 0
+    """Pages that count against the bound on prefetching."""
+    keys: tuple[bytes, ...] = field(init=False)
+    """The keys of the pages of full attention that are asked for."""
+    end: int = field(init=False)
+    """The position that they lead to."""
+
+    def __post_init__(self) -> None:
+        super(Prefetch, self).__post_init__()
+        self.keys = self.needs[0].keys
+        self.end = self.anchor.end + len(self.keys)
+
+    def assign(self, wanted: Sequence[Wanted]) -> None:
+        """Let this be what is read, and its pages all that the operation owns."""
+        self.wanted = tuple(wanted)
+        self.wanted_count = 0
+        for each in wanted:
+            self.wanted_count += len(each.keys)
+
+    def drop(self, count: int) -> None:
+        """Let the first `count` objects, and their pages, no longer be the operation's."""
+        kept: list[Wanted] = []
+        for each in self.wanted:
+            if count < len(each.keys):
+                kept.append(each.after(count))
+            count = max(0, count - len(each.keys))
+        self.assign(kept)
+
+    def wanted_keys(self) -> list[tuple[int, bytes]]:
+        """Return the component and the key of each object that is read, in order."""
+        return [(each.component, key) for each in self.wanted for key in each.keys]
+
+    @property
+    def owns_pages(self) -> bool:
+        """See `Operation`."""
+        return bool(self.wanted)
+
+    def owned_pages(self, tier: int, component: int) -> PageRun:
+        """See `Operation`."""
+        pages = page_run()
+        if tier == HOST:
+            for each in self.wanted:
+                if each.component == component:
+                    pages.extend(each.pages)
+        return pages
+
+
+def _position(segment: Segment) -> tuple[int, int]:
+    return segment.component, segment.node.start

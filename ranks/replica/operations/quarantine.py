@@ -1,0 +1,107 @@
+"""What operations keep that were told to stop and never fell quiet, and how much that may be (R10).
+
+They keep their own pages, and what their receipts lock and pin. It comes back to nobody before they
+fall quiet, which may be never; and if it went on so, the pools would be gone page by page, with every
+admission put off for ever. Over a bound the store is detached, or, where copies are what hangs, the
+epoch ends. All of it is looked at anew, since it is asked only when something was quarantined.
+"""
+
+from collections.abc import Iterable
+
+from ....coordinator.operation import Phase
+from ..settings import ReplicaConfig
+from ..store import Store
+from ..tree.node import HOST
+from ..tree.pages import PagePool
+from ..tree.prefixes import Prefixes
+from ..tree.residence import TIERS
+from .agenda import Agenda
+from .kinds import Copy, Operation
+
+Kept = tuple[list[int], list[int]]
+"""By tier and component: how many pages."""
+
+
+class Quarantine:
+    """How much is kept, and whether that is too much."""
+
+    def __init__(
+        self, config: ReplicaConfig, prefixes: Prefixes, agenda: Agenda, store: Store
+    ) -> None:
+        self._config = config
+        self._pools = prefixes.residence.pools
+        self._agenda = agenda
+        self._store = store
+
+    def store_keeps_too_much(self) -> bool:
+        """Say whether the present store, or the last one, keeps more of a pool than it may."""
+        kept = self._kept(each for each in self._of_stores() if self._store.concerns(each))
+        return any(
+            pages > self._most(pool, 4)
+            for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True)
+        )
+
+    def stores_keep_most(self) -> str | None:
+        """Say of which pool all stores together keep more than half, or return None."""
+        kept = self._kept(self._of_stores())
+        for pages, pool in zip(kept[HOST], self._pools[HOST], strict=True):
+            if 2 * pages > pool.capacity:
+                return f"{pages} of {pool.capacity} {pool.name} pages"
+        return None
+
+    def copies_keep_too_much(self) -> str | None:
+        """Say of which pool the copies that hang keep more than they may, or return None."""
+        hung = [each for each in self._apart() if isinstance(each, Copy)]
+        kept = self._kept(hung)
+        for tier in TIERS:
+            for pages, pool in zip(kept[tier], self._pools[tier], strict=True):
+                most = self._most(pool, 2)
+                if pages > most:
+                    return _too_much(len(hung), pages, pool.capacity, pool.name, most)
+        # What a request lends to several copies it lends once.
+        lenders: dict[str, int] = {}
+        for each in hung:
+            lenders[each.lender] = max(each.lent, lenders.get(each.lender, 0))
+        lent = sum(lenders.values())
+        engine_pages = self._config.engine_pages
+        if engine_pages and 2 * lent > engine_pages:
+            return _too_much(len(hung), lent, engine_pages, "lent device", engine_pages // 2)
+        return None
+
+    def _most(self, pool: PagePool, share: int) -> int:
+        """Return how much of a pool may be kept: one part of so many, unless the bound says less."""
+        bound = self._config.bounds.quarantine_pages
+        return pool.capacity // share if bound is None else min(bound, pool.capacity // 2)
+
+    def _apart(self) -> Iterable[Operation]:
+        in_flight = self._agenda.in_flight.values()
+        return (each for each in in_flight if each.phase is Phase.QUARANTINED)
+
+    def _of_stores(self) -> Iterable[Operation]:
+        return (each for each in self._apart() if not isinstance(each, Copy))
+
+    def _kept(self, operations: Iterable[Operation]) -> Kept:
+        count = len(self._pools[HOST])
+        kept: Kept = ([0] * count, [0] * count)
+        seen: set[tuple[int, int, int]] = set()
+        for operation in operations:
+            for tier in TIERS:
+                for component in range(count):
+                    kept[tier][component] += len(operation.owned_pages(tier, component))
+            for receipt in operation.receipts:
+                tier, component = receipt.tier, receipt.component
+                for node in receipt.node.path():
+                    held = (tier, component, node.id)
+                    if node.start < receipt.start:
+                        break
+                    if held not in seen:
+                        seen.add(held)
+                        kept[tier][component] += len(node.values[tier][component] or ())
+        return kept
+
+
+def _too_much(copies: int, pages: int, capacity: int, pool: str, most: int) -> str:
+    return (
+        f"{copies} copies that do not end keep {pages} of {capacity} {pool} pages, and {most} may be"
+        " kept (bounds.quarantine_pages)"
+    )

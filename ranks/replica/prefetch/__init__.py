@@ -1,0 +1,1 @@
+"""Prefetches: what storage is asked for, and how what has landed comes to the tree."""

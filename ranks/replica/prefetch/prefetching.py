@@ -1,0 +1,326 @@
+"""Prefetch: pages of one request from storage into host memory.
+
+WAITING    -> its turn comes ->  QUERY: how far can every rank's store restore it?
+QUERY      -> all answered   ->  TRANSFER, or, where the ranks differ in it,
+RESTORABLE: each votes for the longest length it can restore that is not longer than the shortest
+            that was voted for, until all vote for the same (rule R4), or for none
+TRANSFER   -> all landed, or nothing more can, or time is up ->  settle (`settling`): what has
+            landed on every rank goes to the tree; the rest waits in QUIESCE
+
+Full attention alone can be restored up to any length up to the longest, so there one vote is enough.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from ....coordinator.operation import Outcome, Phase
+from ....coordinator.seats import UNBOUNDED
+from ....coordinator.verdict import Arrived, Found
+from ....errors import InternalError
+from ...orders import Fetch, LookUp, ObjectTransfer
+from ..clock import Clock
+from ..effects import Outbox
+from ..notices import Lacking, Missed, Why
+from ..operations.agenda import Agenda
+from ..operations.kinds import Prefetch, Wanted
+from ..requests import Request, Requests
+from ..settings import ReplicaConfig
+from ..store import Store
+from ..tree.node import HOST
+from ..tree.pages import PageRun
+from ..tree.prefixes import Prefixes
+from .lookups import Lookups
+from .settling import Settling
+
+_QUERY, _TRANSFER, _COMPLETE = Phase.QUERY, Phase.TRANSFER, Outcome.COMPLETE
+_LOOKING = (_QUERY, Phase.RESTORABLE)
+
+VOTES_MAX = 16
+"""Lengths that the ranks vote on for one prefetch, after which it is a miss."""
+
+
+class Prefetching:
+    """Begins prefetches and follows their verdicts."""
+
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        config: ReplicaConfig,
+        clock: Clock,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        store: Store,
+        requests: Requests,
+        outbox: Outbox,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._prefixes = prefixes
+        self._agenda = agenda
+        self._store = store
+        self._requests = requests
+        self._outbox = outbox
+        self._lookups = Lookups(config, prefixes, store)
+        self._settling = Settling(prefixes, clock, store)
+        self.waiting: deque[Prefetch] = deque()
+        self.active: dict[int, Prefetch] = {}
+        """From QUERY to TRANSFER: they have a seat in the ballot."""
+        self.budget_used = 0
+        """Host pages that prefetches beyond WAITING count for."""
+
+    def begin(self, request: Request, tokens: bytes) -> bool:
+        """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
+        keeps = self._store.keeps(request.place, self._requests.generation)
+        if not keeps or request.prefetch is not None:
+            return False
+        if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
+            return False
+        plan = self._lookups.plan(self._prefixes.root(request.place), tokens)
+        if plan is None:
+            return False
+        operation = Prefetch(
+            request=request.id,
+            anchor=plan.anchor,
+            floor=plan.floor,
+            tokens=plan.tokens,
+            needs=plan.needs,
+            waits_since_ms=self._clock.agreed_ms,
+            receipts=plan.pin(self._prefixes),
+        )
+        self._agenda.begin(operation, request.id, plan.anchor.end, plan.floor, operation.end)
+        request.prefetch = operation.id
+        # What it brings hangs under this root, which nothing else may hold by then.
+        self._prefixes.join(request.place)
+        self.waiting.append(operation)
+        self.begin_waiting()
+        return True
+
+    def begin_waiting(self) -> None:
+        """Begin the prefetches whose turn has come, in the order of their ids."""
+        config = self._config
+        while self.waiting and len(self.active) < config.bounds.prefetches:
+            operation = self.waiting[0]
+            pages = max(1, len(operation.keys))
+            if self.budget_used and self.budget_used + pages > config.prefetch_pages_max:
+                return
+            self.waiting.popleft()
+            self.active[operation.id] = operation
+            self._set_budget(operation, pages)
+            self._agenda.vote(operation, _QUERY, UNBOUNDED)
+            timeout_s = config.timeouts.lookup_s
+            order = LookUp(operation.id, operation.floor, operation.needs, timeout_s)
+            self._outbox.orders.append(order)
+
+    def expire_waiting(self) -> None:
+        """End the prefetches whose turn has not come within the stop policy's cap.
+
+        They wait behind others, each of which has a deadline; but a slow store lets the sum grow.
+        """
+        now_ms, cap_s = self._clock.agreed_ms, self._config.stop_policy.cap_s
+        while self.waiting:
+            oldest = self.waiting[0]
+            oldest.waits_since_ms = oldest.waits_since_ms or now_ms
+            if now_ms - oldest.waits_since_ms <= cap_s * 1000:
+                return
+            self.waiting.popleft()
+            self._finish(oldest, Outcome.EXPIRED, Why.LATE)
+
+    def found(self, verdict: Found) -> None:
+        """Apply what the lookups of all ranks came to."""
+        operation = self.active.get(verdict.operation)
+        if operation is None or operation.phase not in _LOOKING:
+            return
+        if verdict.bound != operation.bound:
+            return
+        if verdict.pages is None:
+            if verdict.expired_rank is not None:
+                self._lacks(operation, verdict.expired_rank, 0, "lookup timed out")
+                self._end_query(operation, Outcome.MISS, Why.LATE)
+            return
+        longest = verdict.longest or 0
+        if operation.phase is _QUERY and verdict.pages < longest:
+            self._rank_lacks(operation, verdict)
+        why = Why.ONE_RANK_LACKS_IT if verdict.pages < longest else Why.NOT_STORED
+        if not verdict.pages:
+            self._end_query(operation, Outcome.MISS, why)
+        elif len(operation.needs) > 1 and verdict.pages != longest:
+            self._vote_again(operation, verdict.pages)
+        else:
+            self._transfer(operation, verdict.pages, why)
+
+    def arrived(self, verdict: Arrived) -> None:
+        """Apply how far the reads of all ranks have come.
+
+        Complete means every object of every pool, on every rank (incident C).
+        """
+        operation = self.active.get(verdict.operation)
+        if operation is None or operation.phase is not _TRANSFER:
+            return
+        total = operation.wanted_count
+        if verdict.pages > operation.landed:
+            operation.landed = min(verdict.pages, total)
+        if operation.landed == total:
+            self._settle(operation, None)
+        elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
+            component, key = operation.wanted_keys()[verdict.ceiling]
+            self._store.remember_miss(self._prefixes.components[component].pool, key)
+            self._lacks(operation, verdict.ceiling_rank, verdict.ceiling, "could not be read")
+            self._settle(operation, Why.UNREADABLE)
+        elif verdict.expired_rank is not None:
+            self._lacks(operation, verdict.expired_rank, operation.landed, "timed out")
+            self._settle(operation, Why.LATE)
+
+    def stop(self, request: Request) -> None:
+        """End the request's prefetch, if it has one, with what verdicts have said so far."""
+        if request.prefetch is None:
+            return
+        operation = self._agenda.in_flight[request.prefetch]
+        assert isinstance(operation, Prefetch)
+        if operation.phase is Phase.WAITING:
+            self.waiting.remove(operation)
+            self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
+        else:
+            self._cut_short(operation)
+
+    def quiet(self, operation: Prefetch) -> None:
+        """Finish a prefetch whose I/O no longer touches its pages on any rank."""
+        self._set_budget(operation, 0)
+        self._agenda.finish(operation)
+        self.begin_waiting()
+
+    def quarantined(self, operation: Prefetch) -> None:
+        """Stop counting the pages against prefetching: quarantine has a bound of its own."""
+        self._set_budget(operation, 0)
+
+    def abandon(self) -> None:
+        """End all prefetches, with what has landed of them: the store is detached."""
+        waiting, self.waiting = self.waiting, deque()
+        for operation in waiting:
+            self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
+        for operation in list(self.active.values()):
+            self._cut_short(operation)
+
+    def _cut_short(self, operation: Prefetch) -> None:
+        if operation.phase is _TRANSFER:
+            self._settle(operation, Why.ABANDONED)
+        else:
+            self._end_query(operation, Outcome.ABORTED, Why.ABANDONED)
+
+    def _vote_again(self, operation: Prefetch, bound: int) -> None:
+        """Look for a shorter length: none that is longer than `bound` is common to all ranks."""
+        operation.votes += 1
+        if operation.votes >= VOTES_MAX:
+            self._end_query(operation, Outcome.MISS, Why.ONE_RANK_LACKS_IT)
+        else:
+            self._agenda.vote(operation, Phase.RESTORABLE, bound)
+
+    def _transfer(self, operation: Prefetch, agreed: int, why: Why) -> None:
+        """Reserve host pages for the agreed length, or for less of it, and read.
+
+        `why` says why that is not all that was asked for, if it is not.
+        """
+        length = min(agreed, operation.end - operation.floor)
+        fits = self._lookups.room_for(operation, length)
+        if not fits:
+            self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
+            return
+        if fits < length and len(operation.needs) > 1:
+            # What there is room for need not be a length that can be restored.
+            self._vote_again(operation, fits)
+            return
+        positions = self._lookups.positions(operation, fits)
+        taken = self._prefixes.room.take(HOST, [len(each) for each in positions])
+        if taken is None:
+            self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
+            return
+        operation.goal = operation.floor + fits
+        transfers = _assign(operation, positions, taken)
+        if not transfers:
+            raise InternalError(f"prefetch {operation.id} would read nothing, and never end")
+        if operation.goal < operation.end:
+            self._misses(operation, operation.goal, why if fits == length else Why.NO_ROOM)
+        self._set_budget(operation, len(positions[0]) or 1)
+        self._agenda.vote(operation, _TRANSFER, UNBOUNDED, operation.goal)
+        timeout_s = self._config.stop_policy.timeout_s(fits * self._config.page_tokens)
+        self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s))
+
+    def _settle(self, operation: Prefetch, why: Why | None) -> None:
+        """Give the tree what has landed on every rank; what has not waits until I/O is quiet.
+
+        `why` says why that is not all, if it is not.
+        """
+        reached = self._settling.settle(operation)
+        request = self._requests.get(operation.request)
+        is_for = request is not None and request.prefetch == operation.id
+        if request is not None and is_for and reached > operation.floor:
+            first, last = request.fetched
+            start = first if last == operation.floor else operation.floor
+            request.fetched = (start, reached)
+        if why is None:
+            self._finish(operation, _COMPLETE if reached == operation.end else Outcome.PARTIAL)
+            return
+        self._misses(operation, reached, why, operation.goal)
+        self._step_down(operation)
+        self._agenda.release_receipts(operation)
+        outcome = Outcome.PARTIAL if operation.landed else Outcome.MISS
+        self._agenda.stop(operation, outcome)
+
+    def _end_query(self, operation: Prefetch, outcome: Outcome, why: Why) -> None:
+        self._misses(operation, operation.floor, why)
+        self._step_down(operation)
+        self._set_budget(operation, 0)
+        self._agenda.drop_lookup(operation, outcome)
+        self.begin_waiting()
+
+    def _finish(self, operation: Prefetch, outcome: Outcome, why: Why | None = None) -> None:
+        if why is not None:
+            self._misses(operation, operation.floor, why)
+        self._step_down(operation)
+        self._set_budget(operation, 0)
+        self._agenda.finish(operation, outcome)
+        self.begin_waiting()
+
+    def _step_down(self, operation: Prefetch) -> None:
+        """Let an operation be active no longer, and its request wait for it no more."""
+        self.active.pop(operation.id, None)
+        self._prefixes.leave(operation.anchor.place)
+        request = self._requests.get(operation.request)
+        if request is not None and request.prefetch == operation.id:
+            request.prefetch = None
+
+    def _set_budget(self, operation: Prefetch, pages: int) -> None:
+        self.budget_used += pages - operation.budget
+        operation.budget = pages
+
+    def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
+        """Let it be known how much short of its end a prefetch has come, and why."""
+        short = (operation.end if end is None else end) - reached
+        if short > 0:
+            self._outbox.notices.append(Missed(operation.request, short, why))
+
+    def _rank_lacks(self, operation: Prefetch, verdict: Found) -> None:
+        assert verdict.pages is not None
+        page = operation.floor + verdict.pages - operation.anchor.end
+        if 0 <= page < len(operation.keys):
+            self._lacks(operation, verdict.shortest_rank, page, "other ranks' stores have it")
+
+    def _lacks(self, operation: Prefetch, rank: int | None, page: int, reason: str) -> None:
+        known = [key for _, key in operation.wanted_keys()] or operation.keys
+        key = known[page] if page < len(known) else b""
+        told = Lacking(operation.id, operation.request, rank, page, key, reason)
+        self._outbox.notices.append(told)
+
+
+def _assign(
+    operation: Prefetch, positions: Sequence[Sequence[int]], taken: Sequence[PageRun]
+) -> tuple[ObjectTransfer, ...]:
+    """Let an operation read what lies at the positions, by component, into what was taken."""
+    wanted: list[Wanted] = []
+    transfers: list[ObjectTransfer] = []
+    for component, pages in enumerate(taken):
+        if pages:
+            need, at = operation.needs[component], positions[component]
+            keys = need.keys_at(at)
+            wanted.append(Wanted(component, at, keys, pages))
+            transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
+    operation.assign(wanted)
+    return tuple(transfers)

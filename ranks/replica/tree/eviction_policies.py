@@ -1,0 +1,105 @@
+"""Eviction policies: what makes one node leave before another, beyond how recently it was used.
+
+A policy gives a node a rank. The nodes of the smallest rank leave first, and within a rank the one
+that was used longest ago. Policies are found by name, and another package adds one with `register`.
+"""
+
+from typing import Protocol
+
+from ....errors import ConfigError
+
+HITS_RANKED_MAX = 64
+"""Beyond so many hits, more of them do not keep a node longer: what was once hot leaves at last."""
+
+
+class Ranked(Protocol):
+    """What a policy and an eviction queue see of a node. Nodes hash by identity."""
+
+    id: int
+    last_access: int
+    """The logical clock when the node was last used; never decreases."""
+    hits: int
+    """How often the node was used again after it was made."""
+    priority: int
+    """The highest priority of a request that used the node."""
+
+
+class EvictionPolicy(Protocol):
+    """One order of eviction. It must depend on the node alone, so that all ranks have the same."""
+
+    @property
+    def name(self) -> str:
+        """What the policy is chosen by."""
+        ...
+
+    def rank(self, node: Ranked) -> int:
+        """Return the node's rank; smaller leaves first. The number of ranks should be bounded."""
+        ...
+
+
+class LeastRecent:
+    """What was used longest ago leaves first."""
+
+    name = "lru"
+
+    def rank(self, node: Ranked) -> int:
+        del node
+        return 0
+
+
+class LeastFrequent:
+    """What was hit least often leaves first."""
+
+    name = "lfu"
+
+    def rank(self, node: Ranked) -> int:
+        return min(node.hits, HITS_RANKED_MAX)
+
+
+class Segmented:
+    """What was used once leaves before anything that was hit again (segmented LRU).
+
+    One long scan of new prompts so cannot drive out what several requests share.
+    """
+
+    name = "slru"
+
+    def rank(self, node: Ranked) -> int:
+        return 1 if node.hits else 0
+
+
+class ByPriority:
+    """What only requests of low priority used leaves first."""
+
+    name = "priority"
+
+    def rank(self, node: Ranked) -> int:
+        return node.priority
+
+
+_POLICIES: dict[str, EvictionPolicy] = {}
+
+
+def register(policy: EvictionPolicy) -> None:
+    """Add a policy under its name, on every rank alike and before a cache is opened that uses it."""
+    if policy.name in _POLICIES:
+        raise ConfigError(
+            f"there is an eviction policy {policy.name!r} already; choose another name"
+        )
+    _POLICIES[policy.name] = policy
+
+
+def known_policies() -> list[str]:
+    """Return the names of the policies that can be used, sorted."""
+    return sorted(_POLICIES)
+
+
+def find_policy(name: str) -> EvictionPolicy:
+    """Return the policy, or raise `ConfigError` that lists the known ones."""
+    if name not in _POLICIES:
+        raise ConfigError(f"unknown eviction policy {name!r}; known: {', '.join(known_policies())}")
+    return _POLICIES[name]
+
+
+for _policy in (LeastRecent(), LeastFrequent(), Segmented(), ByPriority()):
+    register(_policy)

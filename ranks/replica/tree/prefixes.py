@@ -1,0 +1,163 @@
+"""What is cached: a tree for each place, where the pages of its nodes are, and when they were used."""
+
+from collections import Counter
+
+from ..clock import Clock
+from ..effects import Outbox
+from ..journal import Journal
+from ..settings import ReplicaConfig
+from .components.needs import Needs
+from .node import DEVICE, Node, Place
+from .page_keys import namespace_seed, page_keys
+from .residence import Residence
+from .room import Room
+from .tree import Tree
+
+
+class Prefixes:
+    """The trees of all places, and the elementary steps in which they change."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        clock: Clock,
+        journal: Journal,
+        outbox: Outbox,
+        *,
+        residence: type[Residence] = Residence,
+        room: type[Room] = Room,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self.components = config.make_components()
+        self.needs = Needs(self.components)
+        self.tree = Tree(config.page_tokens, self.components)
+        self.residence = residence(
+            config,
+            self.tree,
+            journal,
+            outbox,
+            emptied=self.drop_root_if_unused,
+        )
+        self.room = room(self.residence, journal, self.split)
+        self.device_least = min(
+            pages
+            for each, pages in zip(self.components, config.pool_pages(DEVICE), strict=True)
+            if each.per_page
+        )
+        """The pages of the smallest of the device's pools that have one for each page of tokens."""
+        self.users: Counter[Place] = Counter()
+        """How many requests each place has; a place without any is not there."""
+
+    def root(self, place: Place) -> Node:
+        """Return the root of a place, which is made at its first use."""
+        existing = self.tree.roots.get(place)
+        if existing is not None:
+            return existing
+        config, (namespace, generation, version) = self._config, place
+        seed = namespace_seed(config.model_digest, namespace, generation, config.life, version)
+        return self.tree.plant(place, seed)
+
+    def join(self, place: Place) -> None:
+        """Note that a request has come to a place."""
+        self.users[place] += 1
+
+    def leave(self, place: Place) -> None:
+        """Note that a request has left a place."""
+        self.users[place] -= 1
+        if not self.users[place]:
+            del self.users[place]
+        root = self.tree.roots.get(place)
+        if root is not None:
+            self.drop_root_if_unused(root)
+
+    def drop_root_if_unused(self, node: Node) -> None:
+        """Forget a root that has no children and whose place has no requests."""
+        # Salts may be as many as requests, and a root for each would grow without bound.
+        unused = not node.children and node.place not in self.users
+        if node.parent is None and unused and self.tree.roots.get(node.place) is node:
+            del self.tree.roots[node.place]
+
+    def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
+        """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
+        return page_keys(seed, tokens, self._config.page_tokens)
+
+    def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
+        """Mark the path to `node` as used now; by how many requests that found it, of a priority."""
+        self.residence.touch(node, self._clock, hits, priority)
+
+    def add(self, parent: Node, tokens: bytes) -> Node:
+        """Hang a new node, used now, with a run of whole pages under `parent`."""
+        node = self.tree.add(parent, tokens)
+        node.last_access, node.used_ms = self._clock.uses, self._clock.agreed_ms
+        return node
+
+    def split(self, node: Node, pages: int) -> None:
+        """Cut a node after its first `pages` pages; what works on it keeps both halves."""
+        upper = self.tree.split(node, pages)
+        self.residence.was_split(upper)
+        for mark in node.marks:
+            mark.was_split(node, upper)
+
+    def mend(self) -> None:
+        """Make one node of neighbours that nothing divides any more (rule R15).
+
+        At the end of each command and verdict, when nobody refers to nodes but by receipts, marks and
+        pins. Looks at the nodes of which something has changed, and at those beside them.
+        """
+        changed, join = self.residence.changed, self.residence.join
+        if not changed:
+            return
+        nodes = list(changed)
+        changed.clear()
+        for each in nodes:
+            node, parent = each, each.parent
+            if parent is None:
+                # It is a root, or has left the tree, or is one with its child by now.
+                continue
+            while parent is not None and parent.parent is not None and len(parent.children) == 1:
+                if not join(parent, node):
+                    break
+                parent = node.parent
+            while len(node.children) == 1:
+                (child,) = node.children.values()
+                if not join(node, child):
+                    break
+                node = child
+
+    def cut(self, node: Node, position: int) -> None:
+        """Make sure that some node of the path to `node` begins at `position`."""
+        for each in node.path():
+            if each.start < position < each.end:
+                self.split(each, position - each.start)
+                return
+            if each.start <= position:
+                return
+
+    def cut_for(self, node: Node) -> None:
+        """Cut the path where the components' needs of a match that ends at `node` begin."""
+        for component in self.components:
+            start = component.needed_from(node.end)
+            if start and component.per_page:
+                self.cut(node, start)
+
+    def walk_to(self, root: Node, tokens: bytes) -> list[Node]:
+        """Return the nodes that hold `tokens`, as far as they are in the tree, cut to fit."""
+        return self.cut_to(*self.tree.follow(root, tokens))
+
+    def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
+        """Return the nodes that were followed; of one that matched in part, what did."""
+        if partial is not None:
+            self.split(partial, pages)
+            upper = partial.parent
+            assert upper is not None
+            nodes.append(upper)
+        return nodes
+
+    def grow_to(self, root: Node, tokens: bytes) -> Node:
+        """Return the node that the whole pages of `tokens` end with, which is added if need be."""
+        nodes = self.walk_to(root, tokens)
+        node = nodes[-1] if nodes else root
+        if node.end < self.tree.whole_pages(tokens):
+            return self.add(node, tokens[node.end * self.tree.page_bytes :])
+        return node

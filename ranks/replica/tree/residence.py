@@ -1,0 +1,386 @@
+"""Where pages are: pools, what nodes own of them, and what of it may leave.
+
+The pages of a pool are free, or belong to a node of the tree, a request or an operation. What a node
+owns may be evicted unless something holds it: the pages of full attention from the leaves up, with
+everything that other components have on that tier beside them; those of other components wherever
+they are, which leaves a tombstone. What a tombstone has made useless leaves with it (the cascade),
+as far up as nothing holds it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ....errors import InternalError
+from ...config import WritePolicy
+from ..clock import Clock
+from ..effects import Outbox
+from ..journal import Journal
+from ..notices import Cause, Removed, Stored, Tier
+from ..settings import ReplicaConfig
+from .eviction import EvictionQueue
+from .eviction_policies import find_policy
+from .holds import Holds, Receipt
+from .limits import Limits
+from .node import DEVICE, HOST, Node
+from .pages import PagePool, PageRun, page_run
+from .tree import Tree
+
+TIERS = (DEVICE, HOST)
+TIER_NAMES = (Tier.DEVICE, Tier.HOST)
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Pages that have left the tree together, and are on their way to somebody else."""
+
+    cause: Cause
+    runs: tuple[list[PageRun], list[PageRun]]
+    """By tier and component."""
+    keys: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+    """By tier: of those of full attention, where the cache was told to name them."""
+    victims: list[int] = field(default_factory=list[int])
+    """The nodes that were chosen to leave."""
+
+
+class Residence:
+    """The pools of both tiers, what nodes own, and the order in which it leaves."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        tree: Tree,
+        journal: Journal,
+        outbox: Outbox,
+        *,
+        emptied: Callable[[Node], None],
+    ) -> None:
+        """`emptied` is told of a root that has no children any more."""
+        self._tree = tree
+        self.components = tree.components
+        others = [each.index for each in tree.components[1:]]
+        self._where_others = [(tier, index) for index in others for tier in TIERS]
+        self._journal = journal
+        self._outbox = outbox
+        self._names_pages = config.names_pages
+        self._emptied = emptied
+        self.pools = tuple(
+            tuple(
+                PagePool(_pool_name(tier, component.pool, component.index), pages, journal)
+                for component, pages in zip(self.components, config.pool_pages(tier), strict=True)
+            )
+            for tier in TIERS
+        )
+        """By tier and component."""
+        self.tree_pages = tuple([0] * len(self.components) for _ in TIERS)
+        """By tier and component: pages that nodes of the tree own."""
+        self.changed: dict[Node, None] = {}
+        """Nodes that something may have divided from their neighbours, and perhaps no longer does."""
+        self.holds = Holds(len(self.components), self._was_let_go, self.changed)
+        policy = find_policy(config.eviction)
+        self._rank = policy.rank
+        selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+        self._hits_counted = config.selective_hits if selective else 0
+        self.queues = tuple(
+            tuple(
+                EvictionQueue(policy, partial(self.evictable, tier, each.index))
+                for each in self.components
+            )
+            for tier in TIERS
+        )
+        """By tier and component: what may be evicted, in the order in which it is."""
+        self.came_to_host: Callable[[Node], None] | None = None
+        """Is told of each node that got pages of a component there."""
+        count = len(self.components)
+        on_tier = (1 << count) - 1
+        self._others = (on_tier - 1) * (1 | 1 << count)
+        """The bits of `Node.there` of all components but full attention."""
+        self._off_tier = (~on_tier, ~(on_tier << count))
+        """By tier: the bits of `Node.there` of everything but that tier."""
+        self.limits = Limits(config.limits, lambda tier, node: self.evictable(tier, 0, node))
+
+    def evictable(self, tier: int, component: int, node: Node) -> bool:
+        """Say whether a node's pages of a component may leave a tier.
+
+        Nothing may hold them there, and those of full attention must be a leaf's of its tier.
+        """
+        if node.values[tier][component] is None or node.held[tier][component]:
+            return False
+        return bool(component) or not node.occupied_children[tier]
+
+    def available(self, tier: int, component: int) -> int:
+        """Return how many pages there are for the taking: free ones, and those that may be evicted."""
+        kept = self.holds.kept_pages[tier][component]
+        return self.pools[tier][component].free + self.tree_pages[tier][component] - kept
+
+    def attach(self, node: Node, tier: int, component: int, pages: PageRun, cause: Cause) -> None:
+        """Give a node its pages of a component on a tier; they belong to it from now on."""
+        values = node.values[tier]
+        fits = len(pages) == self.components[component].pages_of(node.width)
+        has_base = not component or values[0] is not None
+        if values[component] is not None or not fits or not has_base or node.parent is None:
+            raise InternalError(f"node {node.id} cannot take {len(pages)} pages on tier {tier}")
+        values[component] = pages
+        self.changed[node] = None
+        node.there |= 1 << (tier * len(values) + component)
+        self.tree_pages[tier][component] += len(pages)
+        if tier == HOST and self.came_to_host is not None:
+            self.came_to_host(node)
+        if not component:
+            node.parent.occupied_children[tier] += 1
+            # It is a leaf of its tier no more, and nobody tells the queue of its uses.
+            self.queues[tier][0].discard(node.parent)
+            if self.limits.are_set:
+                self.limits.count(node, tier, len(pages))
+        if node.held[tier][component]:
+            self.holds.value_changed(node, tier, component, len(pages))
+        elif component or not node.occupied_children[tier]:
+            self.queues[tier][component].enter(node)
+            if not component and self.limits.are_set:
+                self.limits.offer(node, tier)
+        after = b""
+        keys: tuple[bytes, ...] = ()
+        if self._names_pages and not component:
+            after, keys = self._tree.key_before(node), tuple(self._tree.keys(node))
+        pool = self.components[component].pool
+        told = Stored(TIER_NAMES[tier], pool, len(pages), cause, after, keys)
+        self._outbox.notices.append(told)
+
+    def detach(self, node: Node, tier: int, component: int, leaving: Leaving) -> None:
+        """Take a node's pages away from it, and note them as leaving.
+
+        Those of full attention are the last to be taken from a tier.
+        """
+        values = node.values[tier]
+        pages = values[component]
+        assert pages is not None
+        values[component] = None
+        self.changed[node] = None
+        node.there &= ~(1 << (tier * len(values) + component))
+        self.holds.value_changed(node, tier, component, -len(pages))
+        self.tree_pages[tier][component] -= len(pages)
+        self.queues[tier][component].discard(node)
+        if not component:
+            parent = node.parent
+            assert parent is not None
+            parent.occupied_children[tier] -= 1
+            self.limits.count(node, tier, -len(pages))
+            if not parent.occupied_children[tier]:
+                self._offer(parent, tier, 0)
+            self._name(node, tier, leaving)
+        leaving.runs[tier][component].extend(pages)
+
+    def detach_all(self, node: Node, tier: int, leaving: Leaving) -> None:
+        """Take away all that a node has on a tier, where nothing holds it, and note it as leaving.
+
+        As `detach` for each component, in one: nearly all evictions are this.
+        """
+        values, owned, queues = node.values[tier], self.tree_pages[tier], self.queues[tier]
+        parent, base = node.parent, values[0]
+        if base is None or parent is None:
+            return
+        into = leaving.runs[tier]
+        for index, run in enumerate(values):
+            if run is not None:
+                values[index] = None
+                owned[index] -= len(run)
+                queues[index].discard(node)
+                into[index].extend(run)
+        node.there &= self._off_tier[tier]
+        parent.occupied_children[tier] -= 1
+        if self.limits.are_set:
+            self.limits.count(node, tier, -len(base))
+        if not parent.occupied_children[tier]:
+            self._offer(parent, tier, 0)
+        self._name(node, tier, leaving)
+
+    def leaving(self, cause: Cause) -> Leaving:
+        """Return what collects pages that leave the tree for one cause."""
+        runs = ([page_run() for _ in self.components], [page_run() for _ in self.components])
+        return Leaving(cause, runs)
+
+    def tell_of(self, leaving: Leaving) -> None:
+        """Let it be known what has left the tree."""
+        for tier, runs in enumerate(leaving.runs):
+            for component, pages in zip(self.components, runs, strict=True):
+                if pages:
+                    keys = () if component.index else tuple(leaving.keys[tier])
+                    told = Removed(
+                        TIER_NAMES[tier], component.pool, len(pages), leaving.cause, keys
+                    )
+                    self._outbox.notices.append(told)
+
+    def give_back(self, leaving: Leaving, tier: int, component: int = 0) -> None:
+        """Put what has left on the free lists; it was pages of this tier and component that had to."""
+        self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
+        for pools, runs in zip(self.pools, leaving.runs, strict=True):
+            for pool, pages in zip(pools, runs, strict=True):
+                pool.give_back(pages)
+        self.tell_of(leaving)
+
+    def are_divided(self, upper: Node, lower: Node) -> bool:
+        """Say whether something keeps a node and its only child apart.
+
+        Also what the policies make of how often each was used: when it leaves, and if it is backed up.
+        """
+        if self._tree.divided(upper, lower) or self._rank(upper) != self._rank(lower):
+            return True
+        most = self._hits_counted
+        if min(upper.hits, most) != min(lower.hits, most):
+            return True
+        return self.limits.divide(upper, lower)
+
+    def join(self, upper: Node, lower: Node) -> bool:
+        """Make one node of two, which is `lower`, unless something divides them; say whether it did."""
+        if self.are_divided(upper, lower):
+            return False
+        for tier in TIERS:
+            for queue in self.queues[tier]:
+                queue.discard(upper)
+            if self.limits.are_set:
+                self.limits.discard(upper, tier)
+        self._tree.merge(upper, lower)
+        for tier in TIERS:
+            for component, run in enumerate(lower.values[tier]):
+                if run is not None:
+                    self._offer(lower, tier, component)
+        return True
+
+    def was_split(self, upper: Node) -> None:
+        """Take note of the upper half of a node that was cut."""
+        self.changed[upper] = None
+        if self.limits.are_set:
+            self.limits.was_split(upper)
+        for tier in TIERS:
+            for component, run in enumerate(upper.values[tier]):
+                if run is not None:
+                    self._offer(upper, tier, component)
+
+    def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
+        """Mark the path to `node` as used now, from the root down."""
+        uses, time_ms, changed = clock.uses, clock.agreed_ms, self.changed
+        limited = self.limits.are_set
+        on_device, on_host = (queues[0] for queues in self.queues)
+        device_bit, host_bit = 1, 1 << len(self.components)
+        before = None
+        for each in node.path_down():
+            was_saved = each.saved_at == each.last_access
+            history = each.last_access, each.used_ms, was_saved, each.hits, each.priority
+            if history != before:
+                # What was used alike until now is as near to being one node as it was.
+                changed[each] = None
+                before = history
+            each.last_access, each.used_ms = uses, time_ms
+            each.hits += hits
+            each.priority = max(each.priority, priority)
+            # Of full attention only the leaves of a tier are in its queue.
+            there, below = each.there, each.occupied_children
+            if there & device_bit and not below[DEVICE]:
+                on_device.used(each)
+            if there & host_bit and not below[HOST]:
+                on_host.used(each)
+            if there & self._others:
+                for tier, component in self._where_others:
+                    if each.values[tier][component] is not None:
+                        self.queues[tier][component].used(each)
+            if limited and self.limits.used(each):
+                changed[each] = None
+
+    def stay(self, node: Node, tier: int) -> None:
+        """Let nothing of the path to `node` leave a tier for its namespace's limits for now."""
+        for each in node.path():
+            if self.limits.stay(each, tier):
+                self.changed[each] = None
+
+    def hold(self, tier: int, node: Node, *, requested: bool = False) -> list[Receipt]:
+        """Lock or pin everything that a match ending at `node` needs.
+
+        `requested` leaves out what a request does not use where it lies.
+        """
+        receipts: list[Receipt] = []
+        if node.parent is None:
+            # A match of nothing needs nothing, and a root is not to be kept for it.
+            return receipts
+        for component in self.components:
+            if requested and not component.held_by_requests:
+                continue
+            start = component.needed_from(node.end) if component.per_page else node.start
+            receipts.append(self.holds.acquire(tier, component.index, node, start))
+        return receipts
+
+    def extend(self, receipts: Iterable[Receipt], node: Node) -> list[Receipt]:
+        """Let locks or pins go on down to `node`, below where they end; they begin where it needs."""
+        extended: list[Receipt] = []
+        for receipt in receipts:
+            component = self.components[receipt.component]
+            start = component.needed_from(node.end) if component.per_page else node.start
+            if start <= receipt.start:
+                extended.append(self.holds.extend(receipt, node))
+            else:
+                extended.append(self.holds.acquire(receipt.tier, component.index, node, start))
+                self.holds.release(receipt)
+        return extended
+
+    def release(self, receipts: Iterable[Receipt]) -> None:
+        """Give back locks and pins."""
+        for receipt in receipts:
+            self.holds.release(receipt)
+
+    def remove_if_dead(self, node: Node) -> bool:
+        """Take a node out of the tree that has pages on no tier and that nothing holds.
+
+        Says whether it did. A tombstone that is held leaves by `prune` once it is let go.
+        """
+        parent = node.parent
+        if node.there or node.children or parent is None or node.hold_count:
+            self.changed[node] = None
+            return False
+        self._tree.remove(node)
+        if len(parent.children) == 1:
+            self.changed[parent] = None
+        if parent.parent is None and not parent.children:
+            self._emptied(parent)
+        return True
+
+    def prune(self, node: Node) -> None:
+        """Take out of the tree what of the path to `node` has no pages, no children and no holds."""
+        while node.parent is not None and not node.hold_count:
+            parent = node.parent
+            if not self.remove_if_dead(node):
+                return
+            node = parent
+
+    def cascade(self, node: Node, leaving: Leaving) -> None:
+        """Remove `node`, and then its ancestors, as far as no match can end there any more.
+
+        It stops at whatever is locked or pinned on either tier, is worked on by an operation, or has
+        children: a parent under a prefetch or backup must not vanish (incident D).
+        """
+        while node.parent is not None and not (node.children or node.hold_count or node.marks):
+            if self._tree.is_whole(node):
+                return
+            parent = node.parent
+            for tier in TIERS:
+                self.detach_all(node, tier, leaving)
+            self.remove_if_dead(node)
+            node = parent
+
+    def _name(self, node: Node, tier: int, leaving: Leaving) -> None:
+        if self._names_pages:
+            leaving.keys[tier].extend(self._tree.keys(node))
+
+    def _was_let_go(self, node: Node, tier: int, component: int) -> None:
+        """Let a node leave that nothing holds any more; in its turn, if it was to leave at once."""
+        if not component and self.limits.are_set and self.limits.stay(node, tier):
+            self.changed[node] = None
+        self._offer(node, tier, component)
+
+    def _offer(self, node: Node, tier: int, component: int) -> None:
+        if node.values[tier][component] is not None:
+            self.queues[tier][component].offer(node)
+            if not component and self.limits.are_set:
+                self.limits.offer(node, tier)
+
+
+def _pool_name(tier: int, pool: str, index: int) -> str:
+    return f"{TIER_NAMES[tier]} {pool}" if index else TIER_NAMES[tier]

@@ -1,0 +1,76 @@
+"""Token ids as bytes: int32, little-endian, so that matching a run is one comparison."""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ....errors import UsageError
+
+TOKEN_BYTES = 4
+_LITTLE = sys.byteorder == "little"
+
+_SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
+_INT32 = ("i", "<i", "=i", "@i", "<l", "=l")
+"""How the buffer protocol writes int32."""
+
+Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any]] | Sequence[int]"
+"""Token ids: a buffer of int32, an integer array, or a sequence of Python integers."""
+
+
+def token_hash(tokens: bytes) -> int:
+    """Return 64 bits that differ where the tokens do; not for whoever would forge them."""
+    return xxhash.xxh3_64_intdigest(tokens)
+
+
+def as_token_view(tokens: Tokens) -> bytes | memoryview:
+    """Return the tokens as bytes, not copied where they are a buffer of int32 already.
+
+    For what does not outlive the call: the view is of the caller's memory. Otherwise as
+    `as_token_bytes`.
+    """
+    try:
+        view = memoryview(tokens)  # type: ignore[arg-type]
+        if view.format == "i" and view.ndim == 1 and _LITTLE:
+            return view.cast("B")
+    except (TypeError, ValueError):
+        # It is no buffer, or an empty one, or one with gaps.
+        pass
+    return as_token_bytes(tokens)
+
+
+def as_token_bytes(tokens: Tokens) -> bytes:
+    """Return the tokens as bytes; cheap for buffers and int32 arrays, slower for Python lists.
+
+    Raises `UsageError` for a buffer that is not whole tokens and for ids that int32 cannot hold.
+    """
+    if isinstance(tokens, np.ndarray):
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise UsageError(
+                f"tokens must be a one-dimensional integer array, not {tokens.dtype}"
+                f" with {tokens.ndim} dimensions"
+            )
+        if tokens.dtype != np.int32 and tokens.size:
+            # A cast would wrap what does not fit, and find the pages of another prompt.
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < _SMALLEST or high > _LARGEST:
+                raise UsageError(f"tokens must be int32 token ids: from {low} to {high}")
+        return tokens.astype("<i4", copy=False).tobytes()
+    if isinstance(tokens, memoryview) and tokens.itemsize != 1 and tokens.format not in _INT32:
+        raise UsageError(f"a token buffer must hold int32, not items of format {tokens.format!r}")
+    if isinstance(tokens, bytes | bytearray | memoryview):
+        data = bytes(tokens)
+        if len(data) % TOKEN_BYTES:
+            raise UsageError(f"a token buffer of {len(data)} bytes is not whole int32 tokens")
+        return data
+    try:
+        numbers = array("i", tokens)
+    except (OverflowError, TypeError) as error:
+        raise UsageError(f"tokens must be int32 token ids: {error}") from error
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()

@@ -1,0 +1,323 @@
+"""What must be true, said independently of the code that makes it true.
+
+The checkers know contents, not keys; they count pages themselves; and they read the replica only
+where they compare it with what the memory holds or with another rank.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ...coordinator.operation import Kind, Phase
+from ...ranks.config import CacheConfig, Recurrent
+from ...ranks.host_cache import HostCache
+from ...ranks.rank_cache import RankCache
+from ...ranks.replica.answers import Admission
+from ...ranks.replica.check import InvariantViolation, check
+from ...ranks.replica.digest import state_digest
+from ...ranks.replica.requests import LoadState
+from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.matching import Match
+from ...ranks.replica.tree.node import DEVICE, HOST, Node, Place
+from ...ranks.replica.tree.residence import TIER_NAMES
+from ..contents import Contents
+from ..engine.prompts import TOKEN_BYTES
+from ..rank.conditions import LATE_US_MAX
+from ..rank.memory import Memory, Slots
+from .findings.answers import ImpossibleAnswer
+from .findings.finding import Violated
+from .findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
+from .findings.pages import (
+    Leaked,
+    OfferStillWritten,
+    PageStillWritten,
+    Slot,
+    StillTouched,
+    TwoOwners,
+    WrongCount,
+    WrongOffer,
+    WrongPage,
+)
+from .findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
+
+_STEPS_TO_AGREE = 40
+"""Steps in which ranks that can restore different lengths must have found one that all can."""
+
+
+def check_match(found: Match, tokens: int, page_tokens: int) -> None:
+    """A match is whole pages, no longer than what was asked for, and the device a part of it."""
+    device, host = found.device_tokens, found.host_tokens
+    if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
+        raise Violated(ImpossibleAnswer("a match", f"of {tokens} tokens finds {found}"))
+
+
+def check_admission(
+    answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
+) -> None:
+    """An admission gives at least what a match just found, and loads what is not on the device.
+
+    Where some state is `sparse`, more of the prefix may be on the device than a match there can end
+    at: the rest of what that length needs is loaded.
+    """
+    parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
+    total = sum(parts)
+    if any(part < 0 or part % page_tokens for part in parts) or total > tokens:
+        raise Violated(ImpossibleAnswer("an admission", f"for {tokens} tokens says {answer}"))
+    more = answer.device_tokens - before.device_tokens
+    if more < 0 or (more and not sparse) or total < before.host_tokens:
+        said = f"says {answer} right after a match found {before}"
+        raise Violated(ImpossibleAnswer("an admission", said))
+    if (answer.operation is None) != (total == before.device_tokens):
+        said = f"loads without need, or needs without loading: {answer}"
+        raise Violated(ImpossibleAnswer("an admission", said))
+
+
+def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
+    """What a backup has covered is whole pages of its tokens, and at least what a match finds."""
+    if covered % page_tokens or not found <= covered <= tokens:
+        said = f"of request {request} covers {covered} of {tokens} tokens, and match finds {found}"
+        raise Violated(ImpossibleAnswer("a back_up", said))
+
+
+def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
+    """Pages of requests hold this rank's shard of their content, and nothing writes them.
+
+    `wanted` has pages, each with its content and the name of its request.
+    """
+    held, shard, writer = slots.content, slots.shard, slots.writer
+    for page, content, request in wanted:
+        if held[page] != content + shard:
+            raise Violated(WrongPage(slots.slot(page), request, content + shard, held[page]))
+        if writer[page] is not None:
+            raise Violated(PageStillWritten(slots.slot(page), request))
+
+
+class TreeChecker:
+    """Compares what the tree offers with what the memory of each rank holds."""
+
+    def __init__(self, contents: Contents, config: CacheConfig) -> None:
+        self._contents = contents
+        self._page_bytes = config.layout.page_tokens * TOKEN_BYTES
+        self._states = {each.pool for each in config.components if isinstance(each, Recurrent)}
+        self._known: dict[tuple[str, str, int, int, bytes], list[int]] = {}
+        """What the pages of a node hold, by all that determines it."""
+
+    def check(self, cache: RankCache, memories: Sequence[Memory]) -> None:
+        """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
+
+        The replicas are equal, so the tree of one serves for all.
+        """
+        prefixes = cache.replica.prefixes
+        nodes = [each for root in prefixes.tree.roots.values() for each in _below(root)]
+        for component in prefixes.components:
+            offered = self._offered(component, nodes)
+            for memory in memories:
+                for tier in (DEVICE, HOST):
+                    _check_offered(memory.tiers[tier][component.pool], offered[tier])
+
+    def _offered(
+        self, component: Component, nodes: Iterable[tuple[Place, Node, bytes]]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Return by tier what the tree's pages must hold."""
+        pool, index = component.pool, component.index
+        offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for place, node, prefix in nodes:
+            for tier in (DEVICE, HOST):
+                run = node.pages(tier, index)
+                if run is None:
+                    continue
+                contents = self._contents_of(pool, place, node.width, prefix)
+                if len(run) != len(contents):
+                    raise Violated(WrongCount(node.id, node.width, pool, len(run)))
+                if len(set(run)) < len(run) or not offered[tier].keys().isdisjoint(run):
+                    twice = next(
+                        p for at, p in enumerate(run) if p in offered[tier] or p in run[:at]
+                    )
+                    owners = ("a cached prefix", "another cached prefix")
+                    raise Violated(TwoOwners(Slot(0, TIER_NAMES[tier], pool, twice), owners))
+                offered[tier].update(zip(run, contents, strict=True))
+        return offered
+
+    def _contents_of(self, pool: str, place: Place, width: int, prefix: bytes) -> list[int]:
+        """Return what the pages hold of a node at whose end `prefix` ends; a state's is one."""
+        name = (pool, place.namespace, place.generation, width, prefix)
+        known = self._known.get(name)
+        if known is None:
+            first = width if pool in self._states else 1
+            ends = range(len(prefix) - (width - first) * self._page_bytes, len(prefix) + 1)
+            known = self._known[name] = [
+                self._contents.of(place.namespace, prefix[:end], place.generation, pool=pool)
+                for end in ends[:: self._page_bytes]
+            ]
+        return known
+
+
+def _below(root: Node) -> Iterator[tuple[Place, Node, bytes]]:
+    """Yield the nodes under a root, each with the prefix that ends where it does."""
+    waiting: list[tuple[Node, bytes]] = [(root, b"")]
+    for node, above in waiting:
+        for child in node.children.values():
+            prefix = above + child.tokens
+            waiting.append((child, prefix))
+            yield root.place, child, prefix
+
+
+def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
+    held, shard, writer = slots.content, slots.shard, slots.writer
+    for page, content in offered.items():
+        if held[page] != content + shard:
+            raise Violated(WrongOffer(slots.slot(page), content + shard, held[page]))
+        if writer[page] is not None:
+            raise Violated(OfferStillWritten(slots.slot(page)))
+
+
+class Deadlines:
+    """Every operation ends in bounded virtual time, whatever storage does."""
+
+    def __init__(self, config: CacheConfig, *, step_us_max: int, still_us: int) -> None:
+        """`still_us` is for how long the time that the ranks agree on may stand still."""
+        times = config.timeouts
+        waits_s = config.stop_policy.cap_s + still_us / 1_000_000
+        self._limits_s = {
+            (Kind.PREFETCH, Phase.WAITING): waits_s,
+            (Kind.PREFETCH, Phase.QUERY): times.lookup_s,
+            (Kind.PREFETCH, Phase.RESTORABLE): _STEPS_TO_AGREE * step_us_max / 1_000_000,
+            (Kind.PREFETCH, Phase.TRANSFER): config.stop_policy.cap_s,
+            (Kind.BACKUP, Phase.ISSUED): times.copy_s,
+            (Kind.LOAD_BACK, Phase.ISSUED): times.copy_s,
+            (Kind.RETRACT, Phase.ISSUED): times.copy_s,
+            (Kind.RESUME, Phase.ISSUED): times.copy_s,
+            (Kind.PERSIST, Phase.ISSUED): times.persist_s,
+            **{(kind, Phase.QUIESCE): times.quiesce_s for kind in Kind},
+        }
+        self._step_us_max = step_us_max
+        self._since: dict[int, tuple[Phase, int]] = {}
+
+    def begin_epoch(self) -> None:
+        """Forget the operations of the group that has ended."""
+        self._since.clear()
+
+    def check(self, cache: RankCache, now_us: int) -> None:
+        """Raise if an operation has stood in one phase for longer than that phase may last."""
+        table = cache.replica.agenda.in_flight
+        since = self._since
+        # Failed operations of one queue settle one in each round, and reports may come late.
+        slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
+        current: dict[int, tuple[Phase, int]] = {}
+        for operation in table.values():
+            before = since.get(operation.id)
+            if before is None or before[0] is not operation.phase:
+                before = (operation.phase, now_us)
+            current[operation.id] = before
+            limit_s = self._limits_s.get((operation.kind, operation.phase))
+            if limit_s is not None and now_us - before[1] > limit_s * 1_000_000 + slack_us:
+                kind, phase = operation.kind.name, operation.phase.name
+                stood_s = (now_us - before[1]) / 1e6
+                raise Violated(Overdue(kind, operation.id, phase, stood_s, limit_s))
+        self._since = current
+
+
+class Replicas:
+    """Checks that the invariants hold, and that the replicas are equal."""
+
+    def __init__(self, caches: Sequence[RankCache]) -> None:
+        self._caches = caches
+        self._checked: int | None = None
+        """The rolling digest when the invariants were checked last."""
+
+    def check(self, step: int, *, thorough: bool) -> None:
+        """Compare the replicas, and check one that has changed, each rank's in turn.
+
+        A `thorough` check compares them from scratch, and checks all, changed or not.
+        """
+        caches = self._caches
+        digests = [cache.replica.digest for cache in caches]
+        if len(set(digests)) > 1:
+            raise Violated(ReplicasDiffer(f"the rolling digests differ: {digests}"))
+        if thorough:
+            self._check_invariants(range(len(caches)))
+            states = [state_digest(cache.replica) for cache in caches]
+            if len(set(states)) > 1:
+                what = f"the states differ, and the rolling digests do not: {states}"
+                raise Violated(ReplicasDiffer(what))
+        elif digests[0] != self._checked:
+            self._check_invariants([step % len(caches)])
+        self._checked = digests[0]
+
+    def _check_invariants(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            try:
+                check(self._caches[rank].replica)
+            except InvariantViolation as broken:
+                raise Violated(InvariantBroken(rank, broken.number, broken.sentence)) from broken
+
+
+def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
+    """The time that the ranks agree on has come on the clock of every rank."""
+    agreed_ms, first_ms = cache.replica.agreed_ms, min(clocks_ms)
+    if agreed_ms > first_ms:
+        raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
+
+
+_WAITS = (LoadState.LOADING, LoadState.SAVING)
+
+
+def check_loads(cache: HostCache) -> None:
+    """A load into an engine's pages ends: it is not quarantined, and nobody waits for what is over."""
+    in_flight = cache.replica.agenda.in_flight
+    for operation in in_flight.values():
+        loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
+        if loads and operation.phase is Phase.QUARANTINED:
+            raise Violated(EngineNotKeptOut(operation.id))
+    for request in cache.replica.requests:
+        if request.waits_for is not None and request.waits_for not in in_flight:
+            raise Violated(WaitsForNothing(request.id, request.waits_for))
+        if cache.replica.idle and cache.load_state(request.id) in _WAITS:
+            raise Violated(WaitsForNothing(request.id, None))
+
+
+def check_at_rest(
+    cache: RankCache, memories: Sequence[Memory], restless: Iterable[set[int]]
+) -> None:
+    """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
+    in_flight = cache.replica.agenda.in_flight
+    never_quiet = set[int]().union(*restless)
+    for operation in in_flight.values():
+        if operation.phase is not Phase.QUARANTINED:
+            name = f"{operation.kind.name} {operation.id}"
+            raise Violated(NotLetGo(name, f"still in {operation.phase.name}"))
+    for number in in_flight:
+        if number not in never_quiet:
+            state = "quarantined, and every rank is quiet"
+            raise Violated(NotLetGo(f"operation {number}", state))
+    if not in_flight:
+        for node in cache.replica.prefixes.tree.nodes():
+            for tier in (DEVICE, HOST):
+                if node.is_held_on(tier):
+                    state = f"still held on the {TIER_NAMES[tier]}"
+                    raise Violated(NotLetGo(f"node {node.id}", state))
+    for tier in (DEVICE, HOST):
+        for component in cache.replica.prefixes.components:
+            slots = [memory.tiers[tier][component.pool] for memory in memories]
+            _check_pool_at_rest(cache, tier, component.index, slots)
+
+
+def _check_pool_at_rest(
+    cache: RankCache, tier: int, component: int, slots: Sequence[Slots]
+) -> None:
+    """Every page of one pool is free, in the tree or in quarantine, and nothing touches a free one.
+
+    `slots` are those of every rank.
+    """
+    prefixes = cache.replica.prefixes
+    pool = prefixes.residence.pools[tier][component]
+    runs = [node.pages(tier, component) for node in prefixes.tree.nodes()]
+    in_tree = sum(len(run) for run in runs if run is not None)
+    in_flight = cache.replica.agenda.in_flight.values()
+    quarantined = sum(len(each.owned_pages(tier, component)) for each in in_flight)
+    if pool.free + in_tree + quarantined != pool.capacity:
+        name = prefixes.components[component].pool
+        counts = (pool.free, in_tree, quarantined, pool.capacity)
+        raise Violated(Leaked(TIER_NAMES[tier], name, *counts))
+    for each in slots:
+        for page in pool.free_pages():
+            if each.touched(page):
+                raise Violated(StillTouched(each.slot(page), "it is free"))

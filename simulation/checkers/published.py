@@ -1,0 +1,108 @@
+"""What a match must find on the device, as far as that can be known from outside of the replica.
+
+Nothing has to leave a pool that has had room for everything that was ever to be in it. And what a
+request that is admitted has as its shared prefix stays for as long as the request does. A recurrent
+state is the exception: a request works on a copy of its own, so what the tree has may leave.
+"""
+
+from collections.abc import Iterable
+
+from ...ranks.replica.answers import Admission
+from ...ranks.replica.replica import Replica
+from ...ranks.replica.tree.matching import Match
+from ...ranks.replica.tree.node import DEVICE
+from ..contents import Contents
+from ..engine.prompts import TOKEN_BYTES
+from ..engine.request import EngineRequest
+from ..world import World
+from .findings.answers import Forgotten
+from .findings.finding import Violated
+
+
+class Published:
+    """What was published, or restored to the device, in one epoch."""
+
+    def __init__(self, world: World, contents: Contents) -> None:
+        self._world = world
+        self._page = world.page_tokens
+        self._contents = contents
+        self._pages: set[int] = set()
+        """Contents of full attention's pages."""
+        self._ends: set[int] = set()
+        """Contents of the last of them, of each time: at most so many states there are."""
+        self._loaded = 0
+        """Pages of full attention that load backs were to fill, whatever became of them."""
+        self._loads = 0
+        """Load backs; each may have filled one slot with a state."""
+        self._overflowed = bool(world.config.limits)
+        """The device may have been full, or there are limits: published pages may have left."""
+
+    def add(self, request: EngineRequest, length: int) -> None:
+        """Note that the request shares its first `length` tokens with the tree."""
+        tokens = request.head(length)
+        pages = [
+            self._content(request.namespace, tokens, count)
+            for count in range(1, length // self._page + 1)
+        ]
+        self._pages.update(pages)
+        self._ends.update(pages[-1:])
+
+    def loading(self, answer: Admission) -> None:
+        """Note what a load back fills."""
+        self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
+        self._loads += answer.operation is not None
+
+    def note_room(self, requests: Iterable[EngineRequest]) -> None:
+        """Note whether the device may have been full by now."""
+        held = sum(-(-request.room // self._page) for request in requests)
+        if len(self._pages) + self._loaded + held > self._world.device_pages:
+            self._overflowed = True
+
+    def check_match(self, found: Match, namespace: str, tokens: bytes) -> None:
+        """With full attention alone, what was published and never had to leave is found.
+
+        A window may leave its pages behind that nobody's window reaches, and a state is published at
+        some positions only; so a match in a model that has them can be shorter.
+        """
+        if self._world.config.components or self._overflowed:
+            return
+        whole = len(tokens) // TOKEN_BYTES // self._page
+        count = 0
+        while count < whole and self._content(namespace, tokens, count + 1) in self._pages:
+            count += 1
+        if found.device_tokens < count * self._page:
+            why = "were published and never had to leave the device"
+            raise Violated(Forgotten(count * self._page, why, found.device_tokens))
+
+    def check_shared(self, found: Match, request: EngineRequest, replica: Replica) -> None:
+        """What a request that is admitted shares is found, right after it was published or restored.
+
+        In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
+        there on any tier, since one that host memory has need not be published again. Operations in
+        flight take room as well: a retract that failed keeps its slot for as long as it is touched.
+        """
+        shared, there = request.shared, found.device_tokens
+        if self._world.checkpoint_tokens is not None:
+            if not self._keeps_state(request, replica):
+                return
+            there = found.host_tokens
+        if there < shared:
+            raise Violated(Forgotten(shared, f"are shared by request {request.name}", there))
+
+    def _keeps_state(self, request: EngineRequest, replica: Replica) -> bool:
+        """Say whether the tree must have the state that the request has computed last."""
+        every, shared = self._world.checkpoint_tokens, request.shared
+        assert every is not None
+        # Each request works on a slot of its own.
+        used = len(self._ends) + self._loads + self._world.requests_max
+        slots = min(
+            replica.prefixes.residence.pools[DEVICE][each.index].capacity
+            - sum(len(o.owned_pages(DEVICE, each.index)) for o in replica.agenda.in_flight.values())
+            for each in replica.prefixes.components
+            if not each.per_page
+        )
+        is_checkpoint = not shared % every or shared in request.checkpoints
+        return request.computed == shared and is_checkpoint and used <= slots
+
+    def _content(self, namespace: str, tokens: bytes, pages: int) -> int:
+        return self._contents.of(namespace, tokens[: pages * self._page * TOKEN_BYTES])

@@ -1,0 +1,111 @@
+"""The device pages of an engine that owns them: an allocator with a prefix cache, as vLLM has one.
+
+All ranks decide alike, and give each page another number on each rank: nothing that the ranks compare
+may depend on a number. What a free page holds is watched, since no copy may touch it any more.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.pages import FreePageChanged, StillTouched
+from ..contents import EMPTY, OVERWRITTEN
+from ..rank.memory import Slots
+from .every_rank import NO_PAGE, EveryRank
+
+
+class DevicePages(EveryRank):
+    """Who uses which page of one pool."""
+
+    def __init__(self, devices: Sequence[Slots], random: Random) -> None:
+        count = len(devices[0].content)
+        super().__init__(devices, [random.sample(range(count), count) for _ in devices])
+        self._users = [0] * count
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        """Those without users, in the order in which they are handed out."""
+        self._left = [list(device.content) for device in devices]
+        """By rank: what a page without users held when its last user left it."""
+        self._cached: dict[int, int] = {}
+        """By content: the page that holds it."""
+        self._contents: dict[int, int] = {}
+        """By page: the content for which it is cached."""
+
+    @property
+    def free(self) -> int:
+        """How many pages have no user."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Return `count` pages for one user, or None if there are fewer without one."""
+        if count > len(self._free):
+            return None
+        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            self._users[page] = 1
+            self._forget(page)
+        return pages
+
+    def alone(self, pages: Iterable[int]) -> list[int]:
+        """Return those of `pages` that have one user."""
+        return [page for page in pages if page != NO_PAGE and self._users[page] == 1]
+
+    def has(self, content: int) -> bool:
+        """Say whether some page is cached for a content."""
+        return content in self._cached
+
+    def share(self, contents: Iterable[int]) -> list[int]:
+        """Return the pages that hold `contents`, which are cached, for one user more."""
+        pages = [self._cached[content] for content in contents]
+        for page in pages:
+            self._users[page] += 1
+            self._free.pop(page, None)
+        return pages
+
+    def publish(self, page: int, content: int) -> None:
+        """Offer a page to whoever needs what it holds."""
+        if content not in self._cached and page not in self._contents:
+            self._cached[content] = page
+            self._contents[page] = content
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Drop one user of each page; the last page of a prefix is handed out before the others."""
+        for page in reversed(pages):
+            if page == NO_PAGE:
+                continue
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free[page] = None
+                self._note_left(page)
+
+    def overwrite(self, pages: Iterable[int]) -> None:
+        """Write something else over those of `pages` that nobody uses."""
+        for page in pages:
+            if page in self._free:
+                self._forget(page)
+                self.compute(page, EMPTY, OVERWRITTEN, "of another engine")
+                self._note_left(page)
+
+    def forget_cached(self) -> None:
+        """Offer nothing of what the pages hold now any more."""
+        self._cached.clear()
+        self._contents.clear()
+
+    def check_free(self) -> None:
+        """Raise unless pages without a user hold what they held, and no transfer touches them."""
+        for (device, numbers), left in zip(self._devices, self._left, strict=True):
+            for page in self._free:
+                number = numbers[page]
+                if device.touched(number):
+                    raise Violated(StillTouched(device.slot(number), "it is free"))
+                if (holds := device.content[number]) != left[page]:
+                    raise Violated(FreePageChanged(device.slot(number), left[page], holds))
+
+    def _forget(self, page: int) -> None:
+        content = self._contents.pop(page, None)
+        if content is not None:
+            del self._cached[content]
+
+    def _note_left(self, page: int) -> None:
+        for (device, numbers), left in zip(self._devices, self._left, strict=True):
+            left[page] = device.content[numbers[page]]

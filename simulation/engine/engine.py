@@ -1,0 +1,131 @@
+"""What every simulated engine has: requests that come and go, and commands that all ranks get.
+
+Who owns the device pages decides when commands are given and which. An engine under a `Cache` gives
+them before a step; one under a `HostCache` decides between the halves of a step, and launches its
+forward pass after it.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ...ranks.rank_cache import RankCache
+from ..cluster import Answer, ask
+from ..contents import Contents
+from ..faults import FaultSource
+from ..rank.memory import Memory
+from ..world import World
+from .every_rank import every_rank
+from .model import Model
+from .prompts import TOKEN_BYTES, Prompts
+from .request import EngineRequest
+from .sampling_apart import Bringing, bring
+
+PATIENCE = 25
+"""How often a request asks for room before the engine gives it up."""
+
+_PRIORITIES = (0, 0, 1, 5)
+"""Of which that of a request is drawn; a cache under an engine's own device pages is not told it."""
+
+CacheT = TypeVar("CacheT", bound=RankCache)
+
+
+class Engine(ABC, Generic[CacheT]):
+    """The engine of one schedule. It outlives the epochs; its requests do not."""
+
+    kind: type[CacheT]
+    """The form of the cache that it is made for."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        contents: Contents,
+        faults: FaultSource,
+        coverage: Counter[str],
+        trace: Callable[[str], None] | None,
+    ) -> None:
+        self.requests: list[EngineRequest] = []
+        self._world = world
+        self._page = world.page_tokens
+        self._contents = contents
+        self._model = Model(world.config, contents)
+        self._faults = faults
+        self._coverage = coverage
+        self._trace = trace
+        self._random = world.stream("workload")
+        self._priorities = world.stream("priorities")
+        self._prompts = Prompts(world)
+        self._named = 0
+        self._old_names: list[str] = []
+        self._caches: list[CacheT] = []
+
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
+        """Go on with a new group: nothing of the requests in flight is left."""
+        self.requests.clear()
+        self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
+        self._model.begin_epoch(every_rank(memories))
+
+    def step(self) -> None:
+        """Give the commands that come before a step."""
+
+    def decide(self, *, active: bool) -> float:
+        """Give the commands that come between the halves of a step.
+
+        They begin nothing new unless `active`. Returns for how long the engine, if it has nothing
+        to compute in this step, waits for progress.
+        """
+        del active
+        return 0.0
+
+    def forward(self) -> None:
+        """Launch the forward pass of the step."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Let go of every request."""
+
+    @abstractmethod
+    def check_pages(self) -> None:
+        """The device pages hold on every rank what the engine has put there."""
+
+    @abstractmethod
+    def probe(self) -> bool:
+        """At rest, with nothing in flight: every page must be there to be had.
+
+        False if the cache has to work for that first: let it take a step, and ask again.
+        """
+
+    def sample_apart(self, rank: int) -> None:
+        """Give one command with tokens that `rank` has sampled otherwise than the others have."""
+        bringing = self._random.choice(self._commands_with_tokens(*self._prompts.draw()))
+        self._coverage[f"sampled apart before {bringing[0]}"] += 1
+        bring(self._caches, rank, bringing)
+
+    @abstractmethod
+    def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
+        """Return the commands that could bring tokens, those of a new prompt among them."""
+
+    def _arrive(self) -> None:
+        namespace, tokens = self._prompts.draw()
+        if self._old_names and self._random.random() < 0.2:
+            name = self._old_names.pop(self._random.randrange(len(self._old_names)))
+        else:
+            self._named += 1
+            name = f"r{self._named}"
+        request = EngineRequest(name, namespace, tokens, len(tokens) // TOKEN_BYTES)
+        request.answer = self._random.randint(0, 2 * self._page)
+        request.priority = self._priorities.choice(_PRIORITIES)
+        self.requests.append(request)
+
+    def _ask(
+        self, request: EngineRequest, what: str, command: Callable[[CacheT], Answer]
+    ) -> Answer:
+        return self._ask_all(f"{what} of request {request.name}", command)
+
+    def _ask_all(self, what: str, command: Callable[[CacheT], Answer]) -> Answer:
+        answer = ask(what, self._caches, command)
+        if self._trace is not None:
+            self._trace(f"{what} -> {answer}")
+        return answer

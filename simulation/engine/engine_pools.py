@@ -1,0 +1,216 @@
+"""All the device pages of an engine that owns them: of each component, by request.
+
+A request has a table for each pool. Pages that a sliding window has left behind are given up, and a
+state lies in one slot, which the model changes in place: what is kept of it for others, or lent to a
+backup that may take its time, is a copy in a slot beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from ...ranks.host_cache import DevicePages as LentPages
+from ...ranks.orders import KV_POOL
+from ..rank.memory import Memory
+from .device_pages import DevicePages
+from .every_rank import NO_PAGE
+from .model import Layers, Model
+from .request import EngineRequest
+
+Held = Mapping[str, Sequence[int]]
+"""By pool: pages that a request had."""
+
+
+class EnginePools:
+    """Which pages each request has, and what is cached on the device."""
+
+    def __init__(
+        self, model: Model, memories: Sequence[Memory], page_tokens: int, random: Random
+    ) -> None:
+        self._page = page_tokens
+        self._layers = model.layers
+        self._paged = [each for each in model.layers if each.per_page]
+        self.state = next((each for each in model.layers if not each.per_page), None)
+        """The layers with a state, which a request cannot go on without; None if there are none."""
+        self.pools = {
+            each.pool: DevicePages([memory.device[each.pool] for memory in memories], random)
+            for each in model.layers
+        }
+        self._spoiled: list[tuple[str, Sequence[int]]] = []
+        """By pool: pages that are to be overwritten."""
+
+    def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
+        """Return of how many of its first `pages` pages the device has all that it needs to go on."""
+        full, end = self.pools[KV_POOL], 0
+        while end < pages:
+            length = (end + 1) * self._page
+            if not full.has(self._layers[0].content(request, end, length)):
+                break
+            end += 1
+        others = self._layers[1:] if with_state else self._paged[1:]
+        while end and not all(self._has(each, request, end) for each in others):
+            end -= 1
+        return end
+
+    def begin(
+        self, request: EngineRequest, first: int, length: int, *, forks: bool = False
+    ) -> bool:
+        """Give a request what is cached before page `first`, and own pages for the rest of `length`.
+
+        Its state there is copied from the cached one if it `forks`. False, and it has nothing, if there
+        is no room.
+        """
+        start, last = first * self._page, -(-length // self._page)
+        tables: dict[str, list[int]] = {}
+        for each in self._layers:
+            pool, table, own = self.pools[each.pool], list[int](), 1
+            if each.per_page:
+                reads = self.reads(each, start)
+                shared = (each.content(request, index, start) for index in range(reads, first))
+                table = [NO_PAGE] * reads + pool.share(shared)
+                behind = max(0, self.reads(each, length) - first)
+                table += [NO_PAGE] * behind
+                own = last - first - behind
+            tables[each.pool] = table
+            state = forks and not each.per_page
+            source = pool.share([each.content(request, 0, start)] if state else ())
+            pages = pool.allocate(own)
+            if pages and source:
+                pool.fork(source[0], pages[0])
+            pool.give_back(source)
+            if pages is None:
+                self.give_back(tables)
+                return False
+            table += pages
+        request.tables = tables
+        request.room = last * self._page
+        return True
+
+    def extend(self, request: EngineRequest, length: int) -> int:
+        """Give a request room for `length` tokens, or as far as there are pages; return how far."""
+        missing = max(0, -(-length // self._page) - len(request.table))
+        missing = min(missing, *(self.pools[each.pool].free for each in self._paged))
+        for each in self._paged:
+            pages = self.pools[each.pool].allocate(missing)
+            assert pages is not None
+            request.tables[each.pool] += pages
+        request.room = len(request.table) * self._page
+        return min(length, request.room)
+
+    def publish(self, request: EngineRequest) -> None:
+        """Offer the full pages of a request to whoever needs what they hold."""
+        length = request.computed
+        for each in self._paged:
+            pool = self.pools[each.pool]
+            for index, page in enumerate(request.tables[each.pool][: length // self._page]):
+                if page != NO_PAGE:
+                    pool.publish(page, each.content(request, index, length))
+
+    def windows(self, length: int) -> list[int]:
+        """Return by window the first position that is read after `length` tokens."""
+        return [self.reads(each, length) for each in self._paged[1:]]
+
+    def can_compute(self, request: EngineRequest) -> bool:
+        """Say whether a request whose state is lost has pages for all that follows what it has."""
+        first = request.computed // self._page
+        paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
+        return paged and (self.state is None or not first)
+
+    def leave_behind(self, request: EngineRequest) -> int:
+        """Give up the pages that no window of a request reaches any more; return how many."""
+        count = 0
+        for each in self._paged[1:]:
+            table = request.tables.get(each.pool, [])
+            end = min(len(table), self.reads(each, request.computed))
+            left = [page for page in table[:end] if page != NO_PAGE]
+            self.pools[each.pool].give_back(left)
+            table[:end] = [NO_PAGE] * end
+            count += len(left)
+        return count
+
+    # The state: in the slot of a request, and copies of it.
+
+    def slot(self, request: EngineRequest) -> list[int]:
+        """Return the slot in which the state of a request is computed, if the model has one."""
+        return [] if self.state is None else request.tables[self.state.pool]
+
+    def reserve_copy(self, request: EngineRequest) -> bool:
+        """Find a slot for a copy of the state that the next forward pass leaves; False if none is."""
+        slot = None if self.state is None else self.pools[self.state.pool].allocate(1)
+        request.copies_state = slot is not None
+        request.kept += slot or ()
+        return request.copies_state
+
+    def copy_state(self, request: EngineRequest) -> None:
+        """Copy the state of a request to the slot that was found for it, and offer it to others."""
+        if self.state is not None and request.copies_state:
+            pool, slot = self.pools[self.state.pool], request.kept[-1]
+            pool.fork(self.slot(request)[0], slot)
+            pool.publish(slot, self.state.content(request, 0, request.computed))
+            request.copies_state = False
+
+    def let_go_of_copies(self, request: EngineRequest) -> None:
+        """Give back the copies of the state of a request, which no backup reads any more."""
+        if self.state is not None:
+            self.pools[self.state.pool].give_back(request.kept)
+            request.kept = []
+
+    # What is lent, and what is given back.
+
+    def lend(
+        self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
+    ) -> LentPages:
+        """Return what a rank calls the pages from position `first` to `last`, and a state's `slot`."""
+        lent = {
+            each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
+            for each in self._paged
+        }
+        if self.state is not None:
+            lent[self.state.pool] = self.pools[self.state.pool].on(rank, slot)
+        return lent if len(lent) > 1 else lent[KV_POOL]
+
+    def take_all(self, request: EngineRequest) -> Held:
+        """Take all pages away from a request, which are the caller's to give back."""
+        held = request.tables
+        if self.state is not None:
+            held[self.state.pool] = held.get(self.state.pool, []) + request.kept
+        request.tables, request.kept, request.room = {}, [], 0
+        request.copies_state = request.lends_state = request.state_comes = False
+        return held
+
+    def give_back(self, held: Held, *, overwrite: bool = False) -> None:
+        """Drop a user of each page, and let those be overwritten that nobody else has or gets."""
+        for pool, pages in held.items():
+            self.pools[pool].give_back(pages)
+            if overwrite:
+                self._spoiled.append((pool, pages))
+
+    def overwrite(self) -> None:
+        """Write over what was given back: at the end of a step's decisions, after all fences."""
+        for pool, pages in self._spoiled:
+            self.pools[pool].overwrite(pages)
+        self._spoiled.clear()
+
+    def require_untouched(self, why: str, request: EngineRequest) -> None:
+        """Raise if a copy may touch what nobody but a request has."""
+        for pool, table in request.tables.items():
+            self.pools[pool].require_untouched(why, self.pools[pool].alone(table))
+
+    def forget_cached(self) -> None:
+        """Offer nothing of what the pages hold now any more."""
+        for pool in self.pools.values():
+            pool.forget_cached()
+
+    def check_free(self) -> None:
+        """See `DevicePages`."""
+        for pool in self.pools.values():
+            pool.check_free()
+
+    def reads(self, layers: Layers, length: int) -> int:
+        """Return the first position that is read for the token after `length`."""
+        return layers.needed(length, length).start
+
+    def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:
+        """Say whether the device has what these layers need to go on after page `end`."""
+        pool, length = self.pools[layers.pool], end * self._page
+        entries = range(self.reads(layers, length), end) if layers.per_page else range(1)
+        return all(pool.has(layers.content(request, index, length)) for index in entries)

@@ -1,0 +1,63 @@
+"""The device pages of one pool, on every rank at once."""
+
+from collections.abc import Iterable, Sequence
+
+from ..checkers.checkers import check_holding
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.pages import StillTouched
+from ..rank.memory import Memory, Slots
+
+NO_PAGE = -1
+"""In a page table: the request has no page any more at this position."""
+
+
+class EveryRank:
+    """One pool's device pages. A page has one number, which `on` turns into that of a rank."""
+
+    def __init__(
+        self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """`numbers` has by rank the number of each page; without it that is the page's own."""
+        self.count = len(devices[0].content)
+        same = range(self.count)
+        self._devices = [
+            (device, same if numbers is None else numbers[rank])
+            for rank, device in enumerate(devices)
+        ]
+
+    def on(self, rank: int, pages: Iterable[int]) -> list[int]:
+        """Return the numbers of `pages` on `rank`."""
+        numbers = self._devices[rank][1]
+        return [page if page == NO_PAGE else numbers[page] for page in pages]
+
+    def compute(self, page: int, before: int, after: int, request: str) -> None:
+        """Let the model turn what a page holds from `before` to `after`; see `Slots.compute`."""
+        for device, numbers in self._devices:
+            device.compute(numbers[page], before, after, request)
+
+    def fork(self, source: int, destination: int) -> None:
+        """Copy one page to another at once, in the engine's own order of work."""
+        for device, numbers in self._devices:
+            device.fork(numbers[source], numbers[destination])
+
+    def require_untouched(self, why: str, pages: Iterable[int]) -> None:
+        """Raise if a copy may still touch one of `pages`, of which the cache says that none does."""
+        pages = list(pages)
+        for device, numbers in self._devices:
+            for page in pages:
+                if device.touched(numbers[page]):
+                    raise Violated(StillTouched(device.slot(numbers[page]), why))
+
+    def require_holding(self, wanted: Iterable[tuple[int, int, str]]) -> None:
+        """Raise unless pages hold what is `wanted` of them; see `check_holding`."""
+        wanted = list(wanted)
+        for device, numbers in self._devices:
+            on_rank = [(numbers[page], content, request) for page, content, request in wanted]
+            check_holding(device, on_rank)
+
+
+def every_rank(memories: Sequence[Memory]) -> dict[str, EveryRank]:
+    """Return the pools of all ranks' devices, where a page has the same number on each rank."""
+    return {
+        pool: EveryRank([memory.device[pool] for memory in memories]) for pool in memories[0].device
+    }

@@ -1,0 +1,125 @@
+"""What an engine does to keep things: it pins prefixes, and it retracts requests and resumes them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...ranks.cache import Cache
+from ...ranks.replica.answers import Admission, Wait
+from ...ranks.replica.requests import LoadState
+from ..checkers.findings.answers import Forgotten
+from ..checkers.findings.finding import Violated
+from ..cluster import ask
+from ..world import World
+from .prompts import Prompts
+from .request import EngineRequest, Stage
+
+PINS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    name: str
+    namespace: str
+    tokens: bytes
+    kept: int
+
+
+class Pins:
+    """Pins prefixes for a while, and checks that they stay."""
+
+    def __init__(self, world: World) -> None:
+        self._random = world.stream("pins")
+        self._pins: list[_Pinned] = []
+        self._named = 0
+
+    def begin_epoch(self) -> None:
+        """Forget the pins of the group that has ended."""
+        self._pins.clear()
+
+    def step(self, caches: Sequence[Cache], prompts: Prompts) -> int:
+        """Pin something, or let go of something, now and then; return how many pins were made."""
+        draw = self._random.random()
+        if draw < 0.06 and len(self._pins) < PINS_MAX:
+            return self._pin(caches, prompts)
+        if draw > 0.94 and self._pins:
+            self._unpin(caches, self._pins.pop(self._random.randrange(len(self._pins))))
+        return 0
+
+    def drain(self, caches: Sequence[Cache]) -> None:
+        """Let go of all pins."""
+        while self._pins:
+            self._unpin(caches, self._pins.pop())
+
+    def _pin(self, caches: Sequence[Cache], prompts: Prompts) -> int:
+        self._named += 1
+        name, ttl_s = f"p{self._named}", self._random.choice((0.05, 0.5, 30.0))
+        namespace, tokens = prompts.earlier(self._random)
+        kept = ask("pin", caches, lambda c: c.pin(name, tokens, namespace, ttl_s=ttl_s))
+        if not kept:
+            return 0
+        self._pins.append(_Pinned(name, namespace, tokens, kept))
+        return 1
+
+    def _unpin(self, caches: Sequence[Cache], pin: _Pinned) -> None:
+        found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
+        # Its time may be over; until then it must have kept what it promised.
+        if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
+            raise Violated(Forgotten(pin.kept, "were pinned", found.host_tokens))
+
+
+class Retracts:
+    """Takes requests off the device and brings them back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.stream("retract")
+        self._page = world.page_tokens
+
+    def strikes(self) -> bool:
+        """Say whether a request that computes is to be retracted now."""
+        return self._random.random() < 0.03
+
+    def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
+        """Retract a request; False if there is no room for it, and it goes on.
+
+        Either way its whole pages are published.
+        """
+        tokens = request.head(request.computed)
+        done = ask("retract", caches, lambda c: c.retract(request.name, tokens))
+        request.shared = request.computed // self._page * self._page
+        if not done:
+            return False
+        request.came_from, request.stage = request.stage, Stage.RETRACTED
+        request.room = 0
+        request.tables.clear()
+        return True
+
+    def look(
+        self,
+        caches: Sequence[Cache],
+        request: EngineRequest,
+        resumed: Callable[[EngineRequest, Admission], None],
+    ) -> str:
+        """See how far a retracted request is, and resume it; return what became of it."""
+        state = ask("load_state", caches, lambda c: c.load_state(request.name))
+        if state is LoadState.FAILED:
+            return "failed"
+        if state is not LoadState.SAVED or self._random.random() < 0.4:
+            return "waits"
+        reserve = request.computed + self._random.randint(0, 2 * self._page)
+        if not self._world.may_fit(request.shared, reserve):
+            reserve = request.computed
+        answer = ask("resume", caches, lambda c: c.resume(request.name, reserve_tokens=reserve))
+        if answer is Wait.LOST:
+            return "lost"
+        if isinstance(answer, Wait):
+            request.refused += 1
+            return "refused"
+        if answer.cached_tokens != request.computed:
+            why = f"were computed by request {request.name} when it was retracted"
+            raise Violated(Forgotten(request.computed, why, answer.cached_tokens))
+        pages = max(-(-request.computed // self._page), -(-reserve // self._page))
+        request.room = pages * self._page
+        request.refused = 0
+        resumed(request, answer)
+        return "resumed"

@@ -1,0 +1,67 @@
+"""An engine lends what it has computed for backups, and keeps it as it is while they read it."""
+
+from ..checkers.checkers import check_covered
+from .lending import Lending
+from .request import EngineRequest
+
+
+class LendingBackups(Lending):
+    """Backs up what requests have computed."""
+
+    def back_up(self, request: EngineRequest, generation: int) -> bool:
+        """Back up what is whole after this step's forward pass, or sometimes less of it.
+
+        False if there is nothing. What is found of it is of the `generation` of the cache.
+        """
+        known = max(request.computed, request.planned)
+        if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):
+            return False
+        if self.random.random() < 0.15:
+            known = self.random.randint(0, known)
+        tokens, slot = request.head(known), self._state_to_lend(request, known)
+        whole = known // self.page_tokens
+        last = len(request.table) if self.random.random() < 0.2 else whole
+        covered = self.ask(
+            request,
+            "back_up",
+            lambda c: c.back_up(
+                request.name,
+                tokens,
+                self.pools.lend(c.rank, request, 0, last, slot),
+                request.namespace,
+            ),
+        )
+        self.coverage["backups"] += 1
+        request.admitted = True
+        match = self.ask(request, "match", lambda c: c.match(tokens, request.namespace))
+        found = match.host_tokens if request.generation == generation else 0
+        check_covered(request.name, covered, found, known, self.page_tokens)
+        return True
+
+    def let_go(self, request: EngineRequest) -> None:
+        """Give up what only a backup still needed: what a window has left, copies of the state."""
+        if self.ask(request, "lends", lambda c: c.lends(request.name)):
+            return
+        request.lends_state = False
+        self.pools.let_go_of_copies(request)
+        self.coverage["pages left behind by a window"] += self.pools.leave_behind(request)
+
+    def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
+        """Return the slot for a backup that has the state after `known` tokens, if there is one.
+
+        A copy of it, or the one in which it is computed, where it has to stay then for a while.
+        """
+        if known % self.page_tokens:
+            # What is lent with a begun page is left out.
+            return self.pools.slot(request)
+        if not known or known != max(request.computed, request.planned):
+            return []
+        draw = self.random.random()
+        if request.copies_state or (draw < 0.5 and self.pools.reserve_copy(request)):
+            self.coverage["states lent as copies"] += 1
+            return request.kept[-1:]
+        if draw > 0.85 or not (slot := self.pools.slot(request)):
+            return []
+        self.coverage["states lent where they are computed"] += 1
+        request.lends_state = True
+        return slot

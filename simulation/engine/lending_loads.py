@@ -1,0 +1,81 @@
+"""An engine asks what host memory has for a request, and has it brought to pages that it lends."""
+
+from ...ranks.replica.requests import LoadState
+from ..checkers.findings.answers import WrongHit
+from ..checkers.findings.finding import Violated
+from .lending import Lending
+from .request import EngineRequest, Stage
+
+
+class LendingLoads(Lending):
+    """Loads the cached prefixes of requests. The engine's own prefix cache comes first."""
+
+    def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
+        """Ask what can be brought, and compare it with what the cache says that it has."""
+        most = request.prompt - 1 if length is None else length
+        tokens = request.head(most)
+        hit = self.ask(
+            request,
+            "hit",
+            lambda c: c.hit(request.name, tokens, request.namespace, device_tokens=device_tokens),
+        )
+        found = self.ask(request, "match", lambda c: c.match(tokens, request.namespace))
+        expected = 0 if request.failed else max(0, found.host_tokens - device_tokens)
+        if hit != expected or hit % self.page_tokens or (hit and device_tokens + hit > most):
+            when = f"where it {'failed' if request.failed else 'never failed'} to load before"
+            raise Violated(WrongHit(request.name, device_tokens, found.host_tokens, hit, when))
+        return hit
+
+    def choose(self, request: EngineRequest) -> tuple[int, int]:
+        """Return how many pages a request has on the device, and how many with what can be brought."""
+        unit, most, hit = self.page_tokens, request.prompt - 1, 0
+        shared = most // unit if self.random.random() < 0.7 else 0
+        if self.random.random() < 0.15:
+            most = self.random.randint(0, most)
+        asks = self.random.random() < 0.95
+        # A load brings the state with it, so that only what is computed at once needs it there.
+        first = self.pools.cached(request, shared, with_state=False)
+        if asks:
+            hit = self.hit(request, first * unit, most)
+        if not hit:
+            first = self.pools.cached(request, first, with_state=True)
+            hit = self.hit(request, first * unit, most) if asks else 0
+        return first, first + hit // unit
+
+    def load(self, request: EngineRequest, first: int, last: int) -> None:
+        """Have the pages from position `first` to `last` brought."""
+        pools, end = self.pools, last * self.page_tokens
+        request.bringing, request.state_comes = end, True
+        self.ask(
+            request,
+            "load",
+            lambda c: c.load(
+                request.name,
+                request.head(end),
+                pools.lend(c.rank, request, first, last, pools.slot(request)),
+                device_tokens=request.computed,
+            ),
+        )
+        self.coverage["loads"] += 1
+        for begin in pools.windows(end):
+            self.coverage["loads of a window that begins on the device"] += begin < first
+            self.coverage["loads of a window that begins behind the device"] += 0 < first < begin
+        request.admitted, request.stage = True, Stage.LOADING
+
+    def look(self, request: EngineRequest) -> LoadState:
+        """See how far the load of a request is; what it says that no copy touches, none does."""
+        state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
+        if state is LoadState.LOADING:
+            return state
+        why = f"the load of request {request.name} is {state.name}"
+        self.pools.require_untouched(why, request)
+        request.state_comes = False
+        if state is LoadState.READY:
+            self.coverage["tokens from host"] += request.bringing - request.computed
+            request.computed = request.bringing
+            request.failed &= not request.resumes
+        else:
+            self.coverage["resumes failed" if request.resumes else "loads failed"] += 1
+            request.failed = True
+            self.hit(request, 0)
+        return state

@@ -1,0 +1,87 @@
+"""An engine that owns its device pages moves requests out of them, and back into others."""
+
+from ...coordinator.operation import Phase
+from ...ranks.replica.answers import Wait
+from ...ranks.replica.requests import LoadState
+from .lending import Lending
+from .request import EngineRequest, Stage
+
+
+class LendingRetracts(Lending):
+    """Retracts requests and resumes them."""
+
+    def retract(self, request: EngineRequest) -> bool:
+        """Retract a request after this step's forward pass; False if it goes on."""
+        if request.unknown or request.name not in self.caches[0].replica.requests:
+            return False
+        known = max(request.computed, request.planned)
+        last, slot = -(-known // self.page_tokens), self.pools.slot(request) if known else []
+        done = self.ask(
+            request,
+            "retract",
+            lambda c: c.retract(
+                request.name, request.head(known), self.pools.lend(c.rank, request, 0, last, slot)
+            ),
+        )
+        request.admitted = True
+        self.coverage[self._named("retracts", known) if done else "retracts refused"] += 1
+        if done:
+            request.stage, request.refused = Stage.RETRACTED, 0
+        return done
+
+    def look(self, request: EngineRequest) -> str:
+        """See how far a retracted request is, and resume it; return what became of it."""
+        state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
+        if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
+            self.coverage[f"{state} beside a copy that hangs"] += 1
+            self.ask(request, "keep_off", lambda c: c.keep_off(request.name))
+        if state is LoadState.FAILED:
+            self.coverage["retracts failed"] += 1
+            return "failed"
+        if state is not LoadState.SAVED:
+            request.refused += 1
+        elif request.tables:
+            self.pools.require_untouched(f"request {request.name} is SAVED", request)
+            request.bringing, request.computed, request.refused = request.computed, 0, 0
+            held = self.pools.take_all(request)
+            # Others have them from now on.
+            self.pools.give_back(held, overwrite=self.random.random() < 0.7)
+        elif self.random.random() < 0.6:
+            return self._resume(request)
+        return "waits"
+
+    def _hangs(self, request: EngineRequest) -> bool:
+        """Say whether only copies that hang touch what a request lends."""
+        replica = self.caches[0].replica
+        phases = {replica.agenda.in_flight[n].phase for n in replica.touching(request.name)}
+        return phases == {Phase.QUARANTINED}
+
+    def _resume(self, request: EngineRequest) -> str:
+        length, first = request.bringing, 0
+        if self.random.random() < 0.7:
+            first = self.pools.cached(request, length // self.page_tokens, with_state=False)
+        if not self.pools.begin(request, first, length):
+            request.refused += 1
+            return "waits"
+        last, slot = -(-length // self.page_tokens), self.pools.slot(request) if length else []
+        start = request.computed = first * self.page_tokens
+        answer = self.ask(
+            request,
+            "resume",
+            lambda c: c.resume(
+                request.name,
+                self.pools.lend(c.rank, request, first, last, slot),
+                device_tokens=start,
+            ),
+        )
+        if answer is Wait.LOST:
+            self.coverage["resumes lost"] += 1
+            self.pools.give_back(self.pools.take_all(request))
+            return "lost"
+        self.coverage[self._named("resumes", length)] += 1
+        self.coverage["resumes beside pages on the device"] += first > 0
+        request.stage, request.resumes, request.state_comes = Stage.LOADING, True, True
+        return "resumed"
+
+    def _named(self, what: str, length: int) -> str:
+        return f"{what} {'with a begun page' if length % self.page_tokens else 'of whole pages'}"

@@ -1,0 +1,363 @@
+"""An engine with device pages of its own, which it lends to a `HostCache` for copies.
+
+It works as vLLM's scheduler does. Between the halves of a step it decides: it prefetches, asks what
+can be brought, loads, computes in chunks, backs up what is whole, preempts, lets go. Then it launches
+its forward pass, between the copies that must precede it and those that must follow. Pages of a
+preempted request are handed to others before their fence, and overwritten after it.
+"""
+
+from collections.abc import Sequence
+
+from ...ranks.host_cache import HostCache
+from ...ranks.rank_cache import RankCache
+from ...ranks.replica.requests import LoadState
+from ...ranks.replica.tree.node import HOST
+from ..checkers.checkers import check_loads
+from ..checkers.findings.answers import ImpossibleAnswer, WrongHit
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.pages import NotToBeHad
+from ..faults import Fault
+from ..rank.memory import Memory
+from ..world import IDLE_S
+from .engine import PATIENCE, Engine
+from .engine_pools import EnginePools, Held
+from .lending_backups import LendingBackups
+from .lending_loads import LendingLoads
+from .lending_misuse import misuse
+from .lending_retracts import LendingRetracts
+from .prompts import TOKEN_BYTES
+from .request import EngineRequest, Stage
+from .sampling_apart import Bringing, host_cache_commands
+
+_COMPUTES = (Stage.COMPUTING, Stage.ANSWERING)
+
+
+class LendingWorkload(Engine[HostCache]):
+    """An engine that owns its device pages."""
+
+    kind = HostCache
+
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
+        """See `Engine`."""
+        super().begin_epoch(caches, memories)
+        self._pools = EnginePools(self._model, memories, self._page, self._random)
+        self._model.begin_epoch(self._pools.pools)
+        unit, random, coverage = self._page, self._random, self._coverage
+        parts = (self._caches, self._pools, unit, random, coverage, self._ask)
+        self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
+        self._retracts = LendingRetracts(*parts)
+        self._leaving: dict[str, Held] = {}
+        """Requests that were released, and their pages, which are not free yet."""
+        self._generation = 0
+        self._holds_copies = False
+        """Copies of this step wait for its forward pass."""
+        self._resets = self._random.choice((0.0, 0.0, 0.01, 0.06))
+        self._impatience = self._random.choice((0.0, 0.1, 0.5))
+
+    def decide(self, *, active: bool) -> float:
+        """See `Engine`."""
+        random = self._random
+        self._take_freed()
+        if not active:
+            return 0.0
+        if random.random() < self._resets:
+            self._reset()
+        room = len(self.requests) < self._world.requests_max
+        if room and random.random() < self._world.arrival_rate:
+            self._arrive()
+            self.requests[-1].generation = self._generation
+        for request in list(self.requests):
+            if self._faults.strikes(Fault.ABORTED_REQUEST):
+                self._abort(request)
+            elif random.random() < 0.9 and not request.fence_due:
+                self._act(request)
+        for request in self.requests:
+            self._fence_if_due(request)
+        self.requests = [each for each in self.requests if each.stage is not Stage.GONE]
+        if self.requests and random.random() < 0.05:
+            request = random.choice(self.requests)
+            misuse(self._caches, request, list(self._leaving), random)
+            self._coverage["misuse refused"] += 1
+        busy = self._holds_copies or any(each.planned for each in self.requests)
+        return 0.0 if busy or random.random() >= 0.5 else IDLE_S
+
+    def forward(self) -> None:
+        """See `Engine`."""
+        self._pools.overwrite()
+        for cache in self._caches:
+            cache.begin_loads()
+        for request in self.requests:
+            if request.planned:
+                self._model.compute(request, request.planned)
+                request.planned = 0
+                self._pools.publish(request)
+                if request.stage is Stage.COMPUTING:
+                    request.stage = self._stage(request)
+            self._pools.copy_state(request)
+        for cache in self._caches:
+            cache.begin_backups()
+        self._holds_copies = False
+
+    def drain(self) -> None:
+        """See `Engine`."""
+        for request in self.requests:
+            self._abort(request)
+        self.requests.clear()
+
+    def check_pages(self) -> None:
+        """See `Engine`."""
+        self._model.check_expected(self.requests)
+        self._pools.check_free()
+        check_loads(self._caches[0])
+
+    def probe(self) -> bool:
+        """Every device page is free, and a reset leaves every host page free."""
+        for name, pool in self._pools.pools.items():
+            if self._leaving or pool.free != pool.count:
+                left = f"{pool.free} while {list(self._leaving)} are leaving"
+                raise Violated(NotToBeHad(pool.count, f"device {name} pages", left))
+        self._ask_all("reset", lambda c: c.reset())
+        prefixes = self._caches[0].replica.prefixes
+        nodes, roots = prefixes.tree.node_count, len(prefixes.tree.roots)
+        for host in prefixes.residence.pools[HOST]:
+            if host.free != host.capacity or nodes or roots:
+                left = f"{host.free} free after a reset, and a tree of {nodes} nodes, {roots} roots"
+                raise Violated(NotToBeHad(host.capacity, f"{host.name} pages", left))
+        return True
+
+    def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[HostCache]]:
+        return host_cache_commands(self.requests, namespace, prompt, self._pools)
+
+    def _act(self, request: EngineRequest) -> None:
+        if request.stage in (*_COMPUTES, Stage.PUBLISHED):
+            self._backups.let_go(request)
+        match request.stage:
+            case Stage.ARRIVED:
+                self._prefetch(request)
+            case Stage.PREFETCHING:
+                done = self._ask(request, "prefetch_done", lambda c: c.prefetch_done(request.name))
+                if self._random.random() < (0.4 if done else self._impatience):
+                    request.stage = Stage.WAITING
+            case Stage.WAITING:
+                self._admit(request)
+            case Stage.LOADING:
+                self._look_at_load(request)
+            case Stage.COMPUTING:
+                chunk = self._random.randint(1, 6 * self._page)
+                self._plan(request, min(request.prompt, request.computed + chunk))
+                if request.stage in _COMPUTES and self._random.random() < 0.6:
+                    self._back_up(request)
+            case Stage.ANSWERING:
+                self._answer(request)
+            case Stage.PUBLISHED:
+                self._release(request)
+            case Stage.RETRACTED:
+                self._look_at_retract(request)
+            case Stage.GONE:
+                pass
+        if request.stage in _COMPUTES and self._random.random() < 0.04:
+            self._retract(request)
+        if request.stage in _COMPUTES and self._random.random() < 0.015:
+            self._preempt(request)
+
+    # Before a request computes.
+
+    def _prefetch(self, request: EngineRequest) -> None:
+        request.stage = Stage.WAITING
+        if self._random.random() < 0.2:
+            return
+        tokens = request.head(request.prompt - 1)
+        begun = self._ask(
+            request, "prefetch", lambda c: c.prefetch(request.name, tokens, request.namespace)
+        )
+        self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
+        if begun:
+            request.stage = Stage.PREFETCHING
+
+    def _admit(self, request: EngineRequest) -> None:
+        first, last = self._loads.choose(request)
+        computes = first == last
+        if computes:
+            for each in self.requests:
+                # Pages of one that was preempted in this step are written at once.
+                self._fence_if_due(each)
+        forks = computes and first > 0
+        if not self._pools.begin(request, first, last * self._page, forks=forks):
+            self._refused(request)
+            return
+        request.computed = first * self._page
+        self._coverage["tokens from device"] += request.computed
+        if computes:
+            self._model.check_tables(request)
+            request.stage = Stage.COMPUTING
+        else:
+            self._loads.load(request, first, last)
+            self._holds_copies = True
+
+    def _look_at_load(self, request: EngineRequest) -> None:
+        state = self._loads.look(request)
+        if state is LoadState.LOADING:
+            return
+        pools, resumes, request.resumes = self._pools, request.resumes, False
+        if state is LoadState.READY:
+            request.stage = self._stage(request)
+            self._model.check_tables(request)
+            pools.publish(request)
+            return
+        self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
+        request.stage = Stage.COMPUTING
+        if not pools.can_compute(request) or self._random.random() < 0.5:
+            # Another engine would begin again from nothing, and others may have the pages at once.
+            pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
+            request.computed = 0
+            request.stage = Stage.WAITING
+
+    # While it computes.
+
+    def _stage(self, request: EngineRequest) -> Stage:
+        return Stage.ANSWERING if request.computed >= request.prompt else Stage.COMPUTING
+
+    def _plan(self, request: EngineRequest, length: int) -> int:
+        """Plan to compute up to `length` tokens, as far as there is room; return how far that is."""
+        if request.lends_state:
+            self._coverage["waits for a backup of its state"] += 1
+            return request.computed
+        length = self._pools.extend(request, length)
+        if length > request.computed:
+            request.refused = 0
+            request.planned = length
+        else:
+            self._refused(request)
+        return length
+
+    def _back_up(self, request: EngineRequest) -> None:
+        self._holds_copies |= self._backups.back_up(request, self._generation)
+
+    def _answer(self, request: EngineRequest) -> None:
+        known = len(request.tokens) // TOKEN_BYTES
+        missing = request.prompt + request.answer - known
+        if missing <= 0 and request.computed == known:
+            self._back_up(request)
+            self._prompts.remember(request.namespace, request.tokens)
+            request.stage = Stage.PUBLISHED
+            return
+        if missing > 0:
+            request.tokens += self._prompts.answer(min(missing, self._page + 1))
+        length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
+        if request.stage is Stage.ANSWERING:
+            # What found no room was not put out: the engine samples it again.
+            request.tokens = request.head(max(request.prompt, request.computed, length))
+            if self._random.random() < 0.3:
+                self._back_up(request)
+
+    # The end of a request, for now or for good.
+
+    def _refused(self, request: EngineRequest) -> None:
+        """There is no room: wait for it, take it from another request, or give up."""
+        request.refused += 1
+        if request.refused > PATIENCE:
+            self._coverage["given up"] += 1
+            self._abort(request)
+        elif self._random.random() < 0.3:
+            computing = [each for each in self.requests if each.stage in _COMPUTES and each.table]
+            if computing:
+                evict = self._preempt if self._random.random() < 0.5 else self._retract
+                evict(computing[-1])
+
+    def _retract(self, request: EngineRequest) -> None:
+        self._holds_copies |= self._retracts.retract(request)
+
+    def _look_at_retract(self, request: EngineRequest) -> None:
+        became = self._retracts.look(request)
+        if became == "resumed":
+            self._holds_copies = True
+        elif became == "failed":
+            request.failed = True
+            request.stage = self._stage(request)
+            self._model.check_tables(request)
+        elif became == "lost":
+            self._begin_anew(request, max(request.prompt, request.bringing))
+            request.computed, request.stage = 0, Stage.ARRIVED
+            request.admitted = request.failed = False
+            request.generation = self._generation
+        elif request.refused > 2 * PATIENCE:
+            self._abort(request)
+
+    def _preempt(self, request: EngineRequest) -> None:
+        """Hand the request's pages to others at once; it begins again, perhaps with its answer."""
+        self._coverage["preempted"] += 1
+        if self._random.random() < 0.3:
+            self._back_up(request)
+        begins_anew = self._random.random() < 0.5
+        self._begin_anew(
+            request, request.prompt if begins_anew else max(request.prompt, request.computed)
+        )
+        request.computed = request.planned = 0
+        request.stage = Stage.ARRIVED
+        request.fence_due = True
+        held, fenced = self._pools.take_all(request), self._random.random() < 0.5
+        if fenced:
+            self._fence_if_due(request)
+        self._pools.give_back(held, overwrite=fenced and self._random.random() < 0.5)
+
+    def _begin_anew(self, request: EngineRequest, known: int) -> None:
+        """Let a request compute its first `known` tokens again, as its prompt."""
+        request.tokens = request.head(known)
+        request.answer = max(0, request.answer - (known - request.prompt))
+        request.prompt, request.refused = known, 0
+
+    def _fence_if_due(self, request: EngineRequest) -> None:
+        if request.fence_due:
+            request.fence_due = request.admitted = request.unknown = False
+            request.generation = self._generation
+            self._ask(request, "fence", lambda c: c.fence(request.name))
+            self._coverage["fences"] += 1
+
+    def _abort(self, request: EngineRequest) -> None:
+        self._coverage[f"aborted when {request.stage.name.lower()}"] += 1
+        self._fence_if_due(request)
+        self._release(request)
+
+    def _release(self, request: EngineRequest) -> None:
+        request.planned = 0
+        request.stage = Stage.GONE
+        held = self._pools.take_all(request)
+        if self._ask(request, "release", lambda c: c.release(request.name)):
+            self._freed(request.name, held)
+        else:
+            self._coverage["delayed frees"] += 1
+            self._leaving[request.name] = held
+
+    def _take_freed(self) -> None:
+        for name in self._ask_all("take_freed", lambda c: c.take_freed()):
+            if name not in self._leaving:
+                raise Violated(ImpossibleAnswer("a take_freed", f"names {name}, which is staying"))
+            self._freed(name, self._leaving.pop(name))
+        # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
+        if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:
+            raise Violated(ImpossibleAnswer("a pending_frees", "is true, and nobody is leaving"))
+
+    def _freed(self, name: str, held: Held) -> None:
+        self._pools.give_back(held, overwrite=self._random.random() < 0.5)
+        self._old_names.append(name)
+
+    def _reset(self) -> None:
+        """Drop all that is cached; what begins from here on must see nothing of it."""
+        if self._random.random() < 0.5:
+            for request in self.requests:
+                if request.stage in _COMPUTES:
+                    self._preempt(request)
+        self._generation += 1
+        # Contents follow the generation, and so do the keys of one that is named.
+        version = f"weights {self._generation}" if self._generation % 3 else None
+        self._ask_all("reset", lambda c: c.reset(version))
+        self._coverage["resets"] += 1
+        self._pools.forget_cached()
+        for request in self.requests:
+            if not request.admitted and not request.computed:
+                request.generation = self._generation
+                asks = request.stage in (Stage.PREFETCHING, Stage.WAITING)
+                if asks and (hit := self._loads.hit(request, 0)):
+                    raise Violated(WrongHit(request.name, 0, hit, hit, "right after a reset"))
+            elif not request.admitted:
+                request.unknown = True

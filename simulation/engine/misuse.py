@@ -1,0 +1,73 @@
+"""Calls that an engine must not make: each is refused on every rank, and changes nothing on any."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from ...errors import UsageError
+from ...ranks.cache import Cache
+from ...ranks.replica.digest import state_digest
+from ...ranks.replica.requests import LoadState
+from ..checkers.findings.answers import NotRefused, RefusedAndChanged
+from ..checkers.findings.finding import Violated
+from ..cluster import AnyCache
+from .request import EngineRequest, Stage
+
+WrongCall = tuple[str, Callable[[AnyCache], object]]
+"""What is wrong with a call, and the call."""
+
+
+def misuse(
+    caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
+) -> bool:
+    """Make one wrong call about `request`, as its stage allows; False if there is none."""
+    wrong = _wrong_calls(caches, request, page_tokens)
+    if not wrong:
+        return False
+    what, command = random.choice(wrong)
+    refuse(caches, f"{what} of request {request.name}", command)
+    return True
+
+
+def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
+    """Make a wrong call, which must be refused on every rank and change nothing."""
+    for rank, cache in enumerate(caches):
+        before = (cache.replica.digest, state_digest(cache.replica))
+        try:
+            command(cache)
+        except UsageError:
+            pass
+        else:
+            raise Violated(NotRefused(rank, what))
+        if (cache.replica.digest, state_digest(cache.replica)) != before:
+            raise Violated(RefusedAndChanged(rank, what))
+
+
+def _wrong_calls(
+    caches: Sequence[Cache], request: EngineRequest, page_tokens: int
+) -> list[WrongCall[Cache]]:
+    name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
+    unknown: list[WrongCall[Cache]] = [
+        ("release of an unknown name", lambda c: c.release(f"{name}?")),
+        ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
+        ("half a token", lambda c: c.match(tokens + b"\0", namespace)),
+    ]
+    if request.stage not in (Stage.LOADING, Stage.COMPUTING, Stage.ANSWERING):
+        return unknown
+    wrong: list[WrongCall[Cache]] = [
+        ("a second load_back", lambda c: c.load_back(name, tokens, namespace)),
+        ("a prefetch after load_back", lambda c: c.prefetch(name, tokens, namespace)),
+        ("another namespace", lambda c: c.load_back(name, tokens, f"{namespace}?")),
+    ]
+    if request.stage is Stage.LOADING:
+        if caches[0].load_state(name) is not LoadState.LOADING:
+            return unknown
+        return [
+            *wrong,
+            ("an early extend", lambda c: c.extend(name, request.prompt)),
+            ("an early insert", lambda c: c.insert(name, tokens, final=False)),
+        ]
+    too_long = request.tokens + bytes(4) * (len(request.table) + 1) * page_tokens
+    wrong.append(("a long insert", lambda c: c.insert(name, too_long)))
+    if request.shared:
+        wrong.append(("a short insert", lambda c: c.insert(name, b"")))
+    return wrong

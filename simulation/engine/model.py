@@ -1,0 +1,176 @@
+"""The model's side of device memory: what it computes and reads for a request, component by component.
+
+A request has a page table for each pool. What a page holds follows from the tokens before its end; a
+page of a sliding window is needed only as long as the window reaches it, and a recurrent state is one
+slot that the model advances in place.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...ranks.config import CacheConfig, SlidingWindow
+from ...ranks.orders import KV_POOL
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.pages import PagesMissing, Slot, TwoOwners
+from ..contents import EMPTY, Contents
+from .every_rank import NO_PAGE, EveryRank
+from .request import EngineRequest
+
+
+class Layers(ABC):
+    """The layers of one component, and the pool in which they keep what they compute."""
+
+    per_page = True
+    """Whether a request's table has an entry for each page of tokens, or one in all."""
+
+    def __init__(self, pool: str, page_tokens: int, contents: Contents) -> None:
+        self.pool = pool
+        self._page = page_tokens
+        self._contents = contents
+
+    @abstractmethod
+    def content(self, request: EngineRequest, index: int, length: int) -> int:
+        """Return what the table's entry `index` holds once `length` tokens are computed.
+
+        EMPTY where that is not known.
+        """
+
+    @abstractmethod
+    def needed(self, length: int, room: int) -> range:
+        """Return the entries that a request must have that has computed `length` tokens.
+
+        Those that its next token reads, and those for what it may still compute in its `room`.
+        """
+
+    @abstractmethod
+    def written(self, before: int, after: int) -> range:
+        """Return the entries that change when the tokens from `before` to `after` are computed."""
+
+    def _of(self, request: EngineRequest, length: int) -> int:
+        prefix = request.head(length)
+        return self._contents.of(request.namespace, prefix, request.generation, pool=self.pool)
+
+
+class FullAttentionLayers(Layers):
+    """They read every token before, so every page stays."""
+
+    def content(self, request: EngineRequest, index: int, length: int) -> int:
+        """See `Layers`."""
+        end = min(length, (index + 1) * self._page)
+        return EMPTY if end <= index * self._page else self._of(request, end)
+
+    def needed(self, length: int, room: int) -> range:
+        """See `Layers`."""
+        del length
+        return range(-(-room // self._page))
+
+    def written(self, before: int, after: int) -> range:
+        """See `Layers`."""
+        return range(before // self._page, -(-after // self._page))
+
+
+class SlidingWindowLayers(FullAttentionLayers):
+    """They read the last tokens only, and pages before those may be gone."""
+
+    def __init__(self, pool: str, page_tokens: int, contents: Contents, window_tokens: int) -> None:
+        super().__init__(pool, page_tokens, contents)
+        self._window = window_tokens
+
+    def needed(self, length: int, room: int) -> range:
+        """See `Layers`."""
+        return range(max(0, length - self._window) // self._page, -(-room // self._page))
+
+
+class RecurrentLayers(Layers):
+    """They have one state, which stands for all tokens before."""
+
+    per_page = False
+
+    def content(self, request: EngineRequest, index: int, length: int) -> int:
+        """See `Layers`."""
+        del index
+        return self._of(request, length) if length and not request.state_comes else EMPTY
+
+    def needed(self, length: int, room: int) -> range:
+        """See `Layers`."""
+        del length, room
+        return range(1)
+
+    def written(self, before: int, after: int) -> range:
+        """See `Layers`."""
+        return range(int(after > before))
+
+
+class Model:
+    """All layers of a model, on the device memory of every rank."""
+
+    def __init__(self, config: CacheConfig, contents: Contents) -> None:
+        self._page = page_tokens = config.layout.page_tokens
+        self.layers: list[Layers] = [FullAttentionLayers(KV_POOL, page_tokens, contents)]
+        for component in config.components:
+            pool = component.pool
+            self.layers.append(
+                SlidingWindowLayers(pool, page_tokens, contents, component.window_tokens)
+                if isinstance(component, SlidingWindow)
+                else RecurrentLayers(pool, page_tokens, contents)
+            )
+        self._device: Mapping[str, EveryRank] = {}
+
+    def begin_epoch(self, device: Mapping[str, EveryRank]) -> None:
+        """Go on with the device memory of a new group, by pool."""
+        self._device = device
+
+    def check_tables(self, request: EngineRequest) -> None:
+        """The request has the pages that it needs, and they hold on every rank what they must."""
+        for layers in self.layers:
+            table = request.tables[layers.pool]
+            pages = [page for page in table if page != NO_PAGE]
+            there = {index for index, page in enumerate(table) if page != NO_PAGE}
+            needed = layers.needed(request.computed, request.room)
+            if len(set(pages)) != len(pages) or not there.issuperset(needed):
+                name, computed, room = request.name, request.computed, request.room
+                raise Violated(PagesMissing(name, computed, room, layers.pool, table))
+            wanted = [
+                (table[index], content, request.name)
+                for index in sorted(there)
+                if (content := layers.content(request, index, request.computed)) != EMPTY
+            ]
+            self._device[layers.pool].require_holding(wanted)
+
+    def compute(self, request: EngineRequest, length: int) -> None:
+        """Compute the request's tokens up to `length`, on every rank."""
+        for layers in self.layers:
+            table = request.tables[layers.pool]
+            for index in layers.written(request.computed, length):
+                before = layers.content(request, index, request.computed)
+                after = layers.content(request, index, length)
+                self._device[layers.pool].compute(table[index], before, after, request.name)
+        request.computed = max(request.computed, length)
+
+    def check_expected(self, requests: Sequence[EngineRequest]) -> None:
+        """The pages in the requests' tables hold on every rank what they must."""
+        for layers in self.layers:
+            self._device[layers.pool].require_holding(_expected(layers, requests))
+
+
+def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
+    """Return the pages in the requests' tables, with what each must hold, and for which request.
+
+    Those of which that is not known are left out.
+    """
+    contents: dict[int, int] = {}
+    wanted: list[tuple[int, int, str]] = []
+    for request in requests:
+        for index, page in enumerate(request.tables.get(layers.pool, ())):
+            if page == NO_PAGE:
+                continue
+            content = layers.content(request, index, request.computed)
+            if content == EMPTY:
+                content = -1 - len(contents)
+            other = contents.setdefault(page, content)
+            if other != content:
+                owners = (f"request {request.name}", "another request with another prefix")
+                raise Violated(TwoOwners(Slot(0, "device", layers.pool, page), owners))
+            if content > EMPTY:
+                wanted.append((page, content, request.name))
+    return wanted

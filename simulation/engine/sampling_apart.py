@@ -1,0 +1,81 @@
+"""Engines that sample apart: a command brings tokens that are others on one rank, equal in count.
+
+The digest covers tokens (rule R2), so all ranks must find it in the next round that is launched.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ...ranks.cache import Cache
+from ...ranks.host_cache import HostCache
+from ..cluster import AnyCache
+from .engine_pools import EnginePools
+from .prompts import TOKEN_BYTES
+from .request import EngineRequest, Stage
+
+Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
+"""What a command is called, tokens that it may bring, and the command."""
+
+_NAME = "apart"
+"""Of a request, or a pin, that the engine has not used."""
+
+
+def cache_commands(
+    requests: Sequence[EngineRequest], namespace: str, prompt: bytes
+) -> list[Bringing[Cache]]:
+    """Return commands that bring tokens to a `Cache`: of a new prompt, and of what was computed."""
+    # So few fit any device.
+    head = prompt[: 2 * TOKEN_BYTES]
+    commands: list[Bringing[Cache]] = [
+        ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
+        ("load_back", head, lambda c, t: c.load_back(_NAME, t, namespace)),
+        ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
+    ]
+    for each in requests:
+        computes = each.stage in (Stage.COMPUTING, Stage.ANSWERING)
+        # What is inserted has to continue what the request was admitted with.
+        if computes and each.computed > each.shared:
+            commands.append(("insert", each.head(each.computed), partial(_insert, each)))
+    return commands
+
+
+def host_cache_commands(
+    requests: Sequence[EngineRequest], namespace: str, prompt: bytes, pools: EnginePools
+) -> list[Bringing[HostCache]]:
+    """Return commands that bring tokens to a `HostCache`."""
+    commands: list[Bringing[HostCache]] = [
+        ("prefetch", prompt, lambda c, t: c.prefetch(_NAME, t, namespace)),
+        ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
+        ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
+    ]
+    computing = (Stage.COMPUTING, Stage.ANSWERING)
+    for each in requests:
+        if each.stage in computing and each.computed:
+            computed = each.head(each.computed)
+            commands.append(("back_up", computed, partial(_back_up, pools, each)))
+            if each.admitted:
+                commands.append(("retract", computed, partial(_retract, pools, each)))
+    return commands
+
+
+def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
+    """Give every rank the command, and `rank` another last token."""
+    _, tokens, command = bringing
+    other = tokens[:-TOKEN_BYTES] + bytes((tokens[-TOKEN_BYTES] ^ 1,)) + tokens[1 - TOKEN_BYTES :]
+    for cache in caches:
+        command(cache, other if cache.rank == rank else tokens)
+
+
+def _insert(request: EngineRequest, cache: Cache, tokens: bytes) -> None:
+    cache.insert(request.name, tokens, final=False)
+
+
+def _back_up(pools: EnginePools, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
+    lent = pools.lend(cache.rank, request, 0, len(request.table), [])
+    cache.back_up(request.name, tokens, lent, request.namespace)
+
+
+def _retract(pools: EnginePools, request: EngineRequest, cache: HostCache, tokens: bytes) -> None:
+    last = -(-request.computed * len(request.table) // max(1, request.room))
+    lent = pools.lend(cache.rank, request, 0, last, pools.slot(request))
+    cache.retract(request.name, tokens, lent)

@@ -1,0 +1,1 @@
+"""One simulated rank: an executor, copies and stores in virtual time."""

@@ -1,0 +1,143 @@
+"""The conditions under which one simulated rank works: its pace, its faults, and how it reports."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Literal
+
+from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
+from ..checkers.findings.finding import Record
+from ..clock import Action, Clock
+from ..faults import Fault, FaultSource
+from .stores import OpenStore
+
+LATE_US_MAX = 60_000
+"""How much later than usual a report may come."""
+_SLOW_STORE_FACTOR = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One object of a fetch or persist and the host page that belongs to it."""
+
+    index: int
+    """Its place in the sequence of all pages of the order."""
+    pool: str
+    key: bytes
+    page: int
+
+
+@dataclass(slots=True)
+class Work:
+    """One order that was given, until nothing of it touches memory any more."""
+
+    operation: int
+    kind: Literal["lookup", "fetch", "persist", "copy"]
+    timeout_us: int
+    slowness: int = 1
+    store: OpenStore | None = None
+    """That it was ordered against; None for a copy."""
+    touching: int = 0
+    """Transfers that run now, or that can no longer be kept from running."""
+    cancelled: bool = False
+    gave_up_quiet: bool = False
+    over: bool = False
+    """Its outcome was reported."""
+    queue: deque[Page] = field(default_factory=deque[Page])
+    """Pages whose transfer has not begun; the slots are claimed all the same."""
+    pending: list[bool] = field(default_factory=list[bool])
+    """Of a fetch, by index: whether the page has not landed yet."""
+    landed: int = 0
+    ceiling: int | None = None
+    ok: bool = True
+
+
+class Conditions:
+    """What the executor of one rank works under. All delays are drawn from the schedule's seed."""
+
+    def __init__(
+        self, rank: int, *, clock: Clock, faults: FaultSource, random: Random, find: Record
+    ) -> None:
+        self.rank = rank
+        self.clock = clock
+        self.faults = faults
+        self.random = random
+        self.closed = False
+        self.find = find
+        """Receives the promises that are broken on this rank."""
+        self._pace = faults.plan.paces[rank]
+        self._reports: list[Progress] = []
+
+    def plan(self, delay_us: int, action: Action) -> None:
+        """Let `action` happen after `delay_us`, unless the rank has closed by then."""
+        self.clock.after(delay_us, partial(self._happen, action))
+
+    def _happen(self, action: Action) -> None:
+        if not self.closed:
+            action()
+
+    def take_reports(self) -> list[Progress]:
+        """Return what was reported since the last call."""
+        reports = self._reports
+        self._reports = []
+        return reports
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._reports)
+
+    def say(self, progress: Progress) -> None:
+        """Report `progress`, perhaps late, perhaps twice."""
+        if self.faults.strikes(Fault.LATE_REPORT):
+            self._say_later(progress)
+            return
+        self._reports.append(progress)
+        if self.faults.strikes(Fault.REPEATED_REPORT):
+            self._say_later(progress)
+
+    def _say_later(self, progress: Progress) -> None:
+        delay_us = self.random.randrange(1_000, LATE_US_MAX)
+        self.plan(delay_us, partial(self._append, progress))
+
+    def _append(self, progress: Progress) -> None:
+        self._reports.append(progress)
+
+    def slowness(self) -> int:
+        """Draw how many times as long as usual the store takes for one order."""
+        return _SLOW_STORE_FACTOR if self.faults.strikes(Fault.SLOW_STORE) else 1
+
+    def duration_us(self, work: Work, spread_us: int) -> int:
+        """Draw how long one transfer takes: mostly short, at times up to `spread_us` and more."""
+        usual_us = 300 + self.random.random() ** 2 * spread_us
+        return int(usual_us * self._pace * work.slowness)
+
+    def plan_hung(self, work: Work, end: Action) -> None:
+        """Let a transfer outlive its deadline: a little, beyond all patience, or for ever."""
+        draw = self.random.random()
+        if draw < 0.35:
+            self.plan(int(work.timeout_us * self.random.uniform(0.8, 1.5)), end)
+        elif draw < 0.75:
+            self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
+
+    def end(self, work: Work, *, ok: bool) -> None:
+        """Report how a copy or write ended, unless that was said before."""
+        if not work.over:
+            work.over = True
+            self.say(Ended(work.operation, ok))
+
+    def expire(self, work: Work) -> None:
+        """Let a copy or write whose time is up have failed."""
+        self.end(work, ok=False)
+
+    def maybe_quiet(self, work: Work) -> None:
+        """Report quiet if `work` was stopped and touches nothing any more."""
+        if work.cancelled and not work.touching:
+            self.say(Quiesced(work.operation))
+
+    def give_up_quiet(self, work: Work) -> None:
+        """Report that quiet did not come in time, if it did not."""
+        if work.touching:
+            work.gave_up_quiet = True
+            self.say(QuiesceExpired(work.operation))

@@ -1,0 +1,167 @@
+"""Copies between device and host in virtual time, and the fences that end their reading.
+
+A copy is one piece over all of its pools: it begins once, and it ends as a whole. It is torn while it
+runs, it may fail, and it may hang.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...ranks.orders import CopyToDevice, CopyToHost, Direction
+from ...ranks.replica.tree.node import DEVICE, HOST
+from ..checkers.findings.pages import NothingToCopy
+from ..contents import EMPTY, GARBAGE, TORN
+from ..faults import Fault
+from .conditions import Conditions, Work
+from .memory import Memory, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One page to copy, between the tiers of its pool."""
+
+    sources: Slots
+    source: int
+    destinations: Slots
+    destination: int
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A copy that was ordered, until it touches nothing any more."""
+
+    work: Work
+    pairs: list[_Pair]
+    to_device: bool
+    fenced: bool = False
+    """The engine may have written its sources since it began to read them."""
+
+    def finish_reading(self) -> None:
+        for pair in self.pairs:
+            pair.sources.finish_reading(pair.source)
+
+    def finish_writing(self) -> None:
+        for pair in self.pairs:
+            pair.destinations.finish_writing(pair.destination, self.work.operation)
+
+
+class Copies:
+    """The copies of one rank's executor."""
+
+    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
+        self.moved: Counter[str] = Counter()
+        self._conditions = conditions
+        self._memory = memory
+        self._page_bytes = page_bytes
+        self._running: dict[int, _Copy] = {}
+        self._held: dict[int, tuple[CopyToHost | CopyToDevice, Work]] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether copies wait for the engine."""
+        return bool(self._held)
+
+    def hold(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        """Let a copy wait for the engine; it claims no page before it begins."""
+        self._held[work.operation] = (order, work)
+
+    def begin_held(self, direction: Direction) -> None:
+        """Begin the copies in one direction that wait."""
+        for order, work in list(self._held.values()):
+            if order.direction is direction:
+                del self._held[work.operation]
+                self.begin(order, work)
+
+    def drop(self, operation: int) -> None:
+        """Let a copy end badly if it has not begun."""
+        if operation in self._held:
+            _, work = self._held.pop(operation)
+            self._conditions.end(work, ok=False)
+
+    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        """Begin a copy, at once or a little later; its pages are claimed at once."""
+        to_device = isinstance(order, CopyToDevice)
+        source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
+        pairs = [
+            _Pair(
+                self._memory.named(source, transfer.pool),
+                read,
+                self._memory.named(destination, transfer.pool),
+                written,
+            )
+            for transfer in order.transfers
+            for read, written in zip(transfer.sources, transfer.destinations, strict=True)
+        ]
+        copy = _Copy(work, pairs, to_device)
+        self._running[work.operation] = copy
+        for pair in pairs:
+            pair.sources.claim_to_read(pair.source, work.operation)
+            pair.destinations.claim_to_write(pair.destination, work.operation)
+        work.touching = 1
+        self._conditions.plan(work.timeout_us, partial(self._conditions.expire, work))
+        if self._conditions.random.random() < 0.5:
+            self._run(copy)
+        else:
+            delay_us = self._conditions.duration_us(work, 8_000)
+            self._conditions.plan(delay_us, partial(self._run, copy))
+
+    def writes_device(self, operation: int) -> bool:
+        """Whether a copy to the device was begun for `operation` and may still write."""
+        copy = self._running.get(operation)
+        return copy is not None and copy.to_device
+
+    def fence(self, operations: Sequence[int], timeout_us: int) -> None:
+        """Let the engine write what these copies read: they have ended, or they end badly now."""
+        for number in operations:
+            self.drop(number)
+        reading = [self._running[number] for number in operations if number in self._running]
+        # Whether the copies had time to end before the engine came is for the seed to say.
+        until_us = self._conditions.clock.now_us
+        if reading and self._conditions.random.random() < 0.5:
+            until_us += timeout_us
+        while any(copy.work.touching for copy in reading):
+            left_us = until_us - self._conditions.clock.now_us
+            if left_us <= 0:
+                break
+            self._conditions.clock.advance_to_next(left_us)
+        for copy in reading:
+            if copy.work.touching and not copy.fenced:
+                copy.fenced = True
+                copy.finish_reading()
+                self._conditions.end(copy.work, ok=False)
+
+    def _run(self, copy: _Copy) -> None:
+        if copy.work.cancelled or copy.fenced:
+            self._over(copy)
+            self._conditions.maybe_quiet(copy.work)
+            return
+        for pair in copy.pairs:
+            pair.destinations.content[pair.destination] = TORN
+        end = partial(self._ended, copy)
+        if self._conditions.faults.strikes(Fault.HUNG_COPY):
+            self._conditions.plan_hung(copy.work, end)
+        else:
+            self._conditions.plan(self._conditions.duration_us(copy.work, 12_000), end)
+
+    def _ended(self, copy: _Copy) -> None:
+        failed = self._conditions.faults.strikes(Fault.FAILED_COPY) or copy.fenced
+        for pair in copy.pairs:
+            content = pair.sources.content[pair.source]
+            if content <= EMPTY and not copy.fenced:
+                who = f"operation {copy.work.operation}"
+                self._conditions.find(NothingToCopy(pair.sources.slot(pair.source), who, content))
+            pair.destinations.content[pair.destination] = GARBAGE if failed else content
+        direction = "l2_to_l1" if copy.to_device else "l1_to_l2"
+        self.moved[direction] += len(copy.pairs) * self._page_bytes
+        self._over(copy)
+        self._conditions.end(copy.work, ok=not failed)
+        self._conditions.maybe_quiet(copy.work)
+
+    def _over(self, copy: _Copy) -> None:
+        if not copy.fenced:
+            copy.finish_reading()
+        copy.finish_writing()
+        copy.work.touching = 0
+        del self._running[copy.work.operation]

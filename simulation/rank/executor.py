@@ -1,0 +1,393 @@
+"""An executor that moves symbols instead of bytes, in virtual time, and watches who touches what.
+
+It keeps the promises of `ranks.executor.base.Executor` and uses every freedom that they leave: pages
+land out of order, transfers run on after a `Cancel` until they end, reports come late and again.
+What it never does is to say more than is true: `Landed` counts verified pages only, and `Quiesced`
+follows the last touch. Forks it makes at once, as a device does in the order of its stream.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from ...coordinator.ballot import Answered, Capped, Expired, Landed, Progress
+from ...coordinator.proposal import Proposal, Readiness
+from ...ranks.executor.base import BytesMoved, LateCalls
+from ...ranks.executor.restorable import restorable
+from ...ranks.orders import (
+    AttachStore,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    DetachStore,
+    Direction,
+    Fence,
+    Fetch,
+    Fork,
+    LookUp,
+    Need,
+    ObjectTransfer,
+    Order,
+    Persist,
+)
+from ...ranks.replica.tree.node import DEVICE, HOST
+from ..checkers.findings.transfers import BadOrder
+from ..contents import GARBAGE, TORN
+from ..faults import Fault
+from .conditions import Conditions, Page, Work
+from .copies import Copies
+from .memory import Memory, Slots, Store
+from .opening import Stores
+from .stores import OpenStore
+
+
+class SimulatedExecutor:
+    """The executor of one simulated rank; see `ranks.executor.base.Executor`."""
+
+    def __init__(
+        self,
+        conditions: Conditions,
+        *,
+        memory: Memory,
+        store: Store,
+        page_bytes: int,
+        copies: type[Copies] = Copies,
+    ) -> None:
+        self.memory = memory
+        self.sick: str | None = None
+        """What `trouble` says; the schedule sets it."""
+        self.lends_device = False
+        """Whether the device pages are an engine's."""
+        self.lost_device = False
+        """A copy to an engine's device pages did not become quiet."""
+        self.conditions = conditions
+        self.stores = Stores(store, conditions)
+        self._faults = conditions.faults
+        self._random = conditions.random
+        self._page_bytes = page_bytes
+        self._copies = copies(conditions, memory, page_bytes)
+        self._works: dict[int, Work] = {}
+        self._corrupt = 0
+        self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """Begin the orders."""
+        for order in orders:
+            match order:
+                case LookUp():
+                    self._look_up(order)
+                case Fetch():
+                    self._fetch(order)
+                case Persist():
+                    self._persist(order)
+                case CopyToHost() | CopyToDevice():
+                    work = self._begin(order.operation, "copy", order.timeout_s)
+                    if self.lends_device:
+                        self._copies.hold(order, work)
+                    else:
+                        self._copies.begin(order, work)
+                case Fork():
+                    self._fork(order)
+                case Fence():
+                    self._copies.fence(order.operations, _us(order.timeout_s))
+                case Cancel():
+                    self._cancel(order)
+                case AttachStore():
+                    self.stores.attach(order.proposal)
+                case DetachStore():
+                    self.stores.detach()
+
+    def begin_copies(self, direction: Direction) -> None:
+        """Begin the copies that wait for the engine."""
+        self._copies.begin_held(direction)
+
+    def progress(self) -> list[Progress]:
+        """Return what has happened since the last call."""
+        return self.conditions.take_reports()
+
+    def wait(self, timeout_s: float) -> None:
+        """Let virtual time pass until something happens."""
+        if not (self.conditions.has_reports or self._copies.holds):
+            self.conditions.clock.advance_to_next(_us(timeout_s))
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin to open a store."""
+        self.stores.stage(proposal)
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the store of a proposal is."""
+        return self.stores.readiness(proposal)
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Give up a store that was staged."""
+        self.stores.unstage(proposal)
+
+    def trouble(self) -> str | None:
+        """Say why this rank cannot go on, or None."""
+        return self.sick
+
+    def bytes_moved(self) -> BytesMoved:
+        """Return the bytes moved so far."""
+        return BytesMoved(**self._moved, **self._copies.moved)
+
+    def pages_corrupt(self) -> int:
+        """Return how many pages a read found damaged."""
+        return self._corrupt
+
+    def late_calls(self) -> LateCalls:
+        """Return nothing: what is late is told by progress alone."""
+        return LateCalls()
+
+    def close(self) -> None:
+        """End as a process ends: nothing that was begun touches memory or the store any more."""
+        self.conditions.closed = True
+
+    def restless(self) -> set[int]:
+        """Return the operations that were stopped and that still touch memory."""
+        return {w.operation for w in self._works.values() if w.cancelled and w.touching}
+
+    def _begin(
+        self, operation: int, kind: Literal["lookup", "fetch", "persist", "copy"], timeout_s: float
+    ) -> Work:
+        before = self._works.get(operation)
+        if before is not None and before.kind != "lookup":
+            self._refuse(operation, f"is ordered to {kind} after {before.kind}")
+        slowness, store = 1, None
+        if kind != "copy":
+            slowness, store = self.conditions.slowness(), self._store
+            store.touch("a transfer")
+        work = Work(operation, kind, _us(timeout_s), slowness, store)
+        self._works[operation] = work
+        return work
+
+    @property
+    def _store(self) -> OpenStore:
+        return self.stores.used
+
+    def _cancel(self, order: Cancel) -> None:
+        work = self._works.get(order.operation)
+        if work is None:
+            self._refuse(order.operation, "is cancelled but was never ordered")
+            return
+        self._copies.drop(order.operation)
+        work.cancelled = True
+        for page in work.queue:
+            if work.kind == "fetch":
+                self._slots(page.pool).finish_writing(page.page, work.operation)
+            else:
+                self._slots(page.pool).finish_reading(page.page)
+        work.queue.clear()
+        self.conditions.maybe_quiet(work)
+        if work.touching:
+            self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
+
+    def _give_up(self, work: Work) -> None:
+        # The replica cannot keep pages that are not its own out of use, so the rank gives up.
+        if self.lends_device and self._copies.writes_device(work.operation):
+            self.sick = f"the copy {work.operation} to the engine's device pages does not end"
+            self.lost_device = True
+        self.conditions.give_up_quiet(work)
+
+    def _fork(self, order: Fork) -> None:
+        slots = self.memory.named(DEVICE, order.pool)
+        slots.fork(order.source, order.destination)
+
+    def _refuse(self, operation: int, wrong: str) -> None:
+        self.conditions.find(BadOrder(self.conditions.rank, f"operation {operation}", wrong))
+
+    def _slots(self, pool: str) -> Slots:
+        return self.memory.named(HOST, pool)
+
+    # Lookups touch no page. What they answer is a hint, so it may be wrong in both directions.
+
+    def _look_up(self, order: LookUp) -> None:
+        work = self._begin(order.operation, "lookup", order.timeout_s)
+        if self._faults.strikes(Fault.LOOKUP_SILENT):
+            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
+            return
+        delay_us = self.conditions.duration_us(work, 25_000)
+        if delay_us > work.timeout_us:
+            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
+        self.conditions.plan(delay_us, partial(self._answer, work, order))
+
+    def _answer(self, work: Work, order: LookUp) -> None:
+        if work.cancelled and _is_closed(work):
+            return
+        pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
+        work.over = True
+        self.conditions.say(Answered(work.operation, pages, beyond))
+
+    def _seen(self, need: Need) -> list[bool]:
+        """Say which of a need's objects the store claims to have, by key."""
+        seen = [bool(key) and self._store.has(need.pool, key) for key in need.keys]
+        absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
+        present = [index for index, there in enumerate(seen) if there]
+        if absent and self._faults.strikes(Fault.LOOKUP_TOO_MANY):
+            for index in self._some(absent):
+                seen[index] = True
+        elif present and self._faults.strikes(Fault.LOOKUP_TOO_FEW):
+            for index in self._some(present):
+                seen[index] = False
+        return seen
+
+    def _some(self, indices: list[int]) -> list[int]:
+        """Draw one of `indices` at least: the first of them, the last, or any."""
+        count = self._random.randint(1, len(indices))
+        match self._random.randrange(3):
+            case 0:
+                return indices[:count]
+            case 1:
+                return indices[-count:]
+            case _:
+                return self._random.sample(indices, count)
+
+    def _expire_lookup(self, work: Work) -> None:
+        if not work.over:
+            self.conditions.say(Expired(work.operation))
+
+    # Fetches and persists are a queue of pages, of which a few are moved at a time.
+
+    def _fetch(self, order: Fetch) -> None:
+        work = self._begin(order.operation, "fetch", order.timeout_s)
+        self._queue(work, order.transfers)
+        if not work.queue:
+            work.over = True
+            return
+        work.pending = [True] * len(work.queue)
+        for page in work.queue:
+            self._slots(page.pool).claim_to_write(page.page, work.operation)
+        self.conditions.plan(work.timeout_us, partial(self._expire_fetch, work))
+        for _ in range(self._random.randint(1, 4)):
+            self._next_read(work)
+
+    def _persist(self, order: Persist) -> None:
+        work = self._begin(order.operation, "persist", order.timeout_s)
+        self._queue(work, order.transfers)
+        for page in work.queue:
+            self._slots(page.pool).claim_to_read(page.page, work.operation)
+        self.conditions.plan(work.timeout_us, partial(self.conditions.expire, work))
+        for _ in range(self._random.randint(1, 3)):
+            self._next_write(work)
+
+    def _queue(self, work: Work, transfers: tuple[ObjectTransfer, ...]) -> None:
+        pages: list[Page] = []
+        for transfer in transfers:
+            if len(transfer.keys) != len(transfer.pages):
+                counts = f"names {len(transfer.keys)} keys and {len(transfer.pages)} pages"
+                self._refuse(work.operation, counts)
+            pages += [
+                Page(index, transfer.pool, key, page)
+                for index, (key, page) in enumerate(
+                    zip(transfer.keys, transfer.pages, strict=False), start=len(pages)
+                )
+            ]
+        if self._random.random() < 0.5:
+            self._random.shuffle(pages)
+        work.queue = deque(pages)
+
+    def _next_read(self, work: Work) -> None:
+        if not work.queue:
+            return
+        page = work.queue.popleft()
+        self._touch(work)
+        self._slots(page.pool).content[page.page] = TORN
+        if self._faults.strikes(Fault.HUNG_READ):
+            self.conditions.plan_hung(work, partial(self._read_ended, work, page))
+            return
+        delay_us = self.conditions.duration_us(work, 20_000)
+        self.conditions.plan(delay_us, partial(self._read_ended, work, page))
+
+    def _touch(self, work: Work) -> None:
+        work.touching += 1
+        if work.store is not None:
+            work.store.touch("a transfer")
+
+    def _read_ended(self, work: Work, page: Page) -> None:
+        slots = self._slots(page.pool)
+        content = None if _is_closed(work) else self._read_object(page)
+        slots.content[page.page] = GARBAGE if content is None else content
+        slots.finish_writing(page.page, work.operation)
+        work.touching -= 1
+        if work.gave_up_quiet:
+            self._faults.count(Fault.LATE_WRITE)
+        if content is not None:
+            self._moved["l3_to_l2"] += self._page_bytes
+            self._land(work, page.index)
+        elif work.ceiling is None or page.index < work.ceiling:
+            work.ceiling = page.index
+            self.conditions.say(Capped(work.operation, page.index))
+            if self._random.random() < 0.5:
+                self._drop_beyond(work, page.index)
+        self._next_read(work)
+        self.conditions.maybe_quiet(work)
+
+    def _read_object(self, page: Page) -> int | None:
+        if self._faults.strikes(Fault.FAILED_READ):
+            return None
+        content = self._store.read(page.pool, page.key)
+        if content is None:
+            return None
+        for fault in (Fault.MISSING_PAGE, Fault.CORRUPT_PAGE):
+            if self._faults.strikes(fault):
+                self._store.remove(page.pool, page.key)
+                self._corrupt += fault is Fault.CORRUPT_PAGE
+                return None
+        return content
+
+    def _land(self, work: Work, index: int) -> None:
+        work.pending[index] = False
+        before = work.landed
+        while work.landed < len(work.pending) and not work.pending[work.landed]:
+            work.landed += 1
+        if work.landed > before:
+            work.over = work.landed == len(work.pending)
+            self.conditions.say(Landed(work.operation, work.landed))
+
+    def _drop_beyond(self, work: Work, ceiling: int) -> None:
+        kept = [page for page in work.queue if page.index < ceiling]
+        for page in work.queue:
+            if page.index >= ceiling:
+                self._slots(page.pool).finish_writing(page.page, work.operation)
+        work.queue = deque(kept)
+
+    def _expire_fetch(self, work: Work) -> None:
+        if not work.over and not work.cancelled:
+            self.conditions.say(Expired(work.operation))
+
+    def _next_write(self, work: Work) -> None:
+        if not work.queue:
+            if not work.touching:
+                self.conditions.end(work, ok=work.ok)
+            return
+        page = work.queue.popleft()
+        self._touch(work)
+        if self._faults.strikes(Fault.HUNG_PERSIST):
+            self.conditions.plan_hung(work, partial(self._write_ended, work, page))
+            return
+        delay_us = self.conditions.duration_us(work, 30_000)
+        self.conditions.plan(delay_us, partial(self._write_ended, work, page))
+
+    def _write_ended(self, work: Work, page: Page) -> None:
+        slots = self._slots(page.pool)
+        content = slots.content[page.page]
+        slots.finish_reading(page.page)
+        work.touching -= 1
+        if _is_closed(work) or self._faults.strikes(Fault.FAILED_PERSIST):
+            work.ok = False
+        elif not self._faults.strikes(Fault.LOST_WRITE):
+            wrong = self._store.write(page.pool, page.key, content)
+            self._moved["l2_to_l3"] += self._page_bytes
+            if wrong is not None:
+                self.conditions.find(wrong)
+        self._next_write(work)
+        self.conditions.maybe_quiet(work)
+
+
+def _is_closed(work: Work) -> bool:
+    """Say whether the store was closed on which a call still hangs: the call comes to nothing."""
+    return work.store is not None and work.store.closed
+
+
+def _us(duration_s: float) -> int:
+    return int(duration_s * 1_000_000)

@@ -1,0 +1,186 @@
+"""Symbolic memory: what every page slot holds, who touches it, and what lies in a rank's store."""
+
+from collections.abc import Mapping
+
+from ...ranks.orders import KV_POOL
+from ...ranks.replica.tree.node import DEVICE, HOST
+from ..checkers.findings.finding import Record
+from ..checkers.findings.pages import (
+    NothingToCopy,
+    Slot,
+    StillTouched,
+    TwoTransfers,
+    WrongObject,
+    WrongPage,
+)
+from ..checkers.findings.transfers import BadOrder
+from ..contents import EMPTY, SHARDS
+
+
+class Slots:
+    """The page slots of one pool on one tier of one rank.
+
+    An order claims the slots that it names from the moment it is given until its I/O is over. Many
+    may read a slot; one that writes must be alone with it.
+    """
+
+    def __init__(
+        self, tier: str, pages: int, record: Record, *, pool: str = KV_POOL, rank: int = 0
+    ) -> None:
+        self.content = [EMPTY] * pages
+        """What each slot holds: of a prefix, the shard of some rank."""
+        self.shard = rank * SHARDS
+        """What this rank's shard of a content is more than the content."""
+        self._tier, self._pool, self._rank = tier, pool, rank
+        self.writer: list[int | None] = [None] * pages
+        """The operation that writes each slot, or may still write it."""
+        self._readers = [0] * pages
+        self._record = record
+
+    def slot(self, page: int) -> Slot:
+        """Return the name of a slot."""
+        return Slot(self._rank, self._tier, self._pool, page)
+
+    def claim_to_read(self, page: int, operation: int) -> None:
+        """Note that `operation` will read the slot."""
+        if not self._exists(page, f"operation {operation}"):
+            return
+        writer = self.writer[page]
+        if writer is not None:
+            self._record(TwoTransfers(self.slot(page), operation, writes=False, writer=writer))
+        self._readers[page] += 1
+
+    def claim_to_write(self, page: int, operation: int) -> None:
+        """Note that `operation` will write the slot."""
+        if not self._exists(page, f"operation {operation}"):
+            return
+        if self.touched(page):
+            writer = self.writer[page]
+            self._record(TwoTransfers(self.slot(page), operation, writes=True, writer=writer))
+        self.writer[page] = operation
+
+    def finish_reading(self, page: int) -> None:
+        """Drop one claim to read."""
+        self._readers[page] -= 1
+
+    def finish_writing(self, page: int, operation: int) -> None:
+        """Drop the claim to write."""
+        if self.writer[page] == operation:
+            self.writer[page] = None
+
+    def compute(self, page: int, before: int, after: int, request: str) -> None:
+        """Let the model turn this rank's shard of `before` into that of `after`; EMPTY is any."""
+        if self.touched(page):
+            why = f"request {request} computes into it"
+            self._record(StillTouched(self.slot(page), why))
+        holds, wanted = self.content[page], before + self.shard
+        if before != EMPTY and holds != wanted:
+            self._record(WrongPage(self.slot(page), request, wanted, holds))
+        self.content[page] = after + self.shard
+
+    def fork(self, source: int, destination: int) -> None:
+        """Copy one slot to another at once, as in the engine's own order of work."""
+        if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
+            return
+        content = self.content[source]
+        if content <= EMPTY or self.writer[source] is not None:
+            self._record(NothingToCopy(self.slot(source), "a fork", content))
+        if self.touched(destination):
+            self._record(StillTouched(self.slot(destination), "a state is copied into it"))
+        self.content[destination] = content
+
+    def touched(self, page: int) -> bool:
+        """Whether some transfer has a claim on the slot."""
+        return self.writer[page] is not None or self._readers[page] > 0
+
+    def claims(self) -> list[int]:
+        """Return the slots on which some transfer has a claim."""
+        return [page for page in range(len(self.content)) if self.touched(page)]
+
+    def _exists(self, page: int, who: str) -> bool:
+        if 0 <= page < len(self.content):
+            return True
+        wrong = f"names {self.slot(page).plain}, which has {len(self.content)} pages"
+        self._record(BadOrder(self._rank, who, wrong))
+        return False
+
+
+class Memory:
+    """The page slots of one rank: of each pool, on each tier."""
+
+    def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
+        """`pools` has the number of pages on the device and on the host, by name."""
+        self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
+        """By tier (`DEVICE`, `HOST`) and pool."""
+        for pool, sizes in pools.items():
+            for tier, name in ((DEVICE, "device"), (HOST, "host")):
+                self.tiers[tier][pool] = Slots(name, sizes[tier], record, pool=pool, rank=rank)
+        self._record = record
+        self._rank = rank
+
+    @property
+    def device(self) -> dict[str, Slots]:
+        """The device's slots by pool."""
+        return self.tiers[DEVICE]
+
+    @property
+    def host(self) -> dict[str, Slots]:
+        """The host's slots by pool."""
+        return self.tiers[HOST]
+
+    def named(self, tier: int, pool: str) -> Slots:
+        """Return the slots of the pool that an order names."""
+        if pool not in self.tiers[tier]:
+            wrong = f"names the pool {pool!r}, which is unknown"
+            self._record(BadOrder(self._rank, "an order", wrong))
+            pool = KV_POOL
+        return self.tiers[tier][pool]
+
+
+class Store:
+    """One rank's objects in storage. It outlives the processes of the group.
+
+    `meanings` is shared by all ranks: a key of a pool stands for one token prefix, everywhere and for
+    ever. Each rank's object of it is that rank's shard.
+    """
+
+    def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
+        self._objects: dict[tuple[str, bytes], int] = {}
+        self._meanings = meanings
+        self._rank = rank
+
+    def has(self, pool: str, key: bytes) -> bool:
+        """Say whether an object is there."""
+        return (pool, key) in self._objects
+
+    def read(self, pool: str, key: bytes) -> int | None:
+        """Return the content of an object, or None where there is none."""
+        return self._objects.get((pool, key))
+
+    def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+        """Write an object unless it is there, and return what is wrong with it, if anything."""
+        name, shard = (pool, key), self._rank * SHARDS
+        wrong = None
+        if content <= EMPTY:
+            wrong = WrongObject(self._rank, content, None)
+        else:
+            meaning = self._meanings.setdefault(name, content % SHARDS) + shard
+            if content != meaning:
+                wrong = WrongObject(self._rank, content, meaning)
+        self._objects.setdefault(name, content)
+        return wrong
+
+    def remove(self, pool: str, key: bytes) -> None:
+        """Lose one object."""
+        self._objects.pop((pool, key), None)
+
+    def lose(self, index: int) -> bool:
+        """Lose the object that was written at place `index`, counted around; False if empty."""
+        if not self._objects:
+            return False
+        names = list(self._objects)
+        del self._objects[names[index % len(names)]]
+        return True
+
+    def __len__(self) -> int:
+        return len(self._objects)

@@ -1,0 +1,70 @@
+"""How one simulated process opens and closes stores: it takes a while, may fail, and may never end."""
+
+from collections.abc import Callable
+from functools import partial
+
+from ...coordinator.proposal import Change, Proposal, Readiness
+from ..checkers.findings.storage import NotOpen
+from .conditions import Conditions
+from .memory import Store
+from .stores import FIRST_STORE, OpenStore
+
+_OPENING_US_MAX = 90_000
+
+
+class Stores:
+    """The store that one process uses, and one that is staged."""
+
+    def __init__(self, store: Store, conditions: Conditions) -> None:
+        self.find: Callable[[str], Store] = {FIRST_STORE: store}.__getitem__
+        """Returns the store of a URI."""
+        self.refusals = 0.0
+        """How often a store that is to be attached does not open."""
+        self.used = OpenStore(FIRST_STORE, store, conditions.find, conditions.rank)
+        """The store in use, or the last one, which is closed."""
+        self._conditions = conditions
+        self._staged: dict[int, OpenStore] = {}
+        self._readiness: dict[int, Readiness | str] = {}
+
+    @property
+    def in_use(self) -> str | None:
+        """The URI of the store in use, or None."""
+        return None if self.used.closed else self.used.uri
+
+    def stage(self, proposal: Proposal) -> None:
+        """Begin to open a store."""
+        number = proposal.digest
+        if proposal.change is Change.DETACH:
+            self._readiness[number] = Readiness.READY
+            return
+        self._readiness[number] = Readiness.STAGED
+        opened, rank = self.find(proposal.store), self._conditions.rank
+        store = OpenStore(proposal.store, opened, self._conditions.find, rank)
+        self._staged[number] = store
+        draw = self._conditions.random.random()
+        became = "nobody answers" if draw < self.refusals else Readiness.READY
+        if draw >= self.refusals / 3:
+            delay_us = self._conditions.random.randrange(_OPENING_US_MAX)
+            self._conditions.plan(delay_us, partial(self._opened, number, store, became))
+
+    def readiness(self, proposal: Proposal) -> Readiness | str:
+        """Say how far the store of a proposal is."""
+        return self._readiness[proposal.digest]
+
+    def unstage(self, proposal: Proposal) -> None:
+        """Give up a store that was staged."""
+        self._staged.pop(proposal.digest, None)
+
+    def attach(self, proposal: int) -> None:
+        """Use a store that was staged."""
+        if self._readiness.get(proposal) != Readiness.READY or not self.used.closed:
+            self._conditions.find(NotOpen(self._conditions.rank))
+        self.used = self._staged.pop(proposal)
+
+    def detach(self) -> None:
+        """Close the store in use."""
+        self.used.closed = True
+
+    def _opened(self, proposal: int, store: OpenStore, became: Readiness | str) -> None:
+        if self._staged.get(proposal) is store:
+            self._readiness[proposal] = became

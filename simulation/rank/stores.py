@@ -1,0 +1,58 @@
+"""The stores of a simulated rank by URI, and one of them as a process has opened it."""
+
+from ..checkers.findings.finding import Record
+from ..checkers.findings.pages import WrongObject
+from ..checkers.findings.storage import ClosedStore
+from .memory import Store
+
+FIRST_STORE = "memory://"
+"""The store that a group starts with, if it starts with one."""
+OTHER_STORE = "memory://other"
+
+
+class RankStores:
+    """What one rank reaches of each store. They outlive the processes of the group."""
+
+    def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
+        self._meanings = meanings
+        self._rank = rank
+        self._stores: dict[str, Store] = {}
+
+    def named(self, uri: str) -> Store:
+        """Return the store of a URI, which is made at its first use."""
+        return self._stores.setdefault(uri, Store(self._meanings, self._rank))
+
+
+class OpenStore:
+    """A store as one process has opened it: once it is closed nothing may touch it."""
+
+    def __init__(self, uri: str, store: Store, record: Record, rank: int) -> None:
+        self.uri = uri
+        self.closed = False
+        self._store = store
+        self._record = record
+        self._rank = rank
+
+    def touch(self, who: str) -> None:
+        """Note that something begins to use the store."""
+        if self.closed:
+            self._record(ClosedStore(self._rank, who, self.uri))
+
+    def has(self, pool: str, key: bytes) -> bool:
+        """See `Store`."""
+        self.touch("a lookup")
+        return self._store.has(pool, key)
+
+    def read(self, pool: str, key: bytes) -> int | None:
+        """See `Store`."""
+        self.touch("a read")
+        return self._store.read(pool, key)
+
+    def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+        """See `Store`."""
+        self.touch("a write")
+        return self._store.write(pool, key, content)
+
+    def remove(self, pool: str, key: bytes) -> None:
+        """See `Store`."""
+        self._store.remove(pool, key)

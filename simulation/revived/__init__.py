@@ -1,0 +1,1 @@
+"""Bugs of the field, put back on purpose."""

@@ -1,0 +1,150 @@
+"""The incidents that the project starts from, each as what the old code did; see `revived`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...coordinator.operation import Phase
+from ...coordinator.verdict import Arrived
+from ...ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
+from ...ranks.replica.device.owned import OwnedDevice
+from ...ranks.replica.operations.loading_back import LoadingBack
+from ...ranks.replica.parts import Parts
+from ...ranks.replica.prefetch.prefetching import Prefetching
+from ...ranks.replica.requests import Request
+from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.matching import reach
+from ...ranks.replica.tree.node import DEVICE, HOST, Node
+from ...ranks.replica.tree.pages import PageRun
+from ...ranks.replica.tree.residence import TIERS, Leaving, Residence
+from ..epoch import Build, make_executor
+from ..rank.conditions import Conditions, Work
+from ..rank.copies import Copies
+from ..rank.executor import SimulatedExecutor
+from ..rank.memory import Memory
+
+
+def shared_descriptor() -> Build:
+    """Incident A: a load back has the node's own page numbers, and the executor changes them.
+
+    Of the pools beside full attention's, whose transfers were the new ones.
+    """
+    make = partial(make_executor, kind=_MovesDescriptors)
+    return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SharedTransfer(CopyTransfer):
+    """A transfer that has a node's own array of page numbers in it."""
+
+    shared: PageRun
+
+    def move_to_device(self, host_pages: int) -> None:
+        """Let the numbers be those of the device, which counts the pinned pages from the other end."""
+        for at, page in enumerate(self.shared):
+            self.shared[at] = host_pages - 1 - page
+
+
+class _SharesDescriptors(LoadingBack):
+    def _transfer(self, node: Node, component: Component, destinations: PageRun) -> CopyTransfer:
+        made = super()._transfer(node, component, destinations)
+        shared = node.values[HOST][component.index]
+        if not component.index or shared is None:
+            return made
+        return _SharedTransfer(made.pool, made.sources, made.destinations, shared=shared)
+
+
+class _MovesDescriptors(SimulatedExecutor):
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
+        for order in orders:
+            for transfer in order.transfers if isinstance(order, CopyToDevice) else ():
+                if isinstance(transfer, _SharedTransfer):
+                    transfer.move_to_device(len(self.memory.host[transfer.pool].content))
+
+
+def load_back_from_the_last_host_node() -> Build:
+    """Incident B: admission takes `last_host_node` for `best_match_node`."""
+    return Build(parts=Parts(owned=_ReachesTheLastHostNode))
+
+
+class _ReachesTheLastHostNode(OwnedDevice):
+    def _reach(self, nodes: list[Node]) -> tuple[int, int]:
+        device, best, last_host = reach(self._prefixes.needs, nodes)
+        return device, max(best, last_host)
+
+
+def complete_without_the_other_pools() -> Build:
+    """Incident C: once the pages of full attention have landed, all is taken to have."""
+    return Build(parts=Parts(prefetching=_WaitsForTheKvAlone))
+
+
+class _WaitsForTheKvAlone(Prefetching):
+    def arrived(self, verdict: Arrived) -> None:
+        operation = self.active.get(verdict.operation)
+        if operation is not None and operation.phase is Phase.TRANSFER:
+            kv = sum(len(each.keys) for each in operation.wanted if not each.component)
+            if kv and verdict.pages >= kv:
+                verdict = verdict._replace(pages=operation.wanted_count)
+        super().arrived(verdict)
+
+
+def cascade_past_pins() -> Build:
+    """Incident D: the cascade stops at locks on the device, and at nothing else."""
+    return Build(parts=Parts(residence=_LooksAtLocksOnly))
+
+
+class _LooksAtLocksOnly(Residence):
+    def cascade(self, node: Node, leaving: Leaving) -> None:
+        while node.parent is not None and not (node.children or node.is_held_on(DEVICE)):
+            if self._tree.is_whole(node):
+                return
+            parent = node.parent
+            for tier in TIERS:
+                for index in reversed(range(len(self.components))):
+                    if node.values[tier][index] is not None:
+                        self.detach(node, tier, index, leaving)
+            self._tree.remove(node)
+            if parent.parent is None and not parent.children:
+                self._emptied(parent)
+            node = parent
+
+
+def retract_the_kv_alone() -> Build:
+    """Incident E: of what a retracted request had computed in, only the KV pool's part is saved.
+
+    In the other pools it goes on from slots that others have used in between.
+    """
+    return Build(parts=Parts(owned=_SavesTheKvAlone))
+
+
+class _SavesTheKvAlone(OwnedDevice):
+    def _tail(self, request: Request, computed_bytes: int) -> list[PageRun]:
+        kv, *others = super()._tail(request, computed_bytes)
+        return [kv, *(run[:0] for run in others)]
+
+
+def retract_hands_out_views() -> Build:
+    """Incident E, its other half: what a retracted request has of its own is saved as a view.
+
+    What is read when it resumes is what its slots on the device hold by then.
+    """
+    return Build(make=partial(make_executor, copies=_HandsOutViews))
+
+
+class _HandsOutViews(Copies):
+    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
+        super().__init__(conditions, memory, page_bytes)
+        self._views: dict[tuple[str, int], int] = {}
+        """By pool and host page: the slot on the device of which the page is a view."""
+
+    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+        sealed = [transfer for transfer in order.transfers if transfer.sealed]
+        for pool, sources in [(each.pool, each.sources) for each in sealed]:
+            host, device = self._memory.host[pool], self._memory.device[pool]
+            for page in sources if isinstance(order, CopyToDevice) else ():
+                host.content[page] = device.content[self._views[pool, page]]
+        super().begin(order, work)
+        for each in sealed if isinstance(order, CopyToHost) else ():
+            for page, slot in zip(each.destinations, each.sources, strict=True):
+                self._views[each.pool, page] = slot

@@ -1,0 +1,122 @@
+"""Bugs of the field, put back on purpose: what proves that the simulator would have found them.
+
+Each is one that a serving engine has had. To revive it is to put the ranks together with a part that
+does what the old code did; nothing in the code itself knows of it. Which checker notices, and in which
+step, is for the simulator to show.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..epoch import Build
+from ..world import REPLICA
+from . import incidents, votes
+
+SEEDS = range(2_000)
+"""The schedules among which one must find a revived bug, unless others are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevivedBug:
+    """A bug that was, and the schedules that could show it."""
+
+    name: str
+    about: str
+    """What the code did wrong, and where that happened, in one line."""
+    build: Callable[[], Build]
+    """Returns what to put the ranks together from, for the bug to be there."""
+    profile: str
+    """A model that has what the bug needs."""
+    faults: str = "mixed"
+    l1: str = REPLICA
+
+
+_BUGS = (
+    RevivedBug(
+        name="A",
+        about="a transfer shares the page numbers of a cached prefix, and moving them to the device"
+        " changes them in place (incident A)",
+        build=incidents.shared_descriptor,
+        profile="gemma",
+        faults="pressure",
+    ),
+    RevivedBug(
+        name="B",
+        about="a load back goes down to where full attention is in host memory, and not to where"
+        " every component accepts a match (incident B)",
+        build=incidents.load_back_from_the_last_host_node,
+        profile="gemma",
+        faults="pressure",
+    ),
+    RevivedBug(
+        name="C",
+        about="a prefetch is over once its KV has landed, and its other pools' transfers run on"
+        " (incident C)",
+        build=incidents.complete_without_the_other_pools,
+        profile="gemma",
+        faults="storage",
+    ),
+    RevivedBug(
+        name="D",
+        about="the cleanup after an eviction looks at device locks only, and removes a parent that a"
+        " prefetch or backup has pinned (incident D)",
+        build=incidents.cascade_past_pins,
+        profile="hybrid-all",
+        faults="pressure",
+    ),
+    RevivedBug(
+        name="E",
+        about="a request that is retracted saves its KV alone, and resumes in slots of the other pools"
+        " that were used in between (incident E)",
+        build=incidents.retract_the_kv_alone,
+        profile="qwen-next",
+    ),
+    RevivedBug(
+        name="views",
+        about="what a retracted request saves are views of its slots on the device, which others use"
+        " until it resumes (incident E)",
+        build=incidents.retract_hands_out_views,
+        profile="qwen-next",
+    ),
+    RevivedBug(
+        name="local-free",
+        about="a rank gives pages back once its own transfers are over, before the others' are"
+        " (sglang#33442, TensorRT-LLM#14020)",
+        build=votes.free_on_local_evidence,
+        profile="llama",
+        faults="storage",
+    ),
+    RevivedBug(
+        name="count-not-name",
+        about="the ranks agree on how many copies have ended, and each takes those of its own that"
+        " have (sglang#28429)",
+        build=votes.count_without_names,
+        profile="llama",
+    ),
+    RevivedBug(
+        name="early-return",
+        about="a rank whose own transfers are over returns before the vote, and the others wait for"
+        " it (sglang#30760, #33029, #26923)",
+        build=votes.return_before_the_vote,
+        profile="llama",
+    ),
+    RevivedBug(
+        name="min-of-lengths",
+        about="the ranks restore the smallest of their longest lengths, at which one of them may have"
+        " no recurrent state (rule R4)",
+        build=votes.smallest_of_the_longest,
+        profile="qwen-next",
+        faults="crash",
+    ),
+)
+
+REVIVED_BUGS = {bug.name: bug for bug in _BUGS}
+"""By name, as `lockstep simulate --revive` takes it."""
+
+
+def find_bug(name: str) -> RevivedBug:
+    """Return the bug of that name. Raises `ValueError` if there is none."""
+    bug = REVIVED_BUGS.get(name) or REVIVED_BUGS.get(name.upper()) or REVIVED_BUGS.get(name.lower())
+    if bug is None:
+        raise ValueError(f"there is no bug {name!r} to revive; known: {', '.join(REVIVED_BUGS)}")
+    return bug

@@ -1,0 +1,189 @@
+"""Bugs in how ranks agreed, or thought that they had, each as what the old code did; see `revived`."""
+
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+
+from ...coordinator.ballot import Ballot, Sightings
+from ...coordinator.operation import Phase, Queue
+from ...coordinator.verdict import Found, Verdict
+from ...ranks.cache import Cache
+from ...ranks.host_cache import HostCache
+from ...ranks.orders import Fetch, Need, ObjectTransfer
+from ...ranks.rank_cache import RankCache
+from ...ranks.replica.effects import Effects
+from ...ranks.replica.operations.agenda import Agenda
+from ...ranks.replica.operations.kinds import Moving, Operation, Prefetch
+from ...ranks.replica.parts import Parts
+from ...ranks.replica.prefetch.prefetching import Prefetching
+from ...ranks.replica.tree.residence import TIERS
+from ..contents import EMPTY
+from ..epoch import Build, make_executor
+from ..rank.conditions import Page
+from ..rank.executor import SimulatedExecutor
+
+
+def free_on_local_evidence() -> Build:
+    """A rank frees the pages of an operation that was stopped once its own I/O is quiet."""
+    return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
+
+
+class _FreesAlone(RankCache):
+    def open_round(self) -> None:
+        super().open_round()
+        for operation in self.replica.agenda.in_flight.values():
+            if operation.phase is Phase.QUIESCE and self.ballot.sightings(operation.id).quiesced:
+                for tier in TIERS:
+                    for index, pool in enumerate(self.replica.prefixes.residence.pools[tier]):
+                        pool.give_back(operation.owned_pages(tier, index))
+                if isinstance(operation, Moving):
+                    operation.owned.clear()
+                elif isinstance(operation, Prefetch):
+                    operation.assign(())
+
+
+class _FreesAloneOwned(_FreesAlone, Cache): ...
+
+
+class _FreesAloneLent(_FreesAlone, HostCache): ...
+
+
+def count_without_names() -> Build:
+    """The watermark of backups says how many have ended, and each rank settles its own of those."""
+    parts = Parts(agenda=_ShowsItsLine)
+    return Build(parts=parts, ballot=_Counts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
+
+
+class _Counts(Ballot):
+    def watermark(self, queue: Queue) -> tuple[int, int | None]:
+        if queue is not Queue.BACKUP:
+            return super().watermark(queue)
+        line = self._lines[queue]
+        ended = sum(self._has_ended(queue, operation) for _, operation in line.waiting)
+        through = line.waiting[ended - 1][0] if ended else line.ended_through
+        failed = [ticket for ticket, each in line.waiting if self.sightings(each).failed_in(queue)]
+        return through, failed[0] if failed else None
+
+    @property
+    def backups(self) -> deque[tuple[int, int]]:
+        return self._lines[Queue.BACKUP].waiting
+
+
+class _ShowsItsLine(Agenda):
+    @property
+    def backups(self) -> deque[tuple[int, int]]:
+        return self._lines[Queue.BACKUP]
+
+
+class _SettlesOwn(RankCache):
+    def _apply(self, verdict: Verdict) -> Effects:
+        for watermark in verdict.watermarks:
+            if watermark.queue is Queue.BACKUP:
+                self._let_own_settle(watermark.ended_through)
+        return super()._apply(verdict)
+
+    def _let_own_settle(self, ended_through: int) -> None:
+        """Let the tickets that are to settle now be those of copies that have ended on this rank."""
+        agenda, ballot = self.replica.agenda, self.ballot
+        assert isinstance(agenda, _ShowsItsLine)
+        assert isinstance(ballot, _Counts)
+        tickets = [ticket for ticket, _ in agenda.backups]
+        line = [operation for _, operation in agenda.backups]
+        count = sum(ticket <= ended_through for ticket in tickets)
+        ended = [each for each in line if ballot.sightings(each).ended][:count]
+        others = [each for each in line if each not in ended]
+        for waiting in (agenda.backups, ballot.backups) if count else ():
+            waiting.clear()
+            waiting.extend(zip(tickets, ended + others, strict=True))
+
+
+class _SettlesOwnOwned(_SettlesOwn, Cache): ...
+
+
+class _SettlesOwnLent(_SettlesOwn, HostCache): ...
+
+
+def return_before_the_vote() -> Build:
+    """A rank that has voted that its own part of everything in flight is over votes no more."""
+    return Build(cache=_ReturnsEarlyOwned, host_cache=_ReturnsEarlyLent)
+
+
+class _ReturnsEarly(RankCache):
+    def open_round(self) -> None:
+        in_flight = self.replica.agenda.in_flight.values()
+        if not in_flight or not all(
+            _is_over(operation, self.ballot.sightings(operation.id)) for operation in in_flight
+        ):
+            super().open_round()
+
+
+def _is_over(operation: Operation, seen: Sightings) -> bool:
+    match operation.phase:
+        case Phase.QUERY:
+            return seen.answered is not None
+        case Phase.TRANSFER:
+            return isinstance(operation, Prefetch) and seen.landed == operation.wanted_count
+        case Phase.ISSUED:
+            return seen.ended is not None
+        case Phase.QUIESCE:
+            return seen.quiesced
+        case _:
+            return False
+
+
+class _ReturnsEarlyOwned(_ReturnsEarly, Cache): ...
+
+
+class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
+
+
+def smallest_of_the_longest() -> Build:
+    """The ranks take the MIN of their longest lengths, and each restores it with what it has.
+
+    A rank without a state at that length goes on from the last one before it, or from none.
+    """
+    make = partial(make_executor, kind=_FetchesWhatIsThere)
+    return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
+
+
+class _UncommonFetch(Fetch):
+    """A fetch of a length that is not every rank's own."""
+
+    needs: tuple[Need, ...] = ()
+    """Where to look for a state that lies before the one that is named."""
+
+
+class _TakesTheSmallest(Prefetching):
+    def found(self, verdict: Found) -> None:
+        operation = self.active.get(verdict.operation)
+        super().found(verdict._replace(longest=verdict.pages) if verdict.pages else verdict)
+        order = self._outbox.orders[-1] if self._outbox.orders else None
+        if (
+            operation is not None
+            and verdict.pages != verdict.longest
+            and isinstance(order, Fetch)
+            and order.operation == operation.id
+        ):
+            self._outbox.orders[-1] = uncommon = _UncommonFetch(*order)
+            uncommon.needs = operation.needs
+
+
+class _FetchesWhatIsThere(SimulatedExecutor):
+    def _fetch(self, order: Fetch) -> None:
+        if isinstance(order, _UncommonFetch):
+            order = order._replace(transfers=tuple(self._nearest(order)))
+        super()._fetch(order)
+
+    def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
+        """Yield the transfers; in the place of a state that is not there, the last one before it."""
+        need_of = {need.pool: need for need in order.needs}
+        for transfer in order.transfers:
+            keys, need = transfer.keys, need_of[transfer.pool]
+            if need.span == 1:
+                before = need.keys[: need.keys.index(keys[-1]) + 1]
+                there = [key for key in before if self._store.has(transfer.pool, key)]
+                keys = (*keys[:-1], there[-1] if there else b"")
+            yield transfer._replace(keys=keys)
+
+    def _read_object(self, page: Page) -> int | None:
+        return super()._read_object(page) if page.key else EMPTY

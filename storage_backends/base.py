@@ -1,7 +1,7 @@
 """The contract of an L3 backend.
 
 A backend maps object names to bytes. It is asynchronous and batched, and it reads into and writes
-from buffers that the caller owns. One contract suite (`tests/storage_contract.py`) holds every
+from buffers that the caller owns. One contract suite (`tests/kit/storage/contract.py`) holds every
 backend to these promises:
 
 S1  Each call returns one outcome for each key, in the order of the request, and raises nothing for

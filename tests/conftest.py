@@ -5,7 +5,8 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
-from left_behind import nothing_left_behind
+
+from tests.kit.left_behind import nothing_left_behind
 
 # The same examples on every run, and no deadline for each: a shared machine may stall at any time.
 settings.register_profile("lockstep", derandomize=True, deadline=None)

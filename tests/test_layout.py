@@ -9,9 +9,16 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from source_tree import ROOT, absolute_names, matches, package_folders, read_folder, read_library
 
 import lockstep
+from tests.kit.source_tree import (
+    ROOT,
+    absolute_names,
+    matches,
+    package_folders,
+    read_folder,
+    read_library,
+)
 
 NAME = ROOT / "src" / "lockstep"
 MODULE_LINES_MAX = 400

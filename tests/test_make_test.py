@@ -6,9 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT
 
-SCRIPT = Path(__file__).with_name("just_booted.sh")
+from tests.kit.source_tree import ROOT
+
+SCRIPT = ROOT / "tests" / "kit" / "just_booted.sh"
 REFUSED = "#!/bin/sh\nexit 1\n"
 GRANTED = '#!/bin/sh\necho "$@"\n'
 """Stands for `unshare`, and says what it was asked for."""

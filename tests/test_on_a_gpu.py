@@ -6,7 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from on_a_gpu import FAILED, LACKING, NEEDED, NO_GPU, ROOT, gpu_modules, pytest_command, run_tests
+
+from tests.on_a_gpu import (
+    FAILED,
+    LACKING,
+    NEEDED,
+    NO_GPU,
+    ROOT,
+    gpu_modules,
+    pytest_command,
+    run_tests,
+)
 
 SCRIPT = ROOT / "tests/on_a_gpu.py"
 NO_DEVICE = "__version__ = '2'\n\n\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"

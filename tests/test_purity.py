@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from source_tree import Module, absolute_names, matches, neighbours, read_library
+from tests.kit.source_tree import Module, absolute_names, matches, neighbours, read_library
 
 # What can differ between two ranks that were given the same commands, or load what does.
 IMPURE = (

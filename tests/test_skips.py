@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = ("conftest.py", "left_behind.py")
+from tests.kit.source_tree import ROOT
+
 """And what it imports."""
 SKIP = 'import pytest\n\n\n@pytest.mark.skip(reason="no store")\ndef test_it(): ...\n'
 SKIP_MODULE = 'import pytest\n\npytest.skip("no store", allow_module_level=True)\n'
@@ -60,8 +61,7 @@ def test_what_no_ci_machine_can_pass_does_not_fail_in_ci(in_ci: str, line: str) 
 
 def run_pytest(modules: Mapping[str, str], folder: Path, ci: str) -> tuple[int, str]:
     """Run test modules under this project's conftest, in a process of their own."""
-    for name in CONFTEST:
-        shutil.copy(Path(__file__).with_name(name), folder)
+    shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: as in the project\n")
     (folder / "torch.py").write_text(NO_DEVICE, encoding="utf-8")
     for name, source in modules.items():
@@ -73,7 +73,7 @@ def run_pytest(modules: Mapping[str, str], folder: Path, ci: str) -> tuple[int, 
         ],
         check=False,
         cwd=folder,
-        env={**os.environ, "CI": ci, "COLUMNS": "200"},
+        env={**os.environ, "CI": ci, "COLUMNS": "200", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

@@ -1,4 +1,4 @@
-"""What agreement keeps on a rank, beside the time it takes (`scale_model`): memory and sockets."""
+"""What agreement keeps on a rank, beside the time it takes (`model`): memory and sockets."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """What agreement costs by ranks, hosts, seats, operations and pages: a model of its own code.
 
-Pure functions of a `Deployment`, of `Costs` that `scale_fit` measures on one machine, and of a
+Pure functions of a `Deployment`, of `Costs` that `fit` measures on one machine, and of a
 `Network`, which one machine cannot measure and which is therefore assumed. Each term says which code
 it stands for. A blocking step is modelled; a pipelined one hides all of it but the Python.
 """
@@ -141,7 +141,7 @@ class Traffic:
 
 
 def traffic(deployment: Deployment, transport: Way) -> Traffic:
-    """Return what one round moves over a transport. Exact: `tests/test_scale.py` counts it."""
+    """Return what one round moves over a transport. Exact: a test counts it."""
     ranks, hosts, size = deployment.ranks, deployment.hosts, deployment.vector_bytes
     match transport:
         case Transport.SHM:

@@ -1,8 +1,8 @@
 """What vLLM can be configured with that changes no byte of KV: all else is part of every key.
 
 Each entry has its reason, as it was read in the version of vLLM that `READ_IN` names. A field that is
-not here is in the key. `tests/engines/test_vllm_fields.py` fails for a field of the installed vLLM
-that is neither here nor among those that are known to be in the key.
+not here is in the key. A test (`test_engine_fields.py`) fails for a field of the installed vLLM that is
+neither here nor among those that are known to be in the key.
 
 A reason is one of what vLLM does, not of what is likely: which numbers a token's KV consists of must
 follow from the tokens before it and from what is in the key. Sums that are added up in another order

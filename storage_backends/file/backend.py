@@ -1,8 +1,8 @@
 """`file:///absolute/path?durability=none|data|full&direct=0|1&threads=N&...`: objects as files.
 
-Each object is one file, found by digests of its name (`file_objects`), written whole under its
-final name or not at all (`file_publish`), verified on every read, and moved out of the way for good
-when it is not what its name says (`file_quarantine`). Several processes may share the directory,
+Each object is one file, found by digests of its name (`objects`), written whole under its
+final name or not at all (`publish`), verified on every read, and moved out of the way for good
+when it is not what its name says (`quarantine`). Several processes may share the directory,
 also over a network filesystem, as far as that has exclusive links.
 
 `durability` says what a write has survived when it is OK: `none` (default) the process, `data` and
@@ -12,7 +12,7 @@ start at a multiple of 4096 bytes, or whose length is not one, is still read and
 page cache, since the kernel offers no other way without a copy. `threads` bounds the I/O at a time.
 
 `quota_gib` (or `quota_bytes`) bounds the room of the files, and `ttl_s` how long an object stays that
-nobody uses. Each process that names one of them sweeps, one at a time (`file_sweeper`); the quota may
+nobody uses. Each process that names one of them sweeps, one at a time (`sweeper`); the quota may
 be overrun by what is written between two passes. Records, which say what the pages are, are not swept.
 
 With `read_only=1` nothing in the directory is made, moved or removed, and it need not be writable: for

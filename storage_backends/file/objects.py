@@ -4,7 +4,7 @@
     <root>/quarantine/<place>                                      what was found to be bad
     <root>/temporary/<random>                                      being written (see file_publish)
 
-What is in a file is told in `file_contents`, and how it gets its name in `file_publish`. Nothing that
+What is in a file is told in `contents`, and how it gets its name in `publish`. Nothing that
 a caller says gets into a path: only digests of it do.
 """
 

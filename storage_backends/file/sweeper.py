@@ -1,6 +1,6 @@
 """The thread that keeps a store within its quota and its time to live, one in each process.
 
-Nobody is master: whoever gets the store's lock makes the pass (`file_sweep`), and the others go on.
+Nobody is master: whoever gets the store's lock makes the pass (`sweep`), and the others go on.
 Reading marks use at the price of a set: the names that were read since the last time are noted, and
 the thread sets the times of their files all at once. So what a process reads all the time is old to
 the others by no more than the interval. The times are the filesystem's own, not this process's.

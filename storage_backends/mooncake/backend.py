@@ -15,8 +15,8 @@ are inside the object, and what does not fit its name is removed.
 
 A stopped master holds a call until it goes on, or for the 30 seconds that the client waits; the backend
 goes on by itself after both, and after a restart of the master. A stopped owner of a segment holds a
-call until the library gives it up (`mooncake_pieces`). A read returns at its deadline all the same and
-leaves its thread behind (`mooncake_staged`); while all threads are left so, reads are FAILED at once.
+call until the library gives it up (`pieces`). A read returns at its deadline all the same and
+leaves its thread behind (`staged_reads`); while all threads are left so, reads are FAILED at once.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -8,7 +8,7 @@ are done only while the master answers.
 Objects are written and read in *sessions*, which the library keeps by key. A put session is what
 makes a first writer: the master opens one of them for a key, and refuses the others. A get session
 remembers where an object lies, so that its ranges are read without asking the master again. How much
-of them one call moves is told in `mooncake_pieces`.
+of them one call moves is told in `pieces`.
 """
 
 import ctypes

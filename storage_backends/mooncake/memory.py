@@ -1,7 +1,7 @@
 """Memory that the Mooncake client was told of: the caller's pool, and some of our own beside it.
 
 What is written goes straight from registered memory to the store, or piece by piece through staging
-memory of bounded size, which each thread has. All that is read goes through that (`mooncake_staged`).
+memory of bounded size, which each thread has. All that is read goes through that (`staged_reads`).
 """
 
 import logging

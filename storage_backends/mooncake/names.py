@@ -1,7 +1,7 @@
 """What is asked of a Mooncake Store, and the keys that objects have there.
 
 An object lies under the key of its *generation*. Generation 0 is what the first writer stored; how
-the others come to be is told in `mooncake_reads` and `mooncake_writes`.
+the others come to be is told in `reads` and `writes`.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Reading objects out of a Mooncake Store: the blocking half, called from several threads.
 
-An object lies under the key of its *generation* (`mooncake_names`). It is never changed: one with more
+An object lies under the key of its *generation* (`names`). It is never changed: one with more
 columns is stored under the next generation, and then those before it are removed. So whoever finds an
 object gone or lacking looks for a later one, and each is whole at any time. No generation is stored
-twice (`mooncake_writes` says how).
+twice (`writes` says how).
 
 Memory of a removed object may be given to another one while somebody reads. Checksums find that, and
 a reader takes an object for corrupt only after it has found so twice.

@@ -1,7 +1,7 @@
 """Writing objects into a Mooncake Store, and removing them: the blocking half, called from threads.
 
 The master lets one writer of a key begin, so there is one first writer among all processes. The
-others wait until it has ended, and look at what it has stored. See `mooncake_reads` for generations.
+others wait until it has ended, and look at what it has stored. See `reads` for generations.
 
 When a generation was replaced and removed, the master lets anybody begin it again who had looked
 before. So a writer that may begin one asks for later ones before it stores anything, and gives up if

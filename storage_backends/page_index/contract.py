@@ -2,7 +2,8 @@
 
 An index maps keys (digests of object names) to places, and lends out slots: numbered pieces of a
 store of fixed size. It says nothing about bytes, so what is found through it is verified all the
-same. One contract suite (`tests/test_page_index.py`) holds every index to these promises:
+same. One contract suite (`tests/storage_backends/page_index/`) holds every index to these
+promises:
 
 I1  A write has two phases. `reserve` lends slots that nobody else has, each under a generation that
     was never used before, until a deadline; `commit` then gives a key its place, at once for all

@@ -1,6 +1,6 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
-Each page is one object of the bucket, put there only if there is none (`s3_objects`). With
+Each page is one object of the bucket, put there only if there is none (`objects`). With
 ``&index=sqlite:///...|redis://...&pack=N` up to N pages of a write are one object, and the index
 knows where each lies (`s3_packs`). Reads ask for the ranges that they want and for little else.
 `endpoint` names another server than Amazon's, and `concurrency` bounds the requests in flight.

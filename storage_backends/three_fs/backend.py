@@ -1,6 +1,6 @@
 """`3fs:///mount/path?index=sqlite:///path|redis://host:port/db`: objects in slots of large files.
 
-This is how DeepSeek's 3FS is used: a few large files of fixed slots (`three_fs_files`), moved in
+This is how DeepSeek's 3FS is used: a few large files of fixed slots (`files`), moved in
 batches through rings (`rings`), one ring for each thread and direction. A database that there is
 anyway says what is where (`page_index`). On a mounted 3FS with its client installed the rings are
 USRBIO; elsewhere, on any filesystem, they are made of system calls, and the store says so at level INFO

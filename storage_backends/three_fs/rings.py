@@ -1,8 +1,9 @@
 """The contract of a ring: many reads, or many writes, prepared, submitted and waited for together.
 
 It is the contract of USRBIO, the native client of 3FS, in the words that this package needs. One
-contract suite (`tests/test_rings.py`) holds both implementations to it: `ring_usrbio`, which is
-that client, and `ring_pread`, which does the same with system calls on any filesystem.
+contract suite (`tests/storage_backends/three_fs/test_rings.py`) holds both implementations to it:
+`usrbio_rings`, which is that client, and `pread_rings`, which does the same with system calls on any
+filesystem.
 
 - A ring is either for reads or for writes, belongs to one thread, and takes `entries` operations
   between a `prepare` and the `wait` that gives its end back.

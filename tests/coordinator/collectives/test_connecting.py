@@ -1,0 +1,211 @@
+"""Which transport a group gets: what `auto` picks and says, and what happens where it cannot be had."""
+
+import fcntl
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.coordinator.collective import Collective, Transport
+from lockstep.coordinator.collectives.connecting import connect, pick
+from lockstep.coordinator.collectives.host_group import Place, ranks_by_place
+from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.errors import ConfigError, PeerLost
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import CacheConfig, Timeouts
+from lockstep.ranks.opening import connected
+from tests.kit.collectives.contract import LANES, PATIENCE_S, Hold, lanes_of, outcome_of
+from tests.kit.ranks.as_processes import RanksAsProcesses
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> RanksAsProcesses:
+    return RanksAsProcesses(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ([(0,)], "shm: there is one rank"),
+        ([(0, 1, 2)], "shm: all 3 ranks are on one host"),
+        ([(0, 2), (1,)], "hierarchical: 3 ranks are on 2 hosts"),
+        ([(0,), (1,)], "torch: each of 2 ranks is on a host, or in a container, of its own"),
+    ],
+)
+def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
+    hosts: list[tuple[int, ...]], expected: str
+) -> None:
+    transport, why = pick(hosts)
+
+    assert f"{transport}: {why}" == expected
+
+
+def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -> None:
+    """Containers of one machine count their processes apart, and cannot open each other's files."""
+    one, other = Place("kernel", "all"), Place("kernel", "of a container")
+
+    assert ranks_by_place([one, other, one]) == ((0, 2), (1,))
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_host", "carried_by"),
+    [
+        (4, "shm: all 4 ranks are on one host"),
+        (2, "hierarchical: 4 ranks are on 2 hosts"),
+        (1, "torch: each of 4 ranks is on a host, or in a container, of its own"),
+    ],
+)
+def test_what_auto_picks_carries_rounds(
+    ranks: RanksAsProcesses, ranks_per_host: int, carried_by: str
+) -> None:
+    assert ranks.run(partial(run_rounds, ranks_per_host), 4) == [(carried_by, [0, 1, 2])] * 4
+
+
+@pytest.mark.parametrize("clumsy", [0, 1])
+def test_where_a_rank_cannot_share_memory_auto_takes_torch_on_all_and_says_why(
+    ranks: RanksAsProcesses, clumsy: int
+) -> None:
+    """Rule R1: what one rank cannot do must not lead it another way than the others."""
+    outcomes = ranks.run(partial(share_no_memory, clumsy), 3)
+
+    assert len({transport for transport, _ in outcomes}) == 1
+    assert outcomes[0][0].startswith(f"torch: rank {clumsy}: ")
+    assert "no memory today" in outcomes[0][0]
+    assert [folded for _, folded in outcomes] == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize("clumsy", [0, 1])
+@pytest.mark.parametrize("call", ["os.memfd_create", "os.pidfd_open", "fcntl.F_ADD_SEALS"])
+def test_where_the_python_of_one_rank_lacks_a_call_auto_takes_torch_on_all_and_says_why(
+    ranks: RanksAsProcesses, call: str, clumsy: int
+) -> None:
+    """Pythons that are built to run on old systems have not all that this one offers."""
+    outcomes = ranks.run(partial(lack_a_call, call, clumsy), 2)
+
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0].startswith(f"torch: rank {clumsy}: ")
+    assert f"this Python has no {call}" in outcomes[0][0]
+    assert outcomes[0][1] == [0, 1, 2]
+
+
+def test_memory_that_is_wanted_by_name_on_a_python_that_lacks_a_call_stops_every_rank(
+    ranks: RanksAsProcesses,
+) -> None:
+    said = ranks.run(want_memory_without_a_call, 2)
+
+    assert said[0] == said[1]
+    assert "rank 1: shared memory cannot be made: this Python has no os.memfd_create" in said[0]
+    assert "the transport torch" in said[0]
+
+
+def test_what_is_wanted_by_name_and_cannot_be_had_stops_every_rank_alike(
+    ranks: RanksAsProcesses,
+) -> None:
+    said = ranks.run(want_memory_across_hosts, 2)
+
+    assert said[0] == said[1]
+    assert "needs all ranks on one host" in said[0]
+    assert "2 hosts" in said[0] or "there are 2" in said[0]
+
+
+def test_ranks_that_want_different_transports_meet_over_torch(ranks: RanksAsProcesses) -> None:
+    """The bootstrap compares all settings over it, and names this one with its ranks."""
+    assert ranks.run(want_different_things, 2) == ["torch", "torch"]
+
+
+def test_what_a_round_may_take_is_not_bounded_by_what_the_start_may(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Rule R10: a stall between the two deadlines ends a group over hosts no sooner than another."""
+    waited, _ = ranks.run(stall_longer_than_the_start, 2, late={1})
+
+    assert waited == ("CollectiveTimeout", True)
+
+
+def stall_longer_than_the_start(group: Any, hold: Hold) -> tuple[str, bool]:
+    open_s, patience_s = 1.0, 2.0
+    config = CacheConfig(
+        model="m",
+        layout=PageLayout(
+            page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=1),)
+        ),
+        device_pages=4,
+        host_pages=0,
+        transport=Transport.HIERARCHICAL,
+        timeouts=Timeouts(open_s=open_s, round_s=PATIENCE_S),
+    )
+    Place.here = lambda: Place(f"host {group.rank}", "all")  # type: ignore[method-assign]
+    collective = connected(config, group)
+    if group.rank:
+        hold()
+        return "", True
+    pending = collective.launch(lanes_of(0))
+    error, waited_s = outcome_of(lambda: discard(pending.wait(patience_s)))
+    return error, waited_s >= patience_s
+
+
+def discard(_: object) -> None:
+    """A call whose result nobody wants."""
+
+
+def rounds_of(collective: Collective) -> list[int]:
+    return [
+        int(collective.launch(lanes_of(number + collective.rank)).wait(PATIENCE_S)[-1])
+        for number in range(3)
+    ]
+
+
+def run_rounds(ranks_per_host: int, group: Any, hold: Hold) -> tuple[str, list[int]]:
+    place = Place(f"host {group.rank // ranks_per_host}", "all")
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+    folded = rounds_of(collective)
+    collective.gather(b"", PATIENCE_S)
+    collective.close()
+    return collective.transport, folded
+
+
+def share_no_memory(clumsy: int, group: TorchCollective, hold: Hold) -> tuple[str, list[int]]:
+    def refuse(*_: object) -> int:
+        raise OSError("no memory today")
+
+    if group.rank == clumsy:
+        os.memfd_create = refuse  # type: ignore[assignment]
+        os.pidfd_open = refuse  # type: ignore[assignment]
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S)
+    return collective.transport, rounds_of(collective)
+
+
+def lack_a_call(
+    call: str, clumsy: int, group: TorchCollective, hold: Hold
+) -> tuple[str, list[int]]:
+    if group.rank == clumsy:
+        module, name = call.split(".")
+        delattr({"os": os, "fcntl": fcntl}[module], name)
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S)
+    return collective.transport, rounds_of(collective)
+
+
+def want_memory_without_a_call(group: TorchCollective, hold: Hold) -> str:
+    if group.rank:
+        del os.memfd_create
+    with pytest.raises(ConfigError) as raised:
+        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S)
+    return str(raised.value)
+
+
+def want_memory_across_hosts(group: TorchCollective, hold: Hold) -> str:
+    place = Place(f"host {group.rank}", "all")
+    with pytest.raises(ConfigError) as raised:
+        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+    with pytest.raises(PeerLost):
+        group.gather(b"", PATIENCE_S)
+    return str(raised.value)
+
+
+def want_different_things(group: TorchCollective, hold: Hold) -> str:
+    wanted = (Transport.SHM, Transport.TORCH)[group.rank]
+    return connect(group, wanted, lanes=LANES, timeout_s=PATIENCE_S).transport

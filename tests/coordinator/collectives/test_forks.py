@@ -1,0 +1,140 @@
+"""A process that a rank has forked: it has all that the rank has, and no part in the group."""
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from lockstep.coordinator.collective import Collective
+from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.errors import LockstepError
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.opening import connected
+from tests.kit.collectives.contract import PATIENCE_S, PROMPT_S, Hold, lanes_of
+from tests.kit.ranks.as_processes import BUILDS, RanksAsProcesses
+
+pytestmark = pytest.mark.distributed
+
+REFUSED = "UsageError: this process was forked from process PARENT, which alone has a part in its"
+"""How each call of a child ends that would need the group."""
+
+
+@pytest.mark.parametrize("transport", BUILDS)
+def test_a_forked_child_has_no_part_in_rounds_and_its_close_ends_nothing(
+    transport: str, tmp_path: Path
+) -> None:
+    """Rule R10: engines fork, and a child runs what its parent has put into `finally`."""
+    ranks = RanksAsProcesses(tmp_path, build=BUILDS[transport])
+
+    told = ranks.run(fork_in_a_round, 4)
+
+    for said, rounds in told:
+        assert [each[: len(REFUSED)] for each in said] == [REFUSED] * 3 + ["went well"] * 2
+        assert rounds == [1, 2, 3]
+
+
+@pytest.mark.parametrize("transport", ["auto", "torch"])
+def test_a_forked_child_that_closes_the_cache_does_nothing_to_its_parent(
+    transport: str, tmp_path: Path
+) -> None:
+    """Neither to the rounds, nor to what the copies and the store of the parent do."""
+    told = RanksAsProcesses(tmp_path).run(partial(fork_with_a_cache, transport, tmp_path / "kv"), 2)
+
+    for said, in_flight, flushed, persisted in told:
+        assert [each[: len(REFUSED)] for each in said] == [REFUSED] * 5 + ["went well"] * 3
+        assert in_flight
+        assert flushed
+        assert persisted == {"complete": 1}
+
+
+def fork_in_a_round(collective: Collective, hold: Hold) -> tuple[list[str], list[int]]:
+    pending = collective.launch(lanes_of(1 + collective.rank))
+    said = said_by_a_child(
+        lambda: pending.wait(PATIENCE_S),
+        lambda: collective.launch(lanes_of(0)),
+        lambda: collective.gather(b"", PATIENCE_S),
+        collective.close,
+        collective.close,
+    )
+    rounds = [int(pending.wait(PATIENCE_S)[0])]
+    for number in (2, 3):
+        lanes = lanes_of(number + collective.rank)
+        rounds.append(int(collective.launch(lanes).wait(PATIENCE_S)[0]))
+    collective.gather(b"", PATIENCE_S)
+    collective.close()
+    return said, rounds
+
+
+def fork_with_a_cache(
+    transport: str, store: Path, group: TorchCollective, hold: Hold
+) -> tuple[list[str], bool, bool, dict[str, int]]:
+    config = CacheConfig(
+        model="m",
+        layout=PageLayout(
+            page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=1),)
+        ),
+        device_pages=8,
+        host_pages=8,
+        store=f"file://{store}?durability=none",
+        transport=transport,  # type: ignore[arg-type]
+    )
+    cache = Cache.open(config, connected(config, group))
+    tokens = list(range(8))
+    cache.load_back("a", b"", reserve_tokens=8)
+    cache.insert("a", tokens)
+    cache.step()
+    in_flight = not cache.replica.idle
+    said = said_by_a_child(
+        cache.step,
+        cache.step,
+        lambda: cache.prefetch("b", tokens),
+        lambda: cache.attach_store("memory://"),
+        cache.flush,
+        lambda: cache.release("a"),
+        cache.abandon,
+        cache.close,
+    )
+    cache.release("a")
+    flushed = cache.flush()
+    persisted = cache.stats().operations["persist"]
+    cache.close()
+    return said, in_flight, flushed, persisted
+
+
+def said_by_a_child(*calls: Callable[[], object]) -> list[str]:
+    """Fork, and return what each call raised in the child, one after the other, if all were prompt."""
+    ours, theirs = os.pipe()
+    parent = str(os.getpid())
+    child = os.fork()
+    if not child:
+        try:
+            os.write(theirs, json.dumps([outcome(call, parent) for call in calls]).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    readable, _, _ = select.select([ours], [], [], PROMPT_S)
+    if not readable:
+        os.kill(child, signal.SIGKILL)
+    said = os.read(ours, 1 << 16) if readable else b'["the child hung"]'
+    os.close(ours)
+    os.waitpid(child, 0)
+    told: list[str] = json.loads(said)
+    return told
+
+
+def outcome(call: Callable[[], object], parent: str) -> str:
+    started = time.monotonic()
+    try:
+        call()
+    except LockstepError as error:
+        return f"{type(error).__name__}: {error}".replace(parent, "PARENT")
+    took_s = time.monotonic() - started
+    return "went well" if took_s < 1 else f"took {took_s:.1f} s"

@@ -1,0 +1,374 @@
+"""The torch transport keeps the contract, over gloo, with ranks that die, freeze and are ended."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.collective import Collective
+from lockstep.coordinator.collectives.attendance import Attendance
+from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+from lockstep.errors import ConfigError, GroupError
+from tests.kit.collectives.contract import (
+    PATIENCE_S,
+    PROMPT_S,
+    SHORT_S,
+    CollectiveContract,
+    Hold,
+    meet,
+    outcome_of,
+)
+from tests.kit.programs import program
+from tests.kit.ranks.as_processes import RanksAsProcesses
+
+pytestmark = pytest.mark.distributed
+
+RANK = "tests.kit.collectives.torch_rank"
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> RanksAsProcesses:
+    return RanksAsProcesses(tmp_path)
+
+
+class TestTorch(CollectiveContract):
+    """The contract, for ranks that are processes."""
+
+    @pytest.fixture
+    def ranks(self, tmp_path: Path) -> RanksAsProcesses:
+        return RanksAsProcesses(tmp_path)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_when_a_rank_is_killed_all_survivors_end_promptly(
+    ranks: RanksAsProcesses, world_size: int
+) -> None:
+    """Rule R10: the news of a dead rank spreads, since who hears it leaves the group too."""
+    with ranks.start(die, world_size) as group:
+        for rank in range(world_size - 1):
+            error, waited_s = group.result(rank)
+            assert error == "PeerLost"
+            assert waited_s < PROMPT_S
+
+
+def test_a_frozen_rank_is_a_timeout_within_the_deadline_and_close_is_not_held(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Rule R10: a rank that is stopped, and so neither answers nor leaves, holds nobody."""
+    with ranks.start(freeze, 4) as group:
+        for rank in range(3):
+            error, waited_s, closed_s = group.result(rank)
+            assert error == "CollectiveTimeout"
+            assert SHORT_S * 0.9 <= waited_s < SHORT_S + PROMPT_S
+            assert closed_s < 2.0
+
+
+@pytest.mark.parametrize(
+    ("absent", "named"), [([0], "rank 0"), ([2], "rank 2"), ([1, 2], "ranks 1, 2")]
+)
+def test_who_does_not_come_to_a_gathering_is_named_to_all_who_do(
+    ranks: RanksAsProcesses, absent: list[int], named: str
+) -> None:
+    """A start may hang because one rank of many still opens its store."""
+    told = ranks.run(partial(gather_without, absent), 4, late=absent)
+
+    text = f"{named} did not come to a gathering within {SHORT_S} s"
+    assert told == ["" if rank in absent else text for rank in range(4)]
+
+
+def test_ranks_that_are_joined_without_the_others_are_named_as_those_know_them(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Between hosts, the first rank of the second is not the second rank."""
+    told = ranks.run(join_some, 4, late=[3])
+
+    assert told[1] == f"rank 3 did not come to a gathering within {SHORT_S} s"
+
+
+def test_a_rank_that_dies_before_a_gathering_is_named(
+    ranks: RanksAsProcesses,
+) -> None:
+    with ranks.start(die_before_a_gathering, 3) as group:
+        for rank in (0, 1):
+            assert group.result(rank).endswith("; rank 2 had not come")
+
+
+def test_a_store_that_does_not_answer_holds_nobody_and_then_nobody_is_named() -> None:
+    answers = threading.Event()
+    attendance = Attendance(SilentStore(answers), [0, 1], 0)
+    attendance.come()
+
+    assert attendance.absent() == []
+    answers.set()
+
+
+def test_a_store_that_is_gone_names_nobody() -> None:
+    attendance = Attendance(GoneStore(), [0, 1], 0)
+    attendance.come()
+
+    assert attendance.absent() == []
+
+
+def test_other_traffic_of_the_process_does_not_reach_the_rounds(ranks: RanksAsProcesses) -> None:
+    """Rule R1: the group is Lockstep's alone, so the order of others' collectives is no matter."""
+    expected = [number * 2 for number in range(40)]
+
+    for rounds, sums in ranks.run(share_the_process, 2):
+        assert rounds == expected
+        assert sums == [2 * number + 1 for number in range(40)]
+
+
+def test_without_a_default_group_the_error_says_what_to_call() -> None:
+    with pytest.raises(ConfigError, match="init_process_group"):
+        TorchCollective.create(timeout_s=1.0)
+
+
+def test_close_is_safe_after_the_engine_has_begun_anew(
+    ranks: RanksAsProcesses, tmp_path: Path
+) -> None:
+    """The engine may have destroyed every group and made others before it closes its cache."""
+    again = partial(close_after_a_new_start, f"file://{tmp_path / 'again'}")
+
+    assert ranks.run(again, 1) == ["PeerLost"]
+
+
+def test_a_group_that_was_left_while_a_round_was_pending_goes_when_others_are_made(
+    ranks: RanksAsProcesses,
+) -> None:
+    """Rule R10: a process that rebuilds its group again and again keeps nothing of the old ones."""
+    assert ranks.run(leave_and_make_others, 2) == [(1, 0)] * 2
+
+
+def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProcesses) -> None:
+    """Rule R10: or one that leaves at once would make those fail that are still connecting."""
+    first, _ = ranks.run(create_behind, 2, late=[1])
+
+    assert first == "no group"
+
+
+@pytest.mark.parametrize("ending", ["close", "forget", "destroy_default", "collect"])
+def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Path) -> None:
+    """Rule R10: the end of a process is a wait too."""
+    with two_processes(ending, tmp_path) as (first, _):
+        assert line_of(first) == "pending"
+        started = time.monotonic()
+        assert first.wait(PATIENCE_S) == 0, first.stderr
+        assert time.monotonic() - started < PROMPT_S
+
+
+def test_a_process_that_waits_for_a_round_can_be_interrupted(tmp_path: Path) -> None:
+    """Rule R10: Ctrl-C reaches the engine although its rank waits for another."""
+    with two_processes("wait", tmp_path) as (first, _):
+        assert line_of(first) == "pending"
+        started = time.monotonic()
+        assert line_of(first) == "interrupted"
+        assert first.wait(PATIENCE_S) == 0
+        assert time.monotonic() - started < PROMPT_S
+
+
+def die(collective: Collective, hold: Hold) -> tuple[str, float]:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank == collective.world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    outcome = outcome_of(partial(meet, collective, "round", PATIENCE_S))
+    collective.close()
+    return outcome
+
+
+def gather_without(absent: list[int], collective: Collective, hold: Hold) -> str:
+    """Gather twice, the second time without some ranks; return what those that came are told."""
+    collective.gather(b"", PATIENCE_S)
+    if collective.rank in absent:
+        hold()
+        return ""
+    try:
+        collective.gather(b"", SHORT_S)
+    except GroupError as error:
+        return str(error)
+    return "all came"
+
+
+def join_some(collective: Collective, hold: Hold) -> str:
+    """Return what rank 1 is told, which rank 3 does not come to, after it has joined it."""
+    if collective.rank in (0, 2):
+        return ""
+    some = TorchCollective.among([1, 3], collective.rank, "some", timeout_s=PATIENCE_S)
+    if collective.rank == 3:
+        hold()
+        return ""
+    try:
+        some.gather(b"", SHORT_S)
+    except GroupError as error:
+        return str(error)
+    return "all came"
+
+
+def die_before_a_gathering(collective: Collective, hold: Hold) -> str:
+    collective.gather(b"", PATIENCE_S)
+    if collective.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        collective.gather(b"", PATIENCE_S)
+    except GroupError as error:
+        return str(error)
+    finally:
+        collective.close()
+    return "all came"
+
+
+class SilentStore:
+    """A store in a process that is stopped: it takes what it is sent, and does not answer."""
+
+    def __init__(self, answers: threading.Event) -> None:
+        self._answers = answers
+
+    def set(self, key: str, value: str) -> None:
+        """Take it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Answer when the process goes on."""
+        return self._answers.wait(PATIENCE_S)
+
+    def get(self, key: str) -> bytes:
+        """Answer what nobody has said."""
+        return b"0"
+
+
+class GoneStore(SilentStore):
+    """A store in a process that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Event())
+
+    def set(self, key: str, value: str) -> None:
+        """Fail as torch does."""
+        raise RuntimeError("Broken pipe")
+
+    def check(self, keys: list[str]) -> bool:
+        """Fail as torch does."""
+        raise RuntimeError("Connection reset by peer")
+
+
+def freeze(collective: Collective, hold: Hold) -> tuple[str, float, float]:
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank == collective.world_size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    error, waited_s = outcome_of(partial(meet, collective, "round", SHORT_S))
+    started = time.monotonic()
+    collective.close()
+    return error, waited_s, time.monotonic() - started
+
+
+def close_after_a_new_start(init_method: str, collective: Collective, hold: Hold) -> str:
+    import torch.distributed as dist
+
+    meet(collective, "round", PATIENCE_S)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
+    collective.close()
+    return outcome_of(partial(meet, collective, "round", PATIENCE_S))[0]
+
+
+def leave_and_make_others(collective: Collective, hold: Hold) -> tuple[int, int]:
+    """Return how many groups a rank has after rank 0 left the first, and after others were made."""
+    meet(collective, "round", PATIENCE_S)
+    if collective.rank == 0:
+        collective.launch(np.zeros(1, dtype=np.int64))
+        collective.close()
+    TorchCollective.create(timeout_s=PATIENCE_S).close()
+    kept_while_pending = groups_kept()
+    collective.close()
+    for _ in range(20):
+        TorchCollective.create(timeout_s=PATIENCE_S).close()
+    return kept_while_pending, groups_kept()
+
+
+def create_behind(collective: Collective, hold: Hold) -> str:
+    """Return whether a group was made, by a rank whose peer stays in the making of it."""
+    if collective.rank == 1:
+        import torch.distributed
+
+        dist: Any = torch.distributed
+        make = dist.new_group
+
+        def make_and_stay(*args: Any, **kwargs: Any) -> Any:
+            group = make(*args, **kwargs)
+            hold()
+            return group
+
+        dist.new_group = make_and_stay
+    try:
+        TorchCollective.create(timeout_s=4 * SHORT_S)
+    except GroupError:
+        return "no group"
+    return "a group"
+
+
+def groups_kept() -> int:
+    return sum(thread.name == "lockstep-gloo-owner" for thread in threading.enumerate())
+
+
+def share_the_process(collective: Collective, hold: Hold) -> tuple[list[int], list[int]]:
+    """Interleave rounds with sums over the default group, in another way on each rank."""
+    import torch
+    import torch.distributed as dist
+
+    rng = random.Random(collective.rank)
+    rounds: list[int] = []
+    sums: list[torch.Tensor] = []
+    works: list[Any] = []
+
+    def add() -> None:
+        sums.append(torch.tensor([len(sums) + collective.rank]))
+        works.append(dist.all_reduce(sums[-1], async_op=True))
+
+    for number in range(40):
+        lanes = np.array([number * 2 + collective.rank], dtype=np.int64)
+        pending = collective.launch(lanes)
+        for _ in range(rng.randrange(3)):
+            if len(sums) < 40:
+                add()
+        rounds += pending.wait(PATIENCE_S).tolist()
+    while len(sums) < 40:
+        add()
+    for work in works:
+        work.wait()
+    return rounds, [int(each) for each in sums]
+
+
+@contextmanager
+def two_processes(
+    ending: str, folder: Path
+) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Start two ranks: the first launches a round and ends as told, the other never comes."""
+    processes = [
+        subprocess.Popen(
+            program(RANK, rank, folder / "store", ending, PATIENCE_S),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield processes[0], processes[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=PATIENCE_S)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the process prints; its own deadline bounds the wait."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()

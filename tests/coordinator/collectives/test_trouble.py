@@ -1,0 +1,268 @@
+"""What else befalls ranks that share memory: children, damage, Ctrl-C, an end without a close."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.collective import Collective
+from lockstep.coordinator.collectives import cells as cells_module
+from lockstep.coordinator.collectives.cells import Cells
+from lockstep.errors import GroupError, InternalError
+from tests.kit.collectives.contract import LANES, PATIENCE_S, PROMPT_S, Hold
+from tests.kit.collectives.fault_points import Holdings, Opening, lanes_in
+from tests.kit.programs import program
+from tests.kit.ranks.as_processes import RanksAsProcesses
+
+pytestmark = pytest.mark.distributed
+
+RANK = "tests.kit.collectives.sharing_rank"
+
+JOINS = {"shm": Opening.over_pipes, "hierarchical": Opening.over_gloo}
+
+transports = pytest.mark.parametrize("transport", JOINS)
+
+
+def ranks_over(transport: str, folder: Path) -> RanksAsProcesses:
+    return RanksAsProcesses(folder, join=JOINS[transport])
+
+
+def said_in_a_round(collective: Collective) -> tuple[str, str, bool]:
+    """Return what a round raised, and whether it did so promptly."""
+    started = time.monotonic()
+    try:
+        collective.launch(lanes_in(1, collective.rank)).wait(PATIENCE_S)
+    except GroupError as error:
+        return type(error).__name__, str(error), time.monotonic() - started < PROMPT_S
+    return "vector", "", True
+
+
+@transports
+def test_a_rank_that_closes_is_named_by_those_that_wait(transport: str, tmp_path: Path) -> None:
+    """Rule R10: and on every host in the same words."""
+    told = ranks_over(transport, tmp_path).run(close_one, 4)
+
+    assert told[1:] == [("PeerLost", "rank 0 has left the group", True)] * 3
+
+
+def close_one(opening: Opening, hold: Hold) -> tuple[str, str, bool] | None:
+    collective = opening.make()
+    assert said_in_a_round(collective)[0] == "vector"
+    if not collective.rank:
+        collective.close()
+        return None
+    said = said_in_a_round(collective)
+    collective.close()
+    return said
+
+
+@pytest.mark.parametrize("ending", ["killed", "closed"])
+def test_a_child_that_has_all_files_of_a_rank_does_not_keep_it_alive(
+    ending: str, tmp_path: Path
+) -> None:
+    """Rule R10: engines fork, and what they fork outlives a rank."""
+    with ranks_over("shm", tmp_path).start(partial(fork_and_end, ending), 3) as group:
+        text = {
+            "killed": "rank 2 was lost in round 2: its process is gone",
+            "closed": "rank 2 has left the group",
+        }[ending]
+        for rank in range(2):
+            said, left = group.result(rank)
+            assert said == ("PeerLost", text, True)
+            assert left == []
+
+
+def fork_and_end(
+    ending: str, opening: Opening, hold: Hold
+) -> tuple[tuple[str, str, bool], list[str]] | None:
+    before = Holdings()
+    collective = opening.make()
+    assert said_in_a_round(collective)[0] == "vector"
+    if collective.rank < 2:
+        said = said_in_a_round(collective)
+        collective.close()
+        return said, before.left_over()
+    parent = os.getpid()
+    if not os.fork():
+        # Until the test is over, which closes the pipe to its ranks.
+        try:
+            hold()
+        finally:
+            os._exit(0)
+    if ending == "killed":
+        os.kill(parent, signal.SIGKILL)
+    collective.close()
+    hold()
+    return None
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_damaged_cell_ends_the_group_by_name_and_never_in_a_vector(
+    world_size: int, tmp_path: Path
+) -> None:
+    """Rule R9's sense, for lanes: the checksum decides."""
+    told = ranks_over("shm", tmp_path).run(partial(damage, 1, 1), world_size)
+
+    text = "what rank 1 wrote in round 2 is damaged: its checksum is wrong"
+    assert told == [("PeerLost", text, True)] * world_size
+
+
+@pytest.mark.parametrize(("rank", "writer", "named"), [(3, 1, 3), (2, 2, 2), (2, 0, 2)])
+def test_a_damaged_cell_of_any_host_ends_the_group_by_name(
+    rank: int, writer: int, named: int, tmp_path: Path
+) -> None:
+    """Also that of a courier, which other hosts learn of in the round after."""
+    told = ranks_over("hierarchical", tmp_path).run(partial(damage, rank, writer), 4)
+
+    text = f"what rank {named} wrote in round 2 is damaged: its checksum is wrong"
+    assert told == [("PeerLost", text, True)] * 4
+
+
+def damage(rank: int, writer: int, opening: Opening, hold: Hold) -> tuple[str, str, bool]:
+    """Spoil what a rank's process writes as this writer of its host, from round 2 on."""
+    collective: Any = opening.make()
+    assert said_in_a_round(collective)[0] == "vector"
+    if collective.rank == rank:
+        cells = collective._host.cells
+        cells.write = partial(write_wrongly, cells, writer)
+    said = said_in_a_round(collective)
+    if said[0] == "vector":
+        said = said_in_a_round(collective)
+    collective.close()
+    return said
+
+
+def write_wrongly(cells: Any, spoilt: int, writer: int, number: int, lanes: Any) -> None:
+    if writer != spoilt:
+        Cells.write(cells, writer, number, lanes)
+        return
+    with patch.object(cells_module, "_checksum", return_value=12345):
+        Cells.write(cells, writer, number, lanes)
+
+
+def test_a_damaged_ending_is_told_by_name(tmp_path: Path) -> None:
+    assert ranks_over("shm", tmp_path).run(damage_the_ending, 1) == [
+        f"the word {1 << 40} is not how a group can end"
+    ]
+
+
+def damage_the_ending(opening: Opening, hold: Hold) -> str:
+    collective: Any = opening.make()
+    collective._host.cells.ending = 1 << 40
+    try:
+        collective.launch(np.zeros(LANES, dtype=np.int64)).wait(PATIENCE_S)
+    except InternalError as error:
+        return str(error)
+    return "a vector"
+
+
+@transports
+def test_a_rank_that_waits_for_another_can_be_interrupted(transport: str, tmp_path: Path) -> None:
+    """Rule R10: Ctrl-C reaches the engine although its rank waits."""
+    with ranks_over(transport, tmp_path).start(wait_and_be_interrupted, 2) as group:
+        assert group.result(0) == ("interrupted", True)
+
+
+def wait_and_be_interrupted(opening: Opening, hold: Hold) -> tuple[str, bool]:
+    collective = opening.make()
+    assert said_in_a_round(collective)[0] == "vector"
+    if collective.rank:
+        hold()
+        return "", True
+    started = time.monotonic()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        said, _, _ = said_in_a_round(collective)
+    except KeyboardInterrupt:
+        said = "interrupted"
+    took_s = time.monotonic() - started
+    collective.close()
+    return said, took_s < PROMPT_S
+
+
+@contextmanager
+def two_processes(
+    transport: str, ending: str, folder: Path
+) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Start two ranks as programs; see `sharing_rank`."""
+    arguments = [str(folder / "store"), transport, ending, str(PATIENCE_S)]
+    processes = [
+        subprocess.Popen(
+            program(RANK, rank, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield processes[0], processes[1]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=PATIENCE_S)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the process prints; its own alarm bounds the wait."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+ENDINGS = {
+    "return": (0, ""),
+    "exit": (7, ""),
+    "raise": (1, "[rank0]: RuntimeError: raised by the test"),
+    "pending": (0, ""),
+}
+"""The exit code, and the last line of what is complained of."""
+
+
+@pytest.mark.parametrize(
+    ("transport", "ending"),
+    [
+        pytest.param(*each, marks=() if each == ("hierarchical", "raise") else pytest.mark.slow)
+        for each in product(JOINS, ENDINGS)
+    ],
+)
+def test_a_process_that_ends_without_a_close_ends_at_once_and_as_it_would(
+    transport: str, ending: str, tmp_path: Path
+) -> None:
+    """Rule R10: neither a courier nor a round that is pending holds it, and the others learn."""
+    code, complaint = ENDINGS[ending]
+    with two_processes(transport, ending, tmp_path) as (first, second):
+        assert line_of(first) == line_of(second) == "met"
+        started = time.monotonic()
+        _, complaints = first.communicate(timeout=PATIENCE_S)
+        assert time.monotonic() - started < PROMPT_S
+        assert first.returncode == code, complaints
+        assert complaints.splitlines()[-1:] == [complaint] * bool(complaint), complaints
+        if ending != "pending":
+            assert line_of(second) == "PeerLost"
+        assert second.wait(PATIENCE_S) == 0
+        assert time.monotonic() - started < PROMPT_S
+
+
+@pytest.mark.slow
+def test_the_courier_of_a_main_thread_that_has_ended_says_so_while_the_process_goes_on(
+    tmp_path: Path,
+) -> None:
+    """Rule R10: another thread of the engine may keep a process whose rank is gone."""
+    with two_processes("hierarchical", "linger", tmp_path) as (first, second):
+        assert line_of(first) == line_of(second) == "met"
+        started = time.monotonic()
+        assert line_of(second) == "PeerLost"
+        assert time.monotonic() - started < PROMPT_S
+        assert first.poll() is None

@@ -1,0 +1,505 @@
+"""The rules P1 to P8 of `coordinator/round.py`, counted and measured on every rank."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from lockstep.coordinator.ballot import Answered, Ballot, Landed
+from lockstep.coordinator.collectives.in_process import InProcessCollective, InProcessGroup
+from lockstep.coordinator.divergence import Recorder
+from lockstep.coordinator.lanes import BallotShape
+from lockstep.coordinator.operation import Phase
+from lockstep.coordinator.round import Rounds
+from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats, SeatTable
+from lockstep.coordinator.verdict import Arrived, Found, Verdict
+from lockstep.errors import (
+    CollectiveTimeout,
+    DivergenceError,
+    GroupError,
+    InternalError,
+    PeerLost,
+    RankUnhealthy,
+    UsageError,
+)
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import Bounds, Timeouts
+from lockstep.ranks.orders import LookUp
+from lockstep.ranks.replica.digest import state_digest
+from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
+
+T = TypeVar("T")
+
+ROOM = 4
+"""The seats of groups that have no cache."""
+
+NO_SEATS: SeatTable = Seats(ROOM).freeze()
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+class Exchanges:
+    """What each rank gave to its group, read where the ranks meet."""
+
+    def __init__(self, group: InProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[list[tuple[str, int]]] = [[] for _ in range(group.world_size)]
+        """For each rank, the kind and the length of everything it gave, in order."""
+        give = group.give
+
+        def watched(key: tuple[str, int], rank: int, value: Any) -> None:
+            self.given[rank].append((key[0], len(value)))
+            give(key, rank, value)
+
+        monkeypatch.setattr(group, "give", watched)
+
+
+def prompt(number: int, pages: int = 3) -> list[int]:
+    start = number * 1000
+    return list(range(start, start + pages * PAGE_TOKENS))
+
+
+@DEPTHS
+@pytest.mark.parametrize("wanted", [0, 1, 100, pytest.param(500, marks=pytest.mark.slow)])
+def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
+    depth: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, R1: counted on every rank, while each rank's storage answers at its own pace."""
+    ranks = RanksInTurn(3, depth=depth, host_pages=2000)
+    exchanges = Exchanges(ranks.group, monkeypatch)
+    for number in range(wanted):
+        assert prefetch_everywhere(ranks, number)
+    seed = 7 * wanted + depth
+    pace = random.Random(seed)
+    steps = 0
+    while steps < 5 or not ranks.caches[0].replica.idle:
+        for executor in ranks.executors:
+            if pace.random() < 0.5:
+                executor.obey(lambda key: True)
+        ranks.step()
+        steps += 1
+        assert [cache.stats().collectives for cache in ranks.caches] == [steps] * 3, f"seed {seed}"
+
+    length = ranks.caches[0].rounds.shape.length
+    assert exchanges.given == [[("round", length)] * steps] * 3
+    ended = ranks.every(lambda cache: cache.stats().operations)
+    assert ended == ({"prefetch": {"complete": wanted}} if wanted else {})
+
+
+@DEPTHS
+def test_prefetches_beyond_the_bound_wait_and_the_shape_stays(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, R10: a ballot with room for two serves twenty in the order of their ids."""
+    ranks = RanksInTurn(2, depth=depth, bounds=Bounds(prefetches=2))
+    exchanges = Exchanges(ranks.group, monkeypatch)
+    for number in range(20):
+        prefetch_everywhere(ranks, number)
+    served: list[int] = []
+    while not ranks.caches[0].replica.idle:
+        served += [order.operation for order in ranks.executors[0].orders if type(order) is LookUp]
+        assert len(ranks.every(lambda cache: cache.replica.seats().taken())) <= 2
+        for executor in ranks.executors:
+            executor.obey()
+        ranks.step()
+
+    assert served == sorted(served)
+    assert len(set(served)) == 20
+    assert {length for given in exchanges.given for _, length in given} == {
+        ranks.caches[0].rounds.shape.length
+    }
+
+
+def test_a_verdict_is_read_under_the_layout_of_its_launch() -> None:
+    """P2, R13: between launch and apply, an abort gave the seat to another prefetch."""
+    ranks = RanksInTurn(2, depth=1, bounds=Bounds(prefetches=1))
+    ranks.every(lambda cache: cache.prefetch("first", prompt(1)))
+    ranks.every(lambda cache: cache.prefetch("second", prompt(2)))
+    ranks.step()
+    first, second = 1, 2
+    for executor in ranks.executors:
+        executor.said.append(Answered(first, 3))
+    ranks.step()
+    assert [ranks.phase(first), ranks.phase(second)] == ["QUERY", "WAITING"]
+
+    ranks.every(lambda cache: cache.abort("first"))
+    assert ranks.every(lambda cache: cache.replica.seats().taken()) == {
+        0: Seat(second, Phase.QUERY)
+    }
+    ranks.step()
+
+    assert [ranks.phase(first), ranks.phase(second)] == ["DONE", "QUERY"]
+
+
+def test_a_verdict_names_the_seats_that_were_launched() -> None:
+    """P2: whatever the next layout is."""
+    rounds, ballots = group_of_rounds(2), ballots_of(2)
+    seats = Seats(ROOM)
+    transfer, query = seats.take(9, Phase.TRANSFER), seats.take(4, Phase.QUERY)
+    for each, ballot, pages in zip(rounds, ballots, (5, 3), strict=True):
+        ballot.seat(9, transfer, Phase.TRANSFER)
+        ballot.note(Landed(9, pages))
+        ballot.seat(4, query, Phase.QUERY)
+        ballot.note(Answered(4, pages))
+        each.open(seats.freeze(), 11, ballot, healthy=True, time_ms=1)
+        ballot.forget(4)
+        ballot.forget(9)
+    seats.change(query, Phase.TRANSFER)
+    seats.give_back(transfer)
+    seats.take(10, Phase.QUERY)
+
+    assert [each.close().seats for each in rounds] == [
+        (
+            Found(
+                operation=4, bound=UNBOUNDED, pages=3, shortest_rank=1, longest=5, expired_rank=None
+            ),
+            Arrived(operation=9, pages=3, ceiling=None, ceiling_rank=None, expired_rank=None),
+        )
+    ] * 2
+
+
+def test_at_depth_0_a_step_applies_its_own_round() -> None:
+    """P3."""
+    ranks = RanksInTurn(2, depth=0)
+    ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
+    for executor in ranks.executors:
+        executor.said.append(Answered(1, 3))
+
+    ranks.step()
+
+    assert ranks.phase(1) == "TRANSFER"
+    assert not any(cache.rounds.pending for cache in ranks.caches)
+
+
+def test_at_depth_1_a_step_applies_the_round_before_and_leaves_its_own_pending() -> None:
+    """P3."""
+    ranks = RanksInTurn(2, depth=1)
+    ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
+    for executor in ranks.executors:
+        executor.said.append(Answered(1, 3))
+
+    ranks.step()
+
+    assert ranks.phase(1) == "QUERY"
+    assert all(cache.rounds.pending for cache in ranks.caches)
+    ranks.step()
+    assert ranks.phase(1) == "TRANSFER"
+    assert all(cache.rounds.pending for cache in ranks.caches)
+
+
+def test_at_most_one_round_is_pending() -> None:
+    """P3: neither half may be called twice, and doing so changes nothing."""
+    rounds = group_of_rounds(2)
+    with pytest.raises(UsageError, match="open one first"):
+        rounds[0].close()
+    open_all(rounds)
+    with pytest.raises(UsageError, match="close it first"):
+        open_all(rounds[:1])
+
+    assert [each.close().round for each in rounds] == [1, 1]
+    open_all(rounds)
+    assert [each.close().round for each in rounds] == [2, 2]
+
+
+@DEPTHS
+def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> None:
+    """P4: ranks run as threads, each with storage of its own pace; all see the same history."""
+    ranks = RanksInTurn(4, depth=depth, bounds=Bounds(prefetches=4))
+
+    def run(rank: int) -> list[tuple[int, int]]:
+        cache, executor, pace = ranks.caches[rank], ranks.executors[rank], random.Random(rank)
+        history: list[tuple[int, int]] = []
+        for step in range(120):
+            if step % 4 == 0 and step < 80:
+                cache.prefetch(f"{step}", prompt(step))
+            if step % 8 == 6:
+                cache.abort(f"{step - 6}")
+            if pace.random() < 0.4:
+                executor.obey(lambda key: True)
+            cache.step()
+            history.append((cache.replica.digest, state_digest(cache.replica)))
+        return history
+
+    histories = in_threads(4, run)
+
+    assert all(history == histories[0] for history in histories)
+    assert len(set(histories[0])) > 20
+
+
+def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
+    """P4, R13: nobody goes on with a conclusion of its own."""
+    ranks = RanksInTurn(3, timeouts=Timeouts(round_s=0.05))
+    ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
+    for executor in ranks.executors:
+        executor.said.append(Answered(1, 3))
+    digest = ranks.caches[0].replica.digest
+    for cache in ranks.caches[:2]:
+        cache.open_round()
+
+    with pytest.raises(CollectiveTimeout, match="rank 2 did not come to round 1"):
+        ranks.caches[0].close_round()
+    # The first has left by now, which the others need not find out by waiting.
+    with pytest.raises(GroupError):
+        ranks.caches[1].close_round()
+    ranks.caches[2].open_round()
+    with pytest.raises(PeerLost):
+        one_more_round(ranks.caches[2])
+
+    assert ranks.caches[0].replica.digest == ranks.caches[1].replica.digest == digest
+    assert all(cache.rounds.ended_by is not None for cache in ranks.caches)
+
+
+def test_a_round_that_times_out_names_the_rank_the_seconds_and_their_setting() -> None:
+    ranks = RanksInTurn(2, timeouts=Timeouts(round_s=0.05))
+    ranks.caches[0].open_round()
+
+    with pytest.raises(CollectiveTimeout) as raised:
+        ranks.caches[0].close_round()
+
+    assert "rank 1 did not come to round 1" in str(raised.value)
+    assert str(raised.value).endswith("; a round may take 0.05 s (timeouts.round_s)")
+
+
+@pytest.mark.parametrize("field", ["epoch", "round", "state digest", "layout digest"])
+def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str) -> None:
+    """P5, R2: each of the four, found by every rank at once, with nothing read from the body."""
+    rounds = group_of_rounds(3, epochs=(1, 1, 2) if field == "epoch" else (1, 1, 1))
+    if field == "round":
+        rounds[1].count = 7
+
+    def run(rank: int) -> str:
+        digest = 5 + (field == "state digest" and rank == 2)
+        phase = Phase.TRANSFER if field == "layout digest" and rank == 2 else Phase.QUERY
+        seats, (ballot,) = Seats(ROOM), ballots_of(1)
+        ballot.seat(1, seats.take(1, phase), phase)
+        rounds[rank].open(seats.freeze(), digest, ballot, healthy=True, time_ms=0)
+        with pytest.raises(DivergenceError) as raised:
+            rounds[rank].close()
+        assert rounds[rank].ended_by is raised.value
+        return str(raised.value)
+
+    messages = in_threads(3, run)
+
+    assert messages[0].startswith(f"the ranks differ in {field}: ")
+    assert len(set(messages)) == 1
+
+
+def test_a_rank_of_an_earlier_start_of_the_group_is_found_in_the_first_round() -> None:
+    """P5, R2: whatever lets it reach this group, it is not taken for a rank of it."""
+    ranks = RanksInTurn(2)
+    member, config = ranks.group.member(1), ranks.caches[1].replica.config
+    earlier = replace(config, life=b"another start of it")
+    ranks.caches[1] = Cache(ranks.caches[1].config, member, ranks.executors[1], earlier)
+
+    def run(rank: int) -> str:
+        with pytest.raises(DivergenceError) as raised:
+            ranks.caches[rank].step()
+        return str(raised.value)
+
+    assert (
+        in_threads(2, run)
+        == ["the ranks differ in epoch: they are not all of one start of the group; start all anew"]
+        * 2
+    )
+
+
+@DEPTHS
+def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) -> None:
+    """P5, R2: the epoch ends in the same round, and the first entry that differs is named."""
+    ranks = RanksInTurn(3, depth=depth)
+    ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
+    ranks.step()
+    before = [cache.replica.journal.count for cache in ranks.caches]
+    ranks.caches[1].prefetch("alone", prompt(2))
+    for executor in ranks.executors:
+        executor.said.append(Answered(1, 3))
+
+    def run(rank: int) -> tuple[int, str]:
+        cache = ranks.caches[rank]
+        with pytest.raises(DivergenceError) as raised:
+            steps(cache, 3)
+        return cache.rounds.count, str(raised.value)
+
+    ended = in_threads(3, run)
+
+    assert len(set(ended)) == 1
+    assert ended[0][0] == 2
+    assert "the ranks differ in state digest and layout digest" in ended[0][1]
+    assert f"the first entry that differs is number {before[0]} " in ended[0][1]
+    assert "rank 1: request alone" in ended[0][1]
+    # At depth 1 the round before, in which all agreed, is applied first; the body of theirs is not.
+    assert {cache.replica.agenda.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
+
+
+@DEPTHS
+def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) -> None:
+    """P5, R3: free lists are replicated state, so one page of difference shows at once."""
+    ranks = RanksInTurn(2, depth=depth)
+    ranks.compute("warm", prompt(1))
+    ranks.caches[0].replica.prefixes.residence.pools[1][0].take(1)
+    rounds = ranks.caches[0].rounds.count
+
+    def run(rank: int) -> tuple[int, str]:
+        with pytest.raises(DivergenceError) as raised:
+            steps(ranks.caches[rank], 2)
+        return ranks.caches[rank].rounds.count - rounds, str(raised.value)
+
+    ended = in_threads(2, run)
+
+    assert ended[0] == ended[1]
+    assert ended[0][0] == 1
+    assert "rank 1: nothing" in ended[0][1]
+
+
+@DEPTHS
+def test_a_rank_that_cannot_go_on_ends_the_epoch_on_every_rank_in_the_same_round(
+    depth: int,
+) -> None:
+    """P6."""
+    ranks = RanksInTurn(3, depth=depth)
+    ranks.step()
+    ranks.executors[1].ill = "the disk is gone"
+    for cache in ranks.caches:
+        if depth:
+            cache.close_round()
+        cache.open_round()
+
+    for cache in ranks.caches:
+        with pytest.raises(RankUnhealthy, match="rank 1 cannot go on"):
+            cache.close_round()
+        assert cache.rounds.count == 2
+
+
+def test_what_was_seen_once_is_voted_until_it_counts() -> None:
+    """P7, R13: rank 0's answer came five rounds before rank 1's, and was said only once."""
+    ranks = RanksInTurn(2)
+    ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
+    ranks.executors[0].said.append(Answered(1, 2))
+    for _ in range(5):
+        ranks.step()
+        assert ranks.phase(1) == "QUERY"
+    ranks.executors[1].said.append(Answered(1, 3))
+    ranks.step()
+
+    assert ranks.phase(1) == "TRANSFER"
+
+
+def test_what_is_said_again_or_falls_behind_changes_no_verdict() -> None:
+    """P7, R13: a repeated report, and an older one that comes late, leave the level where it is."""
+    rounds, ballots, seats = group_of_rounds(2), ballots_of(2), Seats(ROOM)
+    seat = seats.take(1, Phase.TRANSFER)
+    verdicts: list[Verdict] = []
+    for said in (3, 3, 1, 2, 4):
+        for each, ballot in zip(rounds, ballots, strict=True):
+            ballot.seat(1, seat, Phase.TRANSFER)
+            ballot.note(Landed(1, said))
+            each.open(seats.freeze(), 0, ballot, healthy=True, time_ms=0)
+        verdicts += [each.close() for each in rounds]
+
+    news = [(verdict.round, [each.pages for each in verdict.seats]) for verdict in verdicts]
+    assert news[::2] == news[1::2] == [(1, [3]), (2, []), (3, []), (4, []), (5, [4])]
+
+
+def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P8: whatever a wait raises, nobody goes on."""
+
+    def break_down(*_: object) -> None:
+        raise InternalError("the shared memory begins with nonsense")
+
+    rounds = group_of_rounds(2)
+    open_all(rounds)
+    monkeypatch.setattr(InProcessCollective, "take", break_down)
+    with pytest.raises(InternalError, match="nonsense") as first:
+        rounds[0].close()
+
+    assert rounds[0].ended_by is first.value
+    with pytest.raises(InternalError, match="nonsense"):
+        rounds[0].close()
+
+
+def test_after_the_end_every_call_raises_the_same_error_and_reaches_no_collective() -> None:
+    """P8."""
+    ranks = RanksInTurn(2)
+    ranks.executors[0].ill = "the device fell off the bus"
+    for cache in ranks.caches:
+        cache.open_round()
+    for cache in ranks.caches:
+        with pytest.raises(RankUnhealthy) as first:
+            cache.close_round()
+        launches = cache.stats().collectives
+        for call in (cache.step, cache.open_round, cache.close_round, cache.flush):
+            with pytest.raises(RankUnhealthy) as again:
+                call()
+            assert again.value is first.value
+        assert cache.stats().collectives == launches
+        cache.close()
+
+
+def test_the_end_closes_the_transport_so_that_others_need_not_wait() -> None:
+    """P8: who is ahead and has left is noticed without a timeout."""
+    group = InProcessGroup(2)
+    rounds = group_of_rounds(2, group=group)
+    for rank, each in enumerate(rounds):
+        each.open(NO_SEATS, 0, *ballots_of(1), healthy=rank == 1, time_ms=0)
+    for each in rounds:
+        with pytest.raises(RankUnhealthy):
+            each.close()
+
+    for rank in range(2):
+        with pytest.raises(PeerLost, match=f"rank {rank} has left"):
+            group.give(("round", 2), rank, np.zeros(1, dtype=np.int64))
+
+
+def prefetch_everywhere(ranks: RanksInTurn, number: int) -> bool:
+    return ranks.every(lambda cache: cache.prefetch(f"{number}", prompt(number)))
+
+
+def ballots_of(world_size: int) -> list[Ballot]:
+    """Return the ballots of each rank of a group."""
+    shape = BallotShape(world_size=world_size, seats=ROOM)
+    return [Ballot(shape, rank) for rank in range(world_size)]
+
+
+def group_of_rounds(
+    world_size: int, *, group: InProcessGroup | None = None, epochs: tuple[int, ...] = ()
+) -> list[Rounds]:
+    """Return the rounds of each rank of a group, with room for four prefetches."""
+    group = group or InProcessGroup(world_size)
+    members: list[InProcessCollective] = [group.member(rank) for rank in range(world_size)]
+    return [
+        Rounds(
+            member,
+            BallotShape(world_size=world_size, seats=ROOM),
+            timeout_s=20.0,
+            recorder=Recorder(),
+            epoch=epoch,
+        )
+        for member, epoch in zip(members, epochs or (1,) * world_size, strict=True)
+    ]
+
+
+def open_all(rounds: list[Rounds]) -> None:
+    for each in rounds:
+        each.open(NO_SEATS, 0, *ballots_of(1), healthy=True, time_ms=0)
+
+
+def one_more_round(cache: Cache) -> None:
+    """Close the pending round, which may still be delivered, and run another."""
+    cache.close_round()
+    cache.step()
+
+
+def steps(cache: Cache, number: int) -> None:
+    for _ in range(number):
+        cache.step()
+
+
+def in_threads(world_size: int, run: Callable[[int], T]) -> list[T]:
+    """Run every rank in a thread of its own, since gathering waits for all of them."""
+    with ThreadPoolExecutor(world_size) as pool:
+        return [each.result(60) for each in [pool.submit(run, rank) for rank in range(world_size)]]

@@ -1,0 +1,34 @@
+"""What the tests of vLLM share: a tiny model, and what it says without a connector."""
+
+from pathlib import Path
+
+import pytest
+import tiny_llama
+
+from tests.kit.vllm.group import Group
+from tests.kit.vllm.mixed_prompts import mixed_prompts
+from tests.kit.vllm.plan import Output, Phase, Plan
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tiny_llama.make(folder)
+    return folder
+
+
+@pytest.fixture
+def group(tmp_path: Path, model: Path) -> Group:
+    """Two ranks, started again for each plan."""
+    return Group(tmp_path, model)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Output]:
+    """What 200 mixed requests come to without a connector, on as many ranks."""
+    group = Group(tmp_path_factory.mktemp("reference"), model)
+    plan = Plan(model=group.model, phases=[Phase(mixed_prompts())])
+    first, second = group.run(plan)
+    assert first.phases[0].outputs == second.phases[0].outputs
+    return first.phases[0].outputs

@@ -1,0 +1,231 @@
+"""Engines share pages only where nothing that changes KV differs between them (rule R16)."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.errors import ConfigError
+from lockstep.integrations.vllm.kv_identity import configuration_digest, weights_of
+from lockstep.integrations.weights import FileDigests
+from tests.kit.source_tree import ROOT
+from tests.kit.vllm.configuration import (
+    Engine,
+    Kept,
+    Load,
+    Model,
+    Parallel,
+    Speculative,
+    Transfer,
+    long_rope,
+    of_model,
+)
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ANOTHER_PROCESS = """
+from tests.integrations.vllm.test_kv_identity import counted
+from tests.kit.vllm.configuration import Engine, of_model
+print(counted(of_model(hf_config={"layers": {"a", "b", "c"}})), end="")
+"""
+
+
+@dataclass
+class NextEngine(Engine):
+    """The configuration of a vLLM that has a field of which nobody here has heard."""
+
+    next_config: object = None
+
+
+def counted(
+    engine: object, *, version: str = "0.32.0", environment: dict[str, object] | None = None
+) -> str:
+    return configuration_digest(engine, engine_version=version, environment=environment or {})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"\x01" * 100)
+    return folder
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> FileDigests:
+    return FileDigests(tmp_path / "digests.json")
+
+
+def test_the_longest_prompt_that_picks_the_factors_of_positions_is_in_the_key() -> None:
+    """Phi-3 with LongRoPE takes its short or its long factors by `max_model_len`."""
+    short, long = (
+        of_model(hf_config=long_rope(), max_model_len=tokens) for tokens in (4096, 32768)
+    )
+
+    assert counted(short) != counted(long)
+
+
+def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
+    engines = [
+        Engine(),
+        of_model(hf_config=long_rope()),
+        of_model(dtype=torch.bfloat16),
+        of_model(quantization="awq"),
+        Engine(cache_config=Kept("fp8_e4m3")),
+        Engine(cache_config=Kept("fp8_e5m2")),
+        Engine(load_config=Load("bitsandbytes")),
+        Engine(speculative_config=Speculative()),
+        Engine(additional_config={"anything": 1}),
+    ]
+
+    assert len({counted(engine) for engine in engines}) == len(engines)
+    assert counted(Engine(), version="0.33.0") != counted(Engine())
+
+
+def test_a_field_that_nobody_has_heard_of_is_in_the_key() -> None:
+    assert counted(NextEngine(next_config=1)) != counted(NextEngine(next_config=2))
+
+
+def test_what_changes_no_kv_is_not_in_the_key() -> None:
+    """Else no start, no rank and no TP size would find what another one has left."""
+    engines = [
+        Engine(),
+        Engine(instance_id="2"),
+        Engine(kv_transfer_config=Transfer(engine_id="another")),
+        Engine(parallel_config=Parallel(1, 1, rank=1, master_port=1)),
+        Engine(cache_config=Kept(gpu_memory_utilization=0.5, num_gpu_blocks=7)),
+        Engine(cache_config=Kept(kv_cache_layout="LBNHC")),
+        Engine(load_config=Load(use_tqdm_on_load=False)),
+        of_model(model="/elsewhere", tokenizer="/elsewhere", seed=7, revision=COMMIT),
+    ]
+
+    assert len({counted(engine) for engine in engines}) == 1
+
+
+def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_that_change_no_kv() -> None:
+    told: list[dict[str, object]] = [
+        {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "0"},
+        {"K_SCALE_CONSTANT": 200, "VLLM_CPU_OMP_THREADS_BIND": "1"},
+        {"K_SCALE_CONSTANT": 200, "VLLM_KV_CACHE_LAYOUT": "NHD"},
+        {"K_SCALE_CONSTANT": 100, "VLLM_KV_CACHE_LAYOUT": "NHD"},
+        {"K_SCALE_CONSTANT": 200, "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": True},
+    ]
+
+    one, same, ordered, other, shuffled = (counted(Engine(), environment=each) for each in told)
+
+    assert one == same == ordered
+    assert len({one, other, shuffled}) == 3
+
+
+def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
+    paths = ":".join([str(ROOT), *sys.path])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", ANOTHER_PROCESS],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert found == {counted(of_model(hf_config={"layers": {"c", "b", "a"}})).encode()}
+
+
+def test_what_cannot_be_told_apart_is_refused_by_the_name_of_its_field() -> None:
+    with pytest.raises(ConfigError, match=r"additional_config is a builtins\.generator"):
+        counted(Engine(additional_config=(each for each in "ab")))
+
+
+def test_weights_that_were_trained_again_in_place_are_others(
+    model: Path, digests: FileDigests
+) -> None:
+    engine = of_model(model=str(model))
+    before = weights_of(engine, None, digests)
+    file = model / "model.safetensors"
+    times = file.stat()
+
+    file.write_bytes(b"\x02" * 100)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = weights_of(engine, None, digests)
+    file.write_bytes(b"\x01" * 100)
+
+    assert after != before
+    assert weights_of(engine, None, digests) == before
+
+
+def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
+    engine = of_model(model="/no such model")
+
+    assert weights_of(engine, "7", digests) == "version 7"
+
+
+def test_the_weights_of_a_draft_model_count_too(model: Path, digests: FileDigests) -> None:
+    """Its layers may keep KV beside those of the model."""
+    target = of_model(model=str(model))
+    drafts = [replace(Model(), model="org/draft", revision=each * 40) for each in "ab"]
+
+    found = [
+        weights_of(replace(target, speculative_config=Speculative(draft)), None, digests)
+        for draft in (None, *drafts)
+    ]
+
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(model="org/model", revision=COMMIT),
+        Model(model=f"/hub/models--org--model/snapshots/{COMMIT}"),
+    ],
+)
+def test_a_model_of_the_hub_is_known_by_its_commit(model: Model, digests: FileDigests) -> None:
+    assert weights_of(Engine(model_config=model), None, digests) == f"commit {COMMIT}"
+
+
+def test_dummy_weights_are_what_each_rank_draws(digests: FileDigests) -> None:
+    def drawn(ranks: int, seed: int) -> str:
+        parallel = Parallel(tensor_parallel_size=ranks)
+        engine = Engine(parallel, load_config=Load("dummy"), model_config=Model(seed=seed))
+        return weights_of(engine, None, digests)
+
+    assert len({drawn(1, 0), drawn(2, 0), drawn(2, 1)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "load"),
+    [
+        ({"model": "org/model", "revision": "main"}, "auto"),
+        ({"model": "/nowhere"}, "auto"),
+        ({"model": "org/model", "revision": COMMIT}, "tensorizer"),
+        ({"model": "org/model", "model_weights": "s3://m", "revision": COMMIT}, "runai_streamer"),
+    ],
+)
+def test_weights_that_nobody_can_tell_apart_need_a_version(
+    model: dict[str, Any], load: str, digests: FileDigests
+) -> None:
+    engine = replace(of_model(**model), load_config=Load(load))
+
+    with pytest.raises(ConfigError, match="give weights_version in kv_connector_extra_config"):
+        weights_of(engine, None, digests)
+
+
+def test_a_folder_without_weights_needs_a_version(tmp_path: Path, digests: FileDigests) -> None:
+    with pytest.raises(ConfigError, match=r"holds no weights.*; give weights_version"):
+        weights_of(of_model(model=str(tmp_path)), None, digests)
+
+
+def test_what_was_read_is_remembered_where_the_user_says(model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "a place" / "digests.json"
+    digests = FileDigests(record, clock_ns=lambda: 1 << 62)
+
+    weights_of(of_model(model=str(model)), None, digests)
+
+    assert list(json.loads(record.read_text())) == [str(model / "model.safetensors")]

@@ -1,0 +1,237 @@
+"""What the plug-in's scheduler half makes of vLLM's passes, on a real cache whose I/O a test tells."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.coordinator.divergence import first_difference
+from lockstep.errors import RankUnhealthy
+from lockstep.integrations.vllm.adapters import Adapters
+from lockstep.integrations.vllm.scheduler_side import SchedulerSide
+from lockstep.integrations.weights import FileDigests
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, Fence, LookUp
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+from tests.kit.vllm.sent_requests import Adapter, Blocks, Scheduled, Sent, Status
+
+PROMPT = list(range(4 * PAGE_TOKENS + 1))
+
+
+def scheduler(
+    ranks: HostRanksInTurn, rank: int = 0, *, loads: bool = True, backs_up: bool = True
+) -> SchedulerSide:
+    return SchedulerSide(
+        ranks.caches[rank],
+        Adapters(FileDigests(Path("/proc/nowhere/digests")), {"known": "1"}),
+        page_tokens=PAGE_TOKENS,
+        loads=loads,
+        backs_up=backs_up,
+        idle_wait_s=0.001,
+    )
+
+
+def computed(request: Sent) -> Scheduled:
+    """Return a pass that computes the whole of a request's prompt, in the blocks 0, 1, ..."""
+    tokens = request.num_tokens
+    return Scheduled({request.request_id: tokens}, None, Blocks(lambda _: (range(tokens),)))
+
+
+def backing_up(ranks: HostRanksInTurn, side: SchedulerSide, *prompts: list[int]) -> list[Sent]:
+    """Let requests compute on one rank, whose backups run until the test ends them."""
+    requests = [Sent(tokens, request_id=str(at)) for at, tokens in enumerate(prompts)]
+    for request in requests:
+        side.arrived(request)
+        side.end_pass(computed(request))
+    side.cache.begin_backups()
+    return requests
+
+
+def abort(side: SchedulerSide, request: Sent) -> None:
+    request.status = Status.FINISHED_ABORTED
+    assert not side.finished(request, range(4))
+
+
+def fenced(ranks: HostRanksInTurn, rank: int = 0) -> list[tuple[int, ...]]:
+    """Return what a rank's executor was told to wait for since it was last asked."""
+    return [order.operations for order in ranks.executors[rank].take(Fence)]
+
+
+def test_a_request_that_was_preempted_where_nothing_is_backed_up_may_load_again() -> None:
+    """With `kv_consumer`, between two passes, where only the second question tells of it."""
+    ranks = HostRanksInTurn(ranks=1)
+    side, request = scheduler(ranks, backs_up=False), Sent(PROMPT)
+    side.arrived(request)
+    assert side.hit(request, 0) is None
+    ranks.executors[0].obey()
+    side.end_pass(Scheduled())
+    assert side.hit(request, 0) == 0
+    side.end_pass(computed(request))
+
+    side.hit(request, 0)
+
+    assert len(ranks.executors[0].take(LookUp)) == 1
+
+
+def test_a_pass_backs_up_the_whole_pages_that_it_computes() -> None:
+    ranks = HostRanksInTurn(ranks=1)
+    side, request = scheduler(ranks), Sent(PROMPT)
+    side.arrived(request)
+
+    side.end_pass(computed(request))
+    ranks.caches[0].begin_backups()
+
+    [order] = ranks.executors[0].take(CopyToHost)
+    assert order.transfers[0].sources == (0, 1, 2, 3)
+
+
+def test_a_request_whose_adapter_s_weights_nobody_knows_is_neither_loaded_nor_backed_up() -> None:
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks)
+    request = Sent(PROMPT, lora_request=Adapter("unknown", "/nowhere"))
+
+    side.arrived(request)
+    hit = side.hit(request, 0)
+    side.end_pass(computed(request))
+    side.cache.begin_backups()
+
+    assert hit == 0
+    assert ranks.executors[0].orders == []
+
+
+def test_a_request_is_not_backed_up_any_more_once_its_adapter_is_not_trusted() -> None:
+    """The engine may compute the rest of it with other weights."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    request = Sent(PROMPT, lora_request=Adapter("known", "/nowhere"))
+    side.arrived(request)
+
+    side.arrived(Sent(request_id="other", lora_request=Adapter("unknown", "/nowhere")))
+    side.end_pass(computed(request))
+    side.cache.begin_backups()
+
+    assert ranks.executors[0].take(CopyToHost) == []
+
+
+def test_no_copy_touches_the_blocks_of_an_aborted_request_once_the_engine_has_them_back() -> None:
+    """It may unmap them before it ever steps again."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    [request] = backing_up(ranks, side, PROMPT)
+    [backup] = ranks.executors[0].take(CopyToHost)
+    before = side.cache.replica.digest
+
+    abort(side, request)
+
+    assert fenced(ranks) == [(backup.operation,)]
+    assert side.cache.replica.digest == before
+
+
+def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    first, _ = backing_up(ranks, side, PROMPT, [9, *PROMPT])
+    backups = ranks.executors[0].take(CopyToHost)
+
+    abort(side, first)
+
+    assert fenced(ranks) == [(backups[0].operation,)]
+
+
+def test_after_the_last_abort_no_copy_touches_any_block() -> None:
+    """Also those of requests that have finished, whose blocks are held back."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    first, second = backing_up(ranks, side, PROMPT, [9, *PROMPT])
+    backups = ranks.executors[0].take(CopyToHost)
+    assert side.finished(first, range(4))
+
+    abort(side, second)
+
+    assert {number for each in fenced(ranks) for number in each} == {
+        each.operation for each in backups
+    }
+
+
+def test_after_the_last_abort_a_load_writes_no_block_either() -> None:
+    ranks = HostRanksInTurn(ranks=1, store=False)
+    side = scheduler(ranks)
+    [request] = backing_up(ranks, side, PROMPT)
+    ranks.executors[0].obey()
+    side.end_pass(Scheduled())
+    side.finished(request, range(4))
+    again = Sent(PROMPT, request_id="again")
+    side.arrived(again)
+    hit = side.hit(again, 0)
+    assert hit
+    side.allocated(again, range(4), hit)
+    side.cache.begin_loads()
+    [load] = ranks.executors[0].take(CopyToDevice)
+
+    abort(side, again)
+
+    assert fenced(ranks) == [(load.operation,)]
+
+
+def test_a_reset_leaves_no_copy_that_touches_blocks_the_engine_has_preempted() -> None:
+    """It may unmap them next: they were given away with nobody asking."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks, loads=False)
+    backing_up(ranks, side, PROMPT)
+    [backup] = ranks.executors[0].take(CopyToHost)
+
+    side.reset()
+
+    assert fenced(ranks) == [(backup.operation,)]
+
+
+def test_ranks_that_hear_of_aborts_in_another_order_stay_equal() -> None:
+    ranks = HostRanksInTurn(depth=1)
+    sides = [scheduler(ranks, rank, loads=False) for rank in range(2)]
+    prompts = [PROMPT, [9, *PROMPT]]
+    sent = [[Sent(each, request_id=f"{rank}{each[0]}") for each in prompts] for rank in range(2)]
+    for at in range(2):
+        for side, requests in zip(sides, sent, strict=True):
+            side.arrived(requests[at])
+            side.end_pass(computed(requests[at]))
+            side.cache.begin_backups()
+
+    for side, requests in zip(sides, (sent[0], sent[1][::-1]), strict=True):
+        abort(side, requests[0])
+        abort(side, requests[1])
+    for side in sides:
+        side.end_pass(Scheduled({"another": 1}))
+
+    ranks.check()
+
+
+def test_a_pass_that_could_not_begin_is_no_pass_and_the_next_one_ends_with_the_same_error() -> None:
+    """An engine that goes on after an error must not take its steps for agreed ones."""
+    ranks = HostRanksInTurn(ranks=1)
+    side = scheduler(ranks)
+    ranks.executors[0].ill = "a thread has died"
+
+    with pytest.raises(RankUnhealthy) as first:
+        side.end_pass(Scheduled())
+    with pytest.raises(RankUnhealthy) as second:
+        side.end_pass(Scheduled())
+
+    assert second.value is first.value
+
+
+def test_a_rank_that_cannot_read_an_adapter_says_so_in_the_words_of_the_divergence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "adapter.safetensors").write_bytes(b"weights")
+    ranks = HostRanksInTurn()
+    files = [tmp_path / "adapter.safetensors", tmp_path / "nowhere"]
+    sent = [Sent(PROMPT, lora_request=Adapter("ad", str(each))) for each in files]
+
+    with caplog.at_level("INFO"):
+        scheduler(ranks, 0).arrived(sent[0])
+        scheduler(ranks, 1).arrived(sent[1])
+
+    found = first_difference([each.replica.journal.last(9) for each in ranks.caches]) or ""
+    assert "rank 0: engine adapter of request 1 is files " in found
+    assert "rank 1: engine adapter of request 1 is not known on this rank, which could not" in found
+    assert "adapter_versions" in found
+    assert "adapter 'ad' counts as files " in caplog.text
+    assert "requests with adapter 'ad' are not cached" in caplog.text

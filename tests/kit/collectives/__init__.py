@@ -1,0 +1,1 @@
+"""What every transport promises, and ranks that are killed or stopped on the way."""

@@ -1,0 +1,1 @@
+"""Replays and stores as the command line meets them."""

@@ -1,0 +1,154 @@
+"""Stores as engines leave them, for tests of `lockstep store`; and the command, run in process.
+
+python -m tests.kit.launch.stores <directory>: writes pages of another model for as long as it is let.
+"""
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch import command
+from lockstep.page_format.namespace import Namespace
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.storage_backends.base import ObjectName, StorageBackend, Write, WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.records.manifest import Manifest, claim_model
+from tests.kit.storage.files import FileStore
+
+Run = Callable[..., tuple[int, str, str]]
+"""Runs the command; returns its status, its output and its standard error output."""
+
+LAYOUT = PageLayout(
+    page_tokens=4,
+    columns=(
+        Column(name="k", layers=2, heads=4, elements=8),
+        Column(name="v", layers=2, heads=4, elements=8),
+        Column(name="draft", layers=1, heads=4, elements=8, optional=True),
+    ),
+)
+OTHER_LAYOUT = PageLayout(page_tokens=8, columns=LAYOUT.columns)
+PAGE_BYTES = 4 * 2 * 2 * 2 * 8 * 2
+"""Of one rank of two, without the draft column: 4 tokens, k and v, 2 layers, 2 heads, bfloat16."""
+OBJECT_BYTES = HEADER_BYTES + PAGE_BYTES
+MANIFEST_BYTES = HEADER_BYTES + (16 << 10)
+MARK_BYTES = HEADER_BYTES + 1
+
+
+def namespace_of(
+    model: str = "llama", weights_version: str = "1", layout: PageLayout = LAYOUT
+) -> str:
+    return Namespace(model=model, weights_version=weights_version, layouts={"kv": layout}).digest()
+
+
+def manifest_of(model: str = "llama", weights_version: str = "1") -> ObjectName:
+    return Manifest(model=model, weights_version=weights_version, layouts={"kv": LAYOUT}).name
+
+
+def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "llama") -> ObjectName:
+    shard = LAYOUT.shard(rank, tp_size).name
+    return ObjectName(namespace_of(model), f"{number:064x}", "kv", shard)
+
+
+def page_write(
+    name: ObjectName, rank: int, tp_size: int, *, draft: bool = False, layout: PageLayout = LAYOUT
+) -> Write:
+    """What an engine writes for a page; the bytes follow from the name."""
+    shape = layout.shard(rank, tp_size, absent=() if draft else ("draft",)).shape
+    content = random.Random(f"{name.key}{rank}").randbytes(shape.nbytes)
+    return Write(name, (memoryview(content),), shape)
+
+
+async def write_model(
+    backend: StorageBackend,
+    *,
+    model: str = "llama",
+    weights_version: str = "1",
+    layout: PageLayout = LAYOUT,
+    tp_size: int = 2,
+    pages: Sequence[int] = range(3),
+    draft: bool = False,
+) -> None:
+    """Write a manifest, the mark of a group, and pages of all its ranks, as engines do."""
+    deadline = time.monotonic() + 60
+    await claim_model(backend, model, weights_version, {"kv": layout}, deadline)
+    namespace = namespace_of(model, weights_version, layout)
+    mark = ObjectName(namespace, namespace, "sharding", f"stage0of1.tp{tp_size}")
+    writes = [Write(mark, (memoryview(b"\1"),), ObjectShape.whole(1))]
+    for number in pages:
+        for rank in range(tp_size):
+            shard = layout.shard(rank, tp_size).name
+            name = ObjectName(namespace, f"{number:064x}", "kv", shard)
+            writes.append(page_write(name, rank, tp_size, draft=draft, layout=layout))
+    outcomes = await backend.write(writes, deadline=deadline)
+    assert not {WriteOutcome.FAILED, WriteOutcome.TIMED_OUT}.intersection(outcomes)
+
+
+def run_store(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Generator[Run]:
+    """Yield what runs `lockstep store` in this process; afterwards signals are as they were."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", "store", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)
+
+
+class Kept(FileStore):
+    """A store in a directory, with what engines have written to it."""
+
+    @property
+    def uri(self) -> str:
+        return self.root.as_uri()
+
+    def fill(self, **model: object) -> "Kept":
+        async def scenario() -> None:
+            backend = FileBackend(self.root)
+            await backend.open()
+            await write_model(backend, **model)  # type: ignore[arg-type] # each test's own choice.
+            await backend.close()
+
+        asyncio.run(scenario())
+        return self
+
+    def age(self, name: ObjectName, age_s: float) -> None:
+        """Let an object seem to have been used so long ago."""
+        then = time.time() - age_s
+        os.utime(self.path(name), (then, then))
+
+    def has(self, name: ObjectName) -> bool:
+        return self.path(name).exists()
+
+    def contents(self) -> dict[str, bytes]:
+        """Every object's file by its path."""
+        return {str(each.relative_to(self.root)): each.read_bytes() for each in self.objects()}
+
+
+async def write_for_ever(root: Path) -> None:
+    backend = FileBackend(root)
+    await backend.open()
+    for number in itertools.count():
+        start = 8 * (number % 64)
+        await write_model(backend, model="gemma", pages=range(start, start + 8))
+        if number == 2:
+            sys.stdout.write("writing\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(write_for_ever(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Ranks under test: as threads, as processes, in turn, and what an executor is given."""

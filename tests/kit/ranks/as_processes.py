@@ -1,0 +1,240 @@
+"""Ranks that are processes, joined by gloo or by pipes, and by what a test puts on it."""
+
+import itertools
+import multiprocessing
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self
+
+from lockstep.errors import CollectiveTimeout, PeerLost
+from tests.kit.collectives.contract import LANES, PATIENCE_S, Hold
+
+_processes = multiprocessing.get_context("forkserver")
+# Imported once, not by every rank: they take longer than most programs.
+_processes.set_forkserver_preload(
+    ["torch.distributed", "pytest", "lockstep.coordinator.collectives.hierarchical"]
+)
+
+
+class Member(NamedTuple):
+    """Which rank a process is, and where the ranks meet."""
+
+    rank: int
+    world_size: int
+    store: str
+    links: Sequence[Connection]
+    """From rank 0 to each other rank, and from each other rank to rank 0."""
+
+
+Join = Callable[[Member], Any]
+"""Joins the ranks; what it returns is for `Build`, or for the program."""
+
+JoinedProgram = Callable[[Any, Hold], Any]
+"""A `Program` that may be given something else than a transport: what joined or built."""
+
+Build = Callable[[Any], Any]
+"""Makes the transport that a program gets of the torch transport of all ranks."""
+
+
+class RanksAsProcesses:
+    """Each rank is a process. No process is left behind, whatever a test does."""
+
+    def __init__(self, folder: Path, build: Build | None = None, join: Join | None = None) -> None:
+        """`build` makes the transport; by default it is torch's."""
+        self._folder = folder
+        self._groups = itertools.count()
+        self._build = build or as_it_is
+        self._join = join or over_gloo
+
+    def run(
+        self, program: JoinedProgram, world_size: int, *, late: Collection[int] = ()
+    ) -> list[Any]:
+        """See `contract.Ranks`."""
+        with self.start(program, world_size) as group:
+            results = {rank: group.result(rank) for rank in range(world_size) if rank not in late}
+            group.release()
+            results |= {rank: group.result(rank) for rank in late}
+        return [results[rank] for rank in range(world_size)]
+
+    def start(self, program: JoinedProgram, world_size: int) -> "RunningGroup":
+        """Start the program on every rank of a new group, and return without waiting for it."""
+        store = self._folder / f"store-{next(self._groups)}"
+        rank = partial(_run_rank, program, self._build, self._join)
+        return RunningGroup(rank, world_size, store)
+
+
+def as_it_is(group: Any) -> Any:
+    """Use the torch transport."""
+    return group
+
+
+def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
+    """Use shared memory."""
+    from lockstep.coordinator.collectives.host_group import Place
+    from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
+
+    places = [Place.here()] * group.world_size
+    return SharedMemoryCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+
+
+def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
+    """Use shared memory between ranks that shall be taken for those of one host, and gloo beyond."""
+    from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
+    from lockstep.coordinator.collectives.host_group import Place
+
+    places = [Place(f"host {rank // ranks_per_host}", "all") for rank in range(group.world_size)]
+    return HierarchicalCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+
+
+BUILDS: dict[str, Build] = {
+    "torch": as_it_is,
+    "shm": over_shared_memory,
+    "hierarchical": partial(over_hosts, 2),
+}
+"""The transports by name; the hierarchical one with two ranks to a host."""
+
+
+class RunningGroup:
+    """The processes of one group. Leaving the `with` block kills those that still run."""
+
+    def __init__(
+        self, run_rank: Callable[[Member, Connection], None], world_size: int, store: Path
+    ) -> None:
+        self.connections: list[Connection] = []
+        self.processes: list[Any] = []
+        pairs = [_processes.Pipe() for _ in range(1, world_size)]
+        links = [[first for first, _ in pairs], *([other] for _, other in pairs)]
+        for rank in range(world_size):
+            ours, theirs = _processes.Pipe()
+            member = Member(rank, world_size, str(store), links[rank])
+            process = _processes.Process(target=run_rank, args=(member, theirs), daemon=True)
+            process.start()
+            for each in (theirs, *links[rank]):
+                each.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def result(self, rank: int) -> Any:
+        """Wait for what the program of `rank` returned."""
+        if not self.connections[rank].poll(2 * PATIENCE_S):
+            raise AssertionError(f"rank {rank} did not return")
+        try:
+            error, result = self.connections[rank].recv()
+        except EOFError:
+            raise AssertionError(f"rank {rank} died before it returned") from None
+        if error is not None:
+            raise AssertionError(f"rank {rank} raised:\n{error}")
+        return result
+
+    def release(self) -> None:
+        """Let those go on that wait in `hold`, and the others end."""
+        for connection in self.connections:
+            try:
+                connection.send(None)
+            except BrokenPipeError:
+                continue  # The rank is dead, which some tests want.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join(PATIENCE_S)
+        for connection in self.connections:
+            connection.close()
+
+
+def _run_rank(
+    program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
+) -> None:
+    released = False
+
+    def hold() -> None:
+        nonlocal released
+        if not released:
+            connection.recv()
+        released = True
+
+    try:
+        connection.send((None, program(build(join(member)), hold)))
+    except BaseException:
+        connection.send((traceback.format_exc(), None))
+        raise
+    hold()
+
+
+def over_gloo(member: Member) -> Any:
+    """Return the torch transport of all ranks."""
+    from lockstep.coordinator.collectives.torch_gloo import TorchCollective
+
+    begin_torch(member)
+    return TorchCollective.create(timeout_s=PATIENCE_S)
+
+
+def begin_torch(member: Member) -> None:
+    """Let torch know of the ranks."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{member.store}",
+        rank=member.rank,
+        world_size=member.world_size,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
+
+
+def over_pipes(member: Member) -> "Piped":
+    """Return what ranks gather over; it is there much sooner than gloo."""
+    return Piped(member)
+
+
+class Piped:
+    """Gatherings over pipes, as a `Collective` on which there are no rounds."""
+
+    transport = "pipes"
+    launches = 0
+
+    def __init__(self, member: Member) -> None:
+        self.rank, self.world_size = member.rank, member.world_size
+        self._links = member.links
+
+    def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        if not self.rank:
+            gathered = [payload, *(_received(link, timeout_s) for link in self._links)]
+            for link in self._links:
+                link.send(gathered)
+            return gathered
+        self._links[0].send(payload)
+        everybody: list[bytes] = _received(self._links[0], timeout_s)
+        return everybody
+
+    def launch(self, lanes: Any) -> NoReturn:
+        raise AssertionError("there are no rounds over pipes")
+
+    def close(self) -> None:
+        """Keep the pipes, over which the next transport may be made."""
+
+
+def _received(link: Connection, timeout_s: float) -> Any:
+    if not link.poll(timeout_s):
+        raise CollectiveTimeout(f"nothing came within {timeout_s} s")
+    try:
+        return link.recv()
+    except (EOFError, OSError) as error:
+        raise PeerLost("a rank has closed its pipe") from error

@@ -1,0 +1,1 @@
+"""The language of `tests/scenarios`, and what runs and prints it."""

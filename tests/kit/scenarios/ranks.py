@@ -1,0 +1,156 @@
+"""One rank of a scenario: its ballot, and an executor that reports what the scenario tells it to."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Ballot,
+    Capped,
+    Ended,
+    Expired,
+    Landed,
+    Progress,
+    Quiesced,
+    QuiesceExpired,
+)
+from lockstep.coordinator.collective import Vector
+from lockstep.coordinator.expectations import Expectation, Forgotten
+from lockstep.coordinator.lanes import BallotShape, Layout, Voter
+from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
+from lockstep.ranks.executor.restorable import restorable
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
+from tests.kit.scenarios.language import proposal_of
+
+CLOCK_MS = 1000
+"""What each rank's clock says before it is told."""
+
+Reported = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Cancel
+"""Orders about which an executor reports."""
+
+_MOVES = (CopyToHost, CopyToDevice, Persist)
+_ANSWERS: dict[str, tuple[type[Reported], ...]] = {
+    "answered": (LookUp,),
+    "landed": (Fetch,),
+    "corrupt": (Fetch,),
+    "missing": (Fetch,),
+    "ended": _MOVES,
+    "failed": _MOVES,
+    "quiesced": (Cancel,),
+    "deadline": (LookUp, Fetch, Cancel, *_MOVES),
+}
+"""By the word of a report: the orders that it may be about."""
+
+
+class Rank(Protocol):
+    """One rank's side of the ring, in this process or in another."""
+
+    def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
+        """Do what follows from a command or a verdict."""
+        ...
+
+    def hear(self, report: str) -> None:
+        """Let the executor report something."""
+        ...
+
+    def vote(self, layout: Layout) -> Vector:
+        """Return the rank's vector for a round."""
+        ...
+
+
+class ToldRank:
+    """A rank in this process."""
+
+    def __init__(self, rank: int, shape: BallotShape) -> None:
+        self._ballot = Ballot(shape, rank)
+        self._orders: dict[int, Reported] = {}
+        """The last order about each operation."""
+        self._clock_ms = CLOCK_MS
+        self._healthy = True
+        self._staged = NOTHING_STAGED
+
+    def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
+        """See `Rank`."""
+        self._ballot.follow(expectations)
+        for order in orders:
+            if isinstance(order, Reported):
+                self._orders[order.operation] = order
+        for each in expectations:
+            if isinstance(each, Forgotten):
+                self._orders.pop(each.operation, None)
+
+    def hear(self, report: str) -> None:
+        """See `Rank`. `op 3 landed 7`, or `landed 7` where only one order can be meant."""
+        words = report.split()
+        match words:
+            case ["sick"]:
+                self._healthy = False
+            case ["clock", now]:
+                self._clock_ms = int(now)
+            case ["staged", *what]:
+                self._staged = Staged(proposal_of(" ".join(what)).digest, Readiness.STAGED)
+            case ["ready" | "refused" as word]:
+                self._staged = Staged(self._staged.proposal, Readiness[word.upper()])
+            case ["unstaged"]:
+                self._staged = NOTHING_STAGED
+            case ["all", "well"]:
+                for order in self._orders.values():
+                    self._ballot.note(_best(order))
+            case ["op", number, *rest]:
+                self._ballot.note(self._progress(int(number), rest))
+            case _:
+                self._ballot.note(self._progress(self._meant(words[0]), words))
+
+    def vote(self, layout: Layout) -> Vector:
+        """See `Rank`."""
+        voter = Voter(healthy=self._healthy, time_ms=self._clock_ms, staged=self._staged)
+        return self._ballot.fill(layout, voter)
+
+    def _meant(self, word: str) -> int:
+        kinds = _ANSWERS[word]
+        meant = [number for number, order in self._orders.items() if isinstance(order, kinds)]
+        if len(meant) != 1:
+            raise ValueError(f"{word!r} may be about the operations {meant}; write 'op 1 {word}'")
+        return meant[0]
+
+    def _progress(self, operation: int, words: Sequence[str]) -> Progress:
+        match words:
+            case ["answered", pages]:
+                return Answered(operation, int(pages))
+            case ["answered", "only", *lengths]:
+                return Answered(operation, 0, tuple(map(int, lengths)))
+            case ["landed", pages]:
+                return Landed(operation, int(pages))
+            case ["corrupt" | "missing", "page", page]:
+                return Capped(operation, int(page))
+            case ["ended" | "failed" as how]:
+                return Ended(operation, ok=how == "ended")
+            case ["quiesced"]:
+                return Quiesced(operation)
+            case ["deadline"]:
+                return self._late(operation)
+            case _:
+                raise ValueError(f"no executor reports {' '.join(words)!r}")
+
+    def _late(self, operation: int) -> Progress:
+        order = self._orders[operation]
+        if isinstance(order, Cancel):
+            return QuiesceExpired(operation)
+        return (
+            Expired(operation) if isinstance(order, LookUp | Fetch) else Ended(operation, ok=False)
+        )
+
+
+def _best(order: Reported) -> Progress:
+    """Return what an executor reports when all goes well, and its store has everything."""
+    operation = order.operation
+    match order:
+        case LookUp(needs=needs):
+            present = [[True] * len(need.keys) for need in needs]
+            return Answered(operation, *restorable(order, present))
+        case Fetch(transfers=transfers):
+            return Landed(operation, sum(len(each.keys) for each in transfers))
+        case Cancel():
+            return Quiesced(operation)
+        case _:
+            return Ended(operation, ok=True)

@@ -1,0 +1,232 @@
+"""Runs a scenario: the engine's commands to the replicas, and rounds over the ballots of the ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from lockstep.coordinator.collective import Vector
+from lockstep.coordinator.fold import disagreements, fold
+from lockstep.coordinator.lanes import BallotShape, Layout
+from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
+from lockstep.errors import UsageError
+from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.replica.replica import Replica
+from lockstep.ranks.replica.tree.node import DEVICE
+from lockstep.ranks.replica.tree.residence import TIERS
+from tests.kit.scenarios.language import PAGE_TOKENS, Names, Scenario, Words, config_of
+from tests.kit.scenarios.ranks import Rank, ToldRank
+from tests.kit.scenarios.text import Writer, pages_text
+
+T = TypeVar("T")
+Command = Callable[[Replica, Words], tuple[object, Effects]]
+Question = Callable[[Replica, Words], str]
+
+_SETTLED_AFTER = 20
+
+MakeRank = Callable[[int, BallotShape], Rank]
+
+
+def _pools(replica: Replica) -> list[str]:
+    return [each.pool for each in replica.prefixes.components]
+
+
+_COMMANDS: Mapping[str, Command] = {
+    "prefetch": lambda r, w: r.prefetch(w.name, w.namespace, w.prompt),
+    "load_back": lambda r, w: r.load_back(
+        w.name, w.namespace, w.prompt, w.number("reserve"), w.number("priority")
+    ),
+    "extend": lambda r, w: r.extend(w.name, w.number("total")),
+    "insert": lambda r, w: r.insert(w.name, w.prompt, final=w.named.get("final") != "no"),
+    "retract": lambda r, w: r.retract(w.name, w.prompt),
+    "resume": lambda r, w: r.resume(w.name, w.number("reserve")),
+    "release": lambda r, w: r.release(w.name),
+    "pin": lambda r, w: r.pin(w.name, w.namespace, w.prompt, w.number("ttl_ms", 60_000)),
+    "unpin": lambda r, w: r.unpin(w.name),
+    "hit": lambda r, w: r.hit(w.name, w.namespace, w.prompt, w.number("device")),
+    "load": lambda r, w: r.load(w.name, w.prompt, w.number("from"), w.runs(_pools(r))),
+    "back_up": lambda r, w: r.back_up(w.name, w.namespace, w.prompt, w.runs(_pools(r))),
+    "fence": lambda r, w: r.fence(w.name),
+    "retract_lent": lambda r, w: r.retract_lent(w.name, w.prompt, w.runs(_pools(r))),
+    "resume_lent": lambda r, w: r.resume_lent(w.name, w.runs(_pools(r)), w.number("from")),
+    "reset": lambda r, w: r.reset(w.named.get("version")),
+}
+
+
+def _match(replica: Replica, words: Words) -> str:
+    device, host, last_host = replica.match(words.namespace, words.prompt)
+    return f"device {device}, device and host {host}, full attention on the host {last_host}"
+
+
+def _free(replica: Replica, _: Words) -> str:
+    pools = replica.prefixes.residence.pools
+    return "; ".join(
+        f"{'device' if tier == DEVICE else 'host'}: "
+        + ", ".join(
+            f"{name} {pool.free} of {pool.capacity}"
+            for name, pool in zip(_pools(replica), pools[tier], strict=True)
+        )
+        for tier in TIERS
+        if tier != DEVICE or replica.config.device_pages
+    )
+
+
+def _table(replica: Replica, words: Words) -> str:
+    return "; ".join(
+        f"{pool} {pages_text(replica.page_table(words.name, pool))}" for pool in _pools(replica)
+    )
+
+
+_QUESTIONS: Mapping[str, Question] = {
+    "match": _match,
+    "free": _free,
+    "table": _table,
+    "state": lambda r, w: r.load_state(w.name).value,
+    "store": lambda r, _: r.store_state.value,
+    "nodes": lambda r, _: str(
+        sum(1 for node in r.prefixes.tree.nodes() if node.parent is not None)
+    ),
+    "done": lambda r, w: "yes" if r.prefetch_done(w.name) else "no",
+}
+"""What only reads."""
+
+
+class Run:
+    """A scenario that is being run.
+
+    Either every rank has a replica of its own, which must all stay equal, or there is one for all.
+    """
+
+    def __init__(self, scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> None:
+        config = config_of(scenario.settings)
+        world_size = int(scenario.settings.get("ranks", 2))
+        shape = BallotShape(world_size=world_size, seats=config.bounds.prefetches)
+        self._ranks = [make_rank(rank, shape) for rank in range(world_size)]
+        self._replicas = [Replica(config) for _ in range(1 if one_replica else world_size)]
+        self._depth = int(scenario.settings.get("depth", 0))
+        self._names = Names(scenario)
+        self._write = Writer(self._names)
+        self._verdicts = Verdicts(shape)
+        self._rounds = -1
+        self._pending: tuple[Layout, Vector] | None = None
+        # The first round is all news, and none of it worth telling.
+        assert self._apply(self._launch())
+
+    def block(self, lines: Sequence[str]) -> list[str]:
+        """Do what the lines of a block say; return what came out."""
+        told: list[str] = []
+        for line in lines:
+            if line.startswith(("rank ", "all ranks: ")):
+                self._report(*line.split(": ", 1))
+            elif line == "step":
+                told += self._step()
+            elif line == "settle":
+                told += self._settle()
+            elif line.startswith("compute "):
+                told += self._compute(Words.of(line.split()[1:]))
+            elif not line.startswith("#"):
+                told += self._command(line)
+        for replica in self._replicas:
+            check(replica)
+        assert len({each.digest for each in self._replicas}) == 1
+        return told
+
+    def _report(self, whose: str, report: str) -> None:
+        ranks = self._ranks if whose == "all ranks" else [self._ranks[int(whose.split()[1])]]
+        for rank in ranks:
+            rank.hear(report)
+
+    def _command(self, line: str) -> list[str]:
+        verb, *rest = line.split()
+        words = Words.of(rest)
+        self._names.learn(self._replicas[0].requests.place(words.namespace))
+        if verb in _QUESTIONS:
+            return [f"answer: {self._every(lambda replica: _QUESTIONS[verb](replica, words))}"]
+        try:
+            answer, effects = self._every(lambda replica: _COMMANDS[verb](replica, words))
+        except UsageError as error:
+            return [f"refused: {error}"]
+        return [*self._write.answer(answer), *self._follow(effects)]
+
+    def _settle(self) -> list[str]:
+        """Let all that was ordered end well, which is not told."""
+        for _ in range(_SETTLED_AFTER):
+            self._report("all ranks", "all well")
+            self._step()
+            if self._replicas[0].idle:
+                return ["answer: nothing is in flight"]
+        raise AssertionError(f"something is in flight after {_SETTLED_AFTER} rounds")
+
+    def _compute(self, words: Words) -> list[str]:
+        """Let a request compute a prompt, publish it and leave, and all end well; not told either."""
+        name, place, prompt = words.name, f"in={words.namespace}", words.places[-1]
+        pages = f"0-{len(prompt) - 1}"
+        if self._replicas[0].config.device_pages:
+            tokens = PAGE_TOKENS * len(prompt)
+            self._command(f"load_back {name} {place} reserve={tokens} {prompt}")
+            self._settle()
+            self._command(f"insert {name} {prompt}")
+        else:
+            lent = f"kv={pages} window={pages} state=0"
+            self._command(f"back_up {name} {place} {lent} {prompt}")
+        self._settle()
+        self._command(f"release {name}")
+        return self._command(f"match {place} {prompt}")
+
+    def _step(self) -> list[str]:
+        if not self._depth:
+            return self._apply(self._launch())
+        told = [] if self._pending is None else self._apply(self._pending)
+        self._pending = self._launch()
+        return told or ["nothing to apply yet"]
+
+    def _launch(self) -> tuple[Layout, Vector]:
+        """Let every rank vote, and fold the votes."""
+        self._rounds += 1
+        per_rank = self._replicas if len(self._replicas) > 1 else self._replicas * len(self._ranks)
+        layouts = [
+            Layout(epoch=1, round=self._rounds, state_digest=each.digest, seats=each.seats())
+            for each in per_rank
+        ]
+        votes = [rank.vote(each) for rank, each in zip(self._ranks, layouts, strict=True)]
+        return layouts[0], fold(votes)
+
+    def _apply(self, voted: tuple[Layout, Vector]) -> list[str]:
+        layout, folded = voted
+        assert disagreements(folded) == ()
+        unhealthy = unhealthy_rank(folded)
+        if unhealthy is not None:
+            return [f"the epoch ends: rank {unhealthy} cannot go on"]
+        verdict = self._verdicts.read(layout, folded)
+        effects = self._every(lambda replica: replica.apply(verdict))
+        return [*self._write.verdict(verdict), *self._follow(effects)]
+
+    def _follow(self, effects: Effects) -> list[str]:
+        for rank in self._ranks:
+            rank.follow(effects.expectations, effects.orders)
+        return list(self._write.effects(effects))
+
+    def _every(self, ask: Callable[[Replica], T]) -> T:
+        """Return what every replica says, which must be the same."""
+        said: list[T] = []
+        refused: list[UsageError] = []
+        for replica in self._replicas:
+            try:
+                said.append(ask(replica))
+            except UsageError as error:
+                refused.append(error)
+        if refused:
+            assert [str(each) for each in refused] == [str(refused[0])] * len(self._replicas)
+            raise refused[0]
+        assert all(each == said[0] for each in said), said
+        return said[0]
+
+
+def run(scenario: Scenario, make_rank: MakeRank, *, one_replica: bool) -> str:
+    """Run a scenario; return the file as it should be."""
+    running = Run(scenario, make_rank, one_replica=one_replica)
+    return scenario.written([running.block(block.lines) for block in scenario.blocks])
+
+
+def run_here(scenario: Scenario) -> str:
+    """Run a scenario in this process: every rank has its replica, its ballot and its executor here."""
+    return run(scenario, ToldRank, one_replica=False)

@@ -1,0 +1,132 @@
+"""What comes out of a replica, as lines that a person reads: one for each part of it, in its order."""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+from lockstep.coordinator.seats import UNBOUNDED
+from lockstep.coordinator.verdict import Verdict
+from lockstep.ranks.orders import CopyTransfer, Need, ObjectTransfer
+from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.device.lent import NO_PAGE
+from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.wire import field_names
+from tests.kit.scenarios.language import Names
+
+_BARE = ("request", "pool", "requests")
+
+
+def pages_text(pages: Sequence[int]) -> str:
+    """Return page numbers as `0-3,7`; see `language.pages_of`."""
+    parts: list[list[int]] = []
+    for page in pages:
+        if parts and page == parts[-1][-1] + 1 and page - 1 != NO_PAGE:
+            parts[-1].append(page)
+        else:
+            parts.append([page])
+    return ",".join(
+        "_" if p == [NO_PAGE] else f"{p[0]}-{p[-1]}" if p[1:] else f"{p[0]}" for p in parts
+    )
+
+
+class Writer:
+    """Writes what came out, with the names of a scenario."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._time_ms = 1000
+        """As the clocks of the ranks begin."""
+
+    def answer(self, answer: object) -> Iterator[str]:
+        """Yield the answer to a command."""
+        if isinstance(answer, Admission):
+            yield f"answer: {self._text(answer)}"
+        elif isinstance(answer, Wait):
+            yield f"answer: wait, {answer}"
+        elif isinstance(answer, bool):
+            yield f"answer: {'yes' if answer else 'no'}"
+        elif answer is not None:
+            yield f"answer: {answer}"
+
+    def verdict(self, verdict: Verdict) -> Iterator[str]:
+        """Yield what a verdict says."""
+        start = f"verdict {verdict.round}:"
+        told = [self._text(each).removeprefix("watermark ") for each in verdict.watermarks]
+        told += [self._text(each) for each in verdict.seats]
+        if verdict.proposed is not None:
+            told.append(self._text(verdict.proposed))
+        if verdict.time_ms != self._time_ms:
+            self._time_ms = verdict.time_ms
+            told.append(f"time {verdict.time_ms} ms")
+        for each in told or ["nothing new"]:
+            yield f"{start} {each}"
+
+    def effects(self, effects: Effects) -> Iterator[str]:
+        """Yield what follows, field by field."""
+        if effects.lost is not None:
+            yield f"lost: {effects.lost}"
+        for each in effects.expectations:
+            yield f"expect: {self._text(each)}"
+        for order in effects.orders:
+            yield f"order: {self._text(order)}"
+        for decision in effects.decisions:
+            yield self._text(decision).replace(" ", ": ", 1)
+        for name in effects.freed:
+            yield f"freed: {name}"
+        for number, notice in enumerate(effects.notices, effects.notices_before):
+            yield f"notice {number}: {self._text(notice)}"
+
+    def _text(self, value: Any) -> str:
+        """Return a named tuple or dataclass as its name and its fields, less those that say nothing."""
+        match value:
+            case CopyTransfer():
+                copied = f"{pages_text(value.sources)} -> {pages_text(value.destinations)}"
+                return f"{value.pool} {copied}{' sealed' if value.sealed else ''}"
+            case ObjectTransfer():
+                return f"{value.pool} {pages_text(value.pages)} = {self._names.keys(value.keys)}"
+            case Need():
+                span = "" if value.span is None else f" span {value.span}"
+                held = f" held {pages_text(sorted(value.held))}" if value.held else ""
+                keys = self._names.keys(value.keys)
+                return f"{value.pool} from {value.first}{span}{held}: {keys}"
+            case _:
+                told = [
+                    self._field(name, getattr(value, name)) for name in field_names(type(value))
+                ]
+                return f"{spaced(value.__class__.__name__)} {', '.join(filter(None, told))}".strip()
+
+    def _field(self, name: str, value: Any) -> str:
+        label = name.removesuffix("_s").replace("_", " ")
+        match value:
+            case None | False | () | b"" | "":
+                return ""
+            case True:
+                return label
+            case Enum():
+                return value.name.lower().replace("_", " ")
+            case str():
+                return value if name in _BARE else f"{label} {value}"
+            case bytes():
+                return f"{label} {self._names.keys((value,))}"
+            case int() | float():
+                return self._number(name, label, value)
+            case (bytes(), *_):
+                return f"{label} {self._names.keys(value)}"
+            case (int(), *_):
+                return f"{label} {pages_text(value)}"
+            case _:
+                return "; ".join(map(self._text, value))
+
+    def _number(self, name: str, label: str, value: float) -> str:
+        if name == "operation":
+            return f"op {value}"
+        if name == "proposal":
+            return self._names.proposals[int(value)]
+        if value == UNBOUNDED:
+            return ""
+        return f"{label} {value:g} s" if name.endswith("_s") else f"{label} {value}"
+
+
+def spaced(name: str) -> str:
+    """Return the name of a type in words."""
+    return "".join(f" {each.lower()}" if each.isupper() else each for each in name).strip()

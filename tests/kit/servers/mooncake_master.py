@@ -1,0 +1,328 @@
+"""A real Mooncake master on loopback for tests, and what they share about its store."""
+
+import asyncio
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from lockstep.page_format.page_object import HEADER_BYTES, name_digest
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
+from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of
+from tests.kit.programs import program
+from tests.kit.storage.calls import get, object_name, page, put, soon
+
+if TYPE_CHECKING:
+    from mooncake.store import MooncakeDistributedStore
+
+SEGMENT_BYTES = 128 << 20
+CLIENT_TTL_S = 2
+LEASE_MS = 500
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait for what another process does, and fail if it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def needs_mooncake() -> None:
+    """Skip where the client cannot be loaded, and say why."""
+    spec = find_spec("mooncake")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the extra mooncake")
+    try:
+        import_module("mooncake.store")
+    except ImportError as error:
+        pytest.skip(f"needs the system's libibverbs1: {error}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Master:
+    """A `mooncake_master` process, which can be killed, begun anew, stopped and continued."""
+
+    def __init__(self, *flags: str) -> None:
+        spec = find_spec("mooncake")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        self._binary = Path(spec.submodule_search_locations[0]) / "mooncake_master"
+        self._port = free_port()
+        self._flags = flags
+        self.begin()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def begin(self) -> None:
+        """Start it, and wait until it listens."""
+        self._process = subprocess.Popen(
+            [
+                self._binary,
+                "--rpc_address=127.0.0.1",
+                f"--rpc_port={self._port}",
+                "--metrics_host=127.0.0.1",
+                f"--metrics_port={free_port()}",
+                f"--client_ttl={CLIENT_TTL_S}",
+                f"--default_kv_lease_ttl={LEASE_MS}",
+                "--enable_metric_reporting=false",
+                "--logtostderr",
+                *self._flags,
+            ],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        until(self._listens)
+
+    def stop(self) -> None:
+        stop_process(self._process.pid)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def links(self) -> int:
+        """How many connections all clients together have to it."""
+        rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        ends = [row.split()[2:4] for row in rows]
+        # The other end's port, and that the connection stands.
+        return sum(end.endswith(f":{self._port:04X}") and state == "01" for end, state in ends)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, "the master has ended"
+        try:
+            socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+def stop_process(pid: int) -> None:
+    """Stop every thread of a process: the signal alone may leave some time to a few of them."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+class LentClient(MooncakeClient):
+    """A client that goes back to where it was taken from instead of leaving the store."""
+
+    def __init__(
+        self,
+        store: "MooncakeDistributedStore",
+        settings: MooncakeSettings,
+        back: "list[MooncakeDistributedStore]",
+    ) -> None:
+        super().__init__(store, settings)
+        self._back = back
+
+    def close(self) -> None:
+        self.unregister()
+        self._back.append(self._store)
+
+
+Lent = TypeVar("Lent", bound=LentClient)
+
+
+class MooncakeStore:
+    """A store: a master, a client that owns the memory, and clients that are lent to backends.
+
+    A client needs seconds to leave a store, so that tests would be long if each made its own.
+    """
+
+    def __init__(self, *flags: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.master = Master(*flags)
+        self._idle: list[MooncakeDistributedStore] = []
+        self._made: list[MooncakeDistributedStore] = []
+        try:
+            self.owner = self._make(segment_bytes)
+            if not segment_bytes:
+                # It owns nothing, so it is a client like any other, and one fewer has to leave.
+                self._idle.append(self.owner)
+        except BaseException:
+            self.master.kill()
+            raise
+
+    def settings(self, segment_bytes: int = 0) -> MooncakeSettings:
+        return MooncakeSettings(master=self.master.address, segment_bytes=segment_bytes)
+
+    def backend(self) -> MooncakeBackend:
+        return MooncakeBackend(self.settings(), self.lend)
+
+    def content(self, name: ObjectName) -> bytes:
+        raw = self.owner.get(self.key(name))
+        assert raw
+        return raw
+
+    def overwrite(self, key: str, content: bytes) -> None:
+        self.owner.remove(key, True)
+        assert self.owner.put(key, content) == 0
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        content = bytearray(self.content(name))
+        content[HEADER_BYTES + at] ^= 8
+        self.overwrite(self.key(name), bytes(content))
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        self.overwrite(self.key(other), self.content(name))
+
+    def key(self, name: ObjectName) -> str:
+        """The key under which the object lies now, or would first lie."""
+        digest = name_digest(name)
+        assert digest is not None
+        keys = [key_of(digest, generation) for generation in range(GENERATIONS)]
+        return next((key for key in reversed(keys) if self.owner.is_exist(key) == 1), keys[0])
+
+    def clear(self) -> None:
+        self.owner.remove_all(True)
+
+    def link_often(self, links: int = 12) -> None:
+        """Give the client that is lent next so many connections to the master.
+
+        Each of them lets one call fail at once when the master dies. A call without any tries to
+        connect for four seconds.
+        """
+        client = self.lend(self.settings())
+        before = self.master.links()
+        self.master.stop()
+        try:
+            # One connection is taken for each call that the stopped master holds.
+            calls = [
+                threading.Thread(target=client.exist, args=[["any"]]) for _ in range(before + links)
+            ]
+            for each in calls:
+                each.start()
+            until(lambda: self.master.links() >= links)
+        finally:
+            self.master.go_on()
+        for each in calls:
+            each.join(30)
+        client.close()
+
+    def outlast_leases(self) -> None:
+        """Wait until every lease is over that the master has given so far."""
+        assert self.owner.put("read last", b"x") == 0
+        assert self.owner.get("read last") == b"x"
+        # Without force, the lease holds it.
+        until(lambda: self.owner.remove("read last") == 0)
+
+    def close(self) -> None:
+        leaving = [threading.Thread(target=each.close) for each in self._made]
+        for each in leaving:
+            each.start()
+        for each in leaving:
+            each.join(60)
+        self.master.kill()
+
+    def lend(self, settings: MooncakeSettings) -> MooncakeClient:
+        """Return a client that comes back when it is closed."""
+        return self.lend_as(LentClient, settings)
+
+    def lend_as(self, kind: type[Lent], settings: MooncakeSettings) -> Lent:
+        """Return a client of some kind that comes back when it is closed."""
+        store = self._idle.pop() if self._idle else self._make(0)
+        return kind(store, settings, self._idle)
+
+    def _make(self, segment_bytes: int) -> "MooncakeDistributedStore":
+        store = set_up(self.settings(segment_bytes))
+        self._made.append(store)
+        return store
+
+
+@contextmanager
+def a_store(*flags: str, segment_bytes: int = SEGMENT_BYTES) -> Generator[MooncakeStore]:
+    """A store of its own, which costs seconds to leave."""
+    needs_mooncake()
+    store = MooncakeStore(*flags, segment_bytes=segment_bytes)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def mooncake_store() -> Generator[MooncakeStore]:
+    """One store for all tests of a module; each must leave its master running."""
+    with a_store() as store:
+        yield store
+
+
+@pytest.fixture
+def shared(mooncake_store: MooncakeStore) -> MooncakeStore:
+    """The module's store, with nothing in it."""
+    mooncake_store.clear()
+    return mooncake_store
+
+
+@contextmanager
+def process(
+    what: str, store: MooncakeStore, *arguments: str, **environment: str
+) -> Generator["subprocess.Popen[str]"]:
+    """A process that takes part in the store, once it is ready."""
+    with subprocess.Popen(
+        program("tests.kit.servers.mooncake_process", what, store.master.address, *arguments),
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as child:
+        try:
+            assert line_of(child) == "ready"
+            yield child
+        finally:
+            child.kill()
+
+
+def line_of(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def tell(child: "subprocess.Popen[str]") -> None:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+def pool(nbytes: int) -> memoryview:
+    """Page-aligned memory, as the host pool's is."""
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
+async def usable(backend: StorageBackend, number: int) -> None:
+    """Wait until the store takes writes again."""
+    deadline = soon()
+    while await put(backend, object_name(number), page(number)) is not WriteOutcome.OK:
+        assert time.monotonic() < deadline
+        await backend.remove([object_name(number)], deadline=soon())
+        await asyncio.sleep(0.02)
+    assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))

@@ -1,0 +1,94 @@
+"""A process of its own in a Mooncake Store, for tests that share with it, kill it or let it end.
+
+python -m tests.kit.servers.mooncake_process own <master>      gives memory to the store, writes pages 0 to 3, waits
+python -m tests.kit.servers.mooncake_process disk <master> <directory>
+                                             as own, with memory that is kept on disk: pages 0 and 1,
+                                             but both hold page 1; waits until that is on the disk
+python -m tests.kit.servers.mooncake_process race <master>     says "ready"; on a line of input writes pages 0 to 49
+                                             and says how often it won
+python -m tests.kit.servers.mooncake_process end <master>      says "ready"; on a line of input closes, says so, ends
+
+It ends when its standard input does.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import encode_object, name_digest
+from lockstep.storage_backends.base import ObjectName, WriteOutcome
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeSettings
+from lockstep.storage_backends.mooncake.names import key_of
+from tests.kit.servers.mooncake_master import until
+from tests.kit.storage.calls import KIB, object_name, page, put, soon, writing
+
+NAMES = 50
+WHOLE = ObjectShape.whole(16 * KIB)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def use(what: str, master: str) -> None:
+    owned = 64 << 20 if what == "own" else 0
+    backend = MooncakeBackend(MooncakeSettings(master=master, segment_bytes=owned))
+    await backend.open()
+    match what:
+        case "own":
+            for number in range(4):
+                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+            say("ready")
+            await asyncio.to_thread(sys.stdin.read)
+        case "race":
+            content = page(os.getpid())
+            say("ready")
+            await asyncio.to_thread(sys.stdin.readline)
+            won = 0
+            for start in range(0, NAMES, 5):
+                writes = [writing(object_name(n), content) for n in range(start, start + 5)]
+                won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
+            say(f"{os.getpid()} {won}")
+            # Leaving the store takes seconds, and nobody waits for it.
+            os._exit(0)
+        case _:
+            say("ready")
+            await asyncio.to_thread(sys.stdin.readline)
+    await backend.close()
+    say("closed")
+
+
+def digest_of(name: ObjectName) -> bytes:
+    digest = name_digest(name)
+    assert digest is not None
+    return digest
+
+
+def keep_on_disk(master: str, directory: str) -> None:
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    network = ("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", master)
+    assert store.setup(*network, None, True, directory) == 0
+    if not list(Path(directory).rglob("*.bucket")):
+        for number in range(2):
+            digest = digest_of(object_name(number))
+            name, content = object_name(1), page(1)
+            header = encode_object(name, digest_of(name), [memoryview(content)], WHOLE)
+            # Under the first key lies what belongs to the second one.
+            assert store.put(key_of(digest), header + content) == 0
+        until(lambda: any(Path(directory).rglob("*.bucket")))
+    say("ready")
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "disk":
+        keep_on_disk(*sys.argv[2:])
+    else:
+        asyncio.run(use(*sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""What the library's source says, read without importing it."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of the tree, under its path from the root."""
+
+    path: PurePosixPath
+    source: str
+
+    @property
+    def package(self) -> tuple[str, ...]:
+        """The folders that a relative import starts from."""
+        return self.path.parent.parts
+
+    def parse(self) -> ast.Module:
+        """The syntax tree; a file that does not parse names itself in the error."""
+        return ast.parse(self.source, filename=str(self.path))
+
+    def is_under(self, *folders: str) -> bool:
+        """Whether the file lies in one of these folders, at any depth."""
+        return any(self.path.is_relative_to(folder) for folder in folders)
+
+
+def package_folders(root: Path = ROOT) -> list[str]:
+    """The folders at the top level that are packages of the library."""
+    return sorted(
+        entry.name
+        for entry in root.iterdir()
+        if entry.is_dir() and entry.name != "tests" and (entry / "__init__.py").exists()
+    )
+
+
+def read_folder(folder: str, root: Path = ROOT) -> list[Module]:
+    """Every module in this folder, at any depth, in the order of the paths."""
+    return [_read(file, root) for file in sorted((root / folder).rglob("*.py"))]
+
+
+def read_library(root: Path = ROOT) -> list[Module]:
+    """Every module of the library: those at the root, then those of each folder."""
+    at_the_root = [_read(file, root) for file in sorted(root.glob("*.py"))]
+    in_folders = [m for folder in package_folders(root) for m in read_folder(folder, root)]
+    return at_the_root + in_folders
+
+
+def _read(file: Path, root: Path) -> Module:
+    return Module(PurePosixPath(file.relative_to(root)), file.read_text(encoding="utf-8"))
+
+
+@cache
+def absolute_names(module: Module) -> frozenset[str]:
+    """The dotted names from outside the library that this module imports or reaches.
+
+    Both `from torch import distributed` and `import torch as t` followed by `t.distributed` give
+    `torch.distributed`.
+    """
+    nodes = list(ast.walk(module.parse()))
+    bound: dict[str, str] = {}
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names.add(alias.name)
+                root_name = alias.name.partition(".")[0]
+                bound[alias.asname or root_name] = alias.name if alias.asname else root_name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                names.add(name)
+                bound[alias.asname or alias.name] = name
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            base, *rest = _dotted(node) or [""]
+            if base in bound:
+                names.add(".".join([bound[base], *rest]))
+    return frozenset(names)
+
+
+def _dotted(node: ast.expr) -> list[str] | None:
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value)
+        return None if base is None else [*base, node.attr]
+    return None
+
+
+def neighbours(module: Module, library: dict[PurePosixPath, Module]) -> Iterator[Module]:
+    """The modules that this one imports relatively.
+
+    The packages on the way to a neighbour are not followed: the root's `__init__.py` exports the
+    whole library, so that following it would lead from every module to every other.
+    """
+    for node in ast.walk(module.parse()):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            start = module.package[: len(module.package) - node.level + 1]
+            target = PurePosixPath(*start, *(node.module or "").split("."))
+            found = _module_at(target, library)
+            submodules = [_module_at(target / alias.name, library) for alias in node.names]
+            if found is not None and not all(submodules):
+                yield found
+            yield from (submodule for submodule in submodules if submodule is not None)
+
+
+def _module_at(path: PurePosixPath, library: dict[PurePosixPath, Module]) -> Module | None:
+    as_file = library.get(PurePosixPath(f"{path}.py"))
+    return as_file or library.get(path / "__init__.py")
+
+
+def matches(name: str, prefix: str) -> bool:
+    """Whether a dotted name is the prefix or lies inside it."""
+    return name == prefix or name.startswith(f"{prefix}.")

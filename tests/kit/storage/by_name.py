@@ -1,0 +1,64 @@
+"""Every kind of store under test, by its name, so that one suite can run over all of them.
+
+A test module imports all names of `__all__`: the fixtures are what the stores are made from, and
+each is only started for a test that needs it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.servers.mooncake_master import mooncake_store, shared
+from tests.kit.servers.redis_server import redis_server
+from tests.kit.storage.calls import StoreUnderTest
+from tests.kit.storage.files import FileStore
+from tests.kit.storage.memory import MemoryStore
+from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
+from tests.kit.storage.three_fs import SlotStore
+
+__all__ = [
+    "STORES",
+    "bucket",
+    "keys",
+    "make_store",
+    "mooncake_store",
+    "packed",
+    "redis_server",
+    "s3_endpoint",
+    "shared",
+]
+
+STORES = ("memory", "file", "3fs-sqlite", "3fs-redis", "mooncake", "s3", "s3-packs")
+
+
+def make_store(name: str, request: pytest.FixtureRequest) -> StoreUnderTest:
+    """A new store of this kind, for the fixture that `request` is of; skips where it cannot be."""
+    folder: Path = request.getfixturevalue("tmp_path")
+    match name:
+        case "memory":
+            return MemoryStore()
+        case "file":
+            return FileStore(folder / "store")
+        case "3fs-sqlite":
+            return _slots(folder, f"sqlite://{folder}/index.db", request)
+        case "3fs-redis":
+            return _slots(folder, request.getfixturevalue("redis_server").url(), request)
+        case "mooncake":
+            return _fixture("shared", request)
+        case "s3":
+            return _fixture("bucket", request)
+        case "s3-packs":
+            return _fixture("packed", request)
+        case _:
+            raise ValueError(name)
+
+
+def _slots(folder: Path, index: str, request: pytest.FixtureRequest) -> SlotStore:
+    store = SlotStore(folder / "store", index)
+    request.addfinalizer(store.clean)
+    return store
+
+
+def _fixture(name: str, request: pytest.FixtureRequest) -> StoreUnderTest:
+    store: StoreUnderTest = request.getfixturevalue(name)
+    return store

@@ -1,0 +1,277 @@
+"""The contract's promises about parts of objects (S8), for `contract.StorageContract`."""
+
+from itertools import chain, combinations
+
+import pytest
+
+from lockstep.errors import UsageError
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import PIECE_BYTES
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from tests.kit.storage.calls import (
+    EVERY,
+    KIB,
+    StoreUnderTest,
+    columns,
+    cut,
+    full_page,
+    get,
+    listed,
+    object_name,
+    opened,
+    page,
+    put,
+    put_columns,
+    run,
+    soon,
+)
+
+SMALL = (4 * KIB, 5001, 1, 4 * KIB, 8 * KIB)
+ALIGNED = (4 * KIB, 8 * KIB, 4 * KIB, 4 * KIB)
+LARGE = (PIECE_BYTES - 1, 2, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 4 * KIB)
+"""Parts that begin and end just before and behind where a payload is divided into pieces."""
+
+
+def shape_of(sizes: tuple[int, ...], held: tuple[int, ...] | None = None) -> ObjectShape:
+    """An object in parts of these sizes, of which the caller holds some or all."""
+    parts = tuple(Part(nbytes) for nbytes in sizes)
+    return ObjectShape(parts, tuple(range(len(sizes))) if held is None else held)
+
+
+def subsets(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every choice of some of the parts."""
+    numbers = range(len(sizes))
+    return list(chain.from_iterable(combinations(numbers, n) for n in range(1, len(sizes) + 1)))
+
+
+def parts_of_page(sizes: tuple[int, ...], held: tuple[int, ...], number: int = 1) -> bytearray:
+    """What is wanted of a page, cut out of the whole."""
+    content = page(number, sum(sizes))
+    return bytearray(b"".join(content[sum(sizes[:each]) : sum(sizes[: each + 1])] for each in held))
+
+
+def somewhere(nbytes: int) -> list[int]:
+    """Places to cut so many bytes at that have nothing to do with their parts; some are the same."""
+    return sorted([0, nbytes // 3, nbytes // 3, min(nbytes, nbytes // 3 + 1), nbytes * 3 // 4])
+
+
+async def get_in_pieces(
+    backend: StorageBackend, number: int, shape: ObjectShape
+) -> tuple[ReadOutcome, bytearray]:
+    """Read into several buffers."""
+    content = bytearray(shape.nbytes)
+    buffers = cut(content, somewhere(shape.nbytes))
+    reads = [Read(object_name(number), buffers, shape)]
+    (outcome,) = await backend.read(reads, deadline=soon())
+    return outcome, content
+
+
+class PartsContract:
+    """Readers get the parts that they ask for, each verified alone."""
+
+    @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, LARGE], ids=["small", "aligned", "large"])
+    def test_s8_a_read_of_some_parts_gives_exactly_these(
+        self, store: StoreUnderTest, sizes: tuple[int, ...]
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                content = page(1, sum(sizes))
+                assert await put(backend, object_name(1), content, shape_of(sizes)) is (
+                    WriteOutcome.OK
+                )
+                for held in subsets(sizes):
+                    wanted = (ReadOutcome.OK, parts_of_page(sizes, held))
+                    shape = shape_of(sizes, held)
+                    assert await get(backend, object_name(1), shape) == wanted
+                    assert await get_in_pieces(backend, 1, shape) == wanted
+
+        run(scenario())
+
+    @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+    def test_s8_an_object_may_be_written_from_several_buffers(
+        self, store: StoreUnderTest, sizes: tuple[int, ...]
+    ) -> None:
+        content = page(1, sum(sizes))
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                buffers = cut(content, somewhere(len(content)))
+                writes = [Write(object_name(1), buffers, shape_of(sizes))]
+                assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
+                assert await get(backend, object_name(1), shape_of(sizes)) == (
+                    ReadOutcome.OK,
+                    content,
+                )
+                for number in range(len(sizes)):
+                    assert await get(backend, object_name(1), shape_of(sizes, (number,))) == (
+                        ReadOutcome.OK,
+                        parts_of_page(sizes, (number,)),
+                    )
+                seen = backend.counters()
+                assert seen.bytes_written == len(content)
+                assert seen.bytes_read == 2 * len(content)
+
+        run(scenario())
+
+    @pytest.mark.parametrize("held", [(0, 2), (0, 1, 2), (1,), (0, 1), (0,), (2,)], ids=str)
+    def test_s8_a_part_without_bytes_may_be_asked_for_or_left_out(
+        self, store: StoreUnderTest, held: tuple[int, ...]
+    ) -> None:
+        sizes = (4 * KIB, 0, 4 * KIB)
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put(backend, object_name(1), page(1, sum(sizes)), shape_of(sizes))
+                for _ in range(2):
+                    assert await get(backend, object_name(1), shape_of(sizes, held)) == (
+                        ReadOutcome.OK,
+                        parts_of_page(sizes, held),
+                    )
+
+        run(scenario())
+
+    def test_s8_one_call_reads_other_parts_of_each_object(self, store: StoreUnderTest) -> None:
+        wanted = subsets(SMALL)
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for number in range(len(wanted)):
+                    await put(
+                        backend, object_name(number), page(number, sum(SMALL)), shape_of(SMALL)
+                    )
+                shapes = [shape_of(SMALL, held) for held in wanted]
+                contents = [bytearray(shape.nbytes) for shape in shapes]
+                reads = [
+                    Read(object_name(number), cut(content, somewhere(len(content))), shape)
+                    for number, (content, shape) in enumerate(zip(contents, shapes, strict=True))
+                ]
+                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+                assert contents == [
+                    parts_of_page(SMALL, held, number) for number, held in enumerate(wanted)
+                ]
+
+        run(scenario())
+
+    @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+    def test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part(
+        self, store: StoreUnderTest, sizes: tuple[int, ...]
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for number, nbytes in enumerate(sizes):
+                    content = page(number, sum(sizes))
+                    name = object_name(number)
+                    await put(backend, name, content, shape_of(sizes))
+                    store.spoil(name, sum(sizes[:number]) + nbytes // 2)
+                    others = tuple(each for each in range(len(sizes)) if each != number)
+                    assert await get(backend, name, shape_of(sizes, others)) == (
+                        ReadOutcome.OK,
+                        parts_of_page(sizes, others, number),
+                    )
+                    outcome, _ = await get(backend, name, shape_of(sizes, (number,)))
+                    assert outcome is ReadOutcome.CORRUPT
+                    # It will not be served again, also not what of it is sound.
+                    outcome, _ = await get(backend, name, shape_of(sizes, others))
+                    assert outcome is ReadOutcome.MISSING
+
+        run(scenario())
+
+    def test_s8_a_bit_that_is_wrong_in_a_column_is_found_by_whoever_wants_the_column(
+        self, store: StoreUnderTest
+    ) -> None:
+        name = object_name(1)
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put_columns(backend, name, EVERY)
+                store.spoil(name, 16 * KIB + 5000)
+                for asked in (0, 0b001, 0b101):
+                    wanted = (ReadOutcome.OK, full_page(asked))
+                    assert await get(backend, name, columns(asked)) == wanted
+                assert (await get(backend, name, columns(0b010)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, name, columns(0b001)))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            shape_of((sum(SMALL),)),
+            shape_of((*SMALL[:3], SMALL[3] + SMALL[4])),
+            shape_of((SMALL[1], SMALL[0], *SMALL[2:])),
+            shape_of((*SMALL, 0)),
+            shape_of((*SMALL, 1)),
+            shape_of(SMALL[:-1]),
+            ObjectShape((*shape_of(SMALL[:-1]).parts, Part(SMALL[-1], 0)), (0, 1, 2, 3)),
+        ],
+        ids=["one part", "joined", "in another order", "empty part", "more", "fewer", "optional"],
+    )
+    def test_s8_an_object_in_other_parts_is_never_served(
+        self, store: StoreUnderTest, other: ObjectShape
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
+                assert (await get(backend, object_name(1), other))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(1), shape_of(SMALL)))[0] is (
+                    ReadOutcome.MISSING
+                )
+
+        run(scenario())
+
+    def test_a_store_that_lists_tells_what_was_written_with_names_and_parts(
+        self, store: StoreUnderTest
+    ) -> None:
+        optional = columns(0b101)
+        expected = {
+            object_name(1): tuple(Part(nbytes) for nbytes in SMALL),
+            object_name(2): tuple(optional.parts[each] for each in optional.held),
+            object_name(3, "window"): (Part(16 * KIB),),
+        }
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                if not backend.capabilities.lists:
+                    with pytest.raises(UsageError):
+                        await listed(backend)
+                    return
+                assert await listed(backend) == []
+                await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
+                await put_columns(backend, object_name(2), 0b101)
+                await put(backend, object_name(3, "window"), page(3))
+                await put(backend, object_name(4), page(4))
+                assert await backend.remove([object_name(4)], deadline=soon()) == [True]
+                found = await listed(backend)
+                assert {each.name: each.shape.parts for each in found} == expected
+                assert len(found) == len(expected)
+                assert all(each.shape.is_whole for each in found)
+                assert all(each.age_s is None or each.age_s >= 0 for each in found)
+
+        run(scenario())
+
+    def test_what_a_store_lists_can_be_read_as_it_is_listed(self, store: StoreUnderTest) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                if not backend.capabilities.lists:
+                    return
+                await put_columns(backend, object_name(2), 0b110)
+                (found,) = await listed(backend)
+                assert await get(backend, found.name, found.shape) == (
+                    ReadOutcome.OK,
+                    full_page(0b110),
+                )
+
+        run(scenario())
+
+    def test_what_a_store_can_do_does_not_change_when_it_is_opened(
+        self, store: StoreUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            backend = store.backend()
+            before = backend.capabilities
+            await backend.open()
+            assert backend.capabilities == before
+            await backend.close()
+            assert backend.capabilities == before
+
+        run(scenario())

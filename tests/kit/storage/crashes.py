@@ -1,0 +1,216 @@
+"""Writers that die at a chosen moment, and a look at everything that they leave; for a test.
+
+python -m tests.kit.storage.crashes <directory> <durability> named|unnamed <seed> <deaths>
+
+A writer does one of everything that changes a store, and dies at a drawn call to the kernel: before
+it, after it, or in the midst of it with only a part of the bytes written; or somebody else kills it
+about then, wherever it is. What it has been told to be done it tells on. <deaths> is a number of
+draws, or `all` for every call and manner.
+"""
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count, product
+from pathlib import Path
+from typing import Any, Final
+
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import name_digest
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.file.quarantine import PLACES
+from lockstep.storage_backends.thread_calls import Stop
+from tests.kit.storage.calls import columns, full_page, object_name, page, soon_off_loop
+from tests.kit.storage.files import open_without_unnamed_files
+
+SMALL, LARGE = 5000, (300 << 10) + 7
+SPOILT: Final = 77
+"""Bytes that are left of a file that is spoilt."""
+CALLS: Final = (
+    "open",
+    "close",
+    "stat",
+    "fstat",
+    "mkdir",
+    "pwritev",
+    "preadv",
+    "link",
+    "replace",
+    "unlink",
+    "fsync",
+    "fdatasync",
+)
+MANNERS: Final = ("before", "after", "torn", "killed")
+CALLS_MAX: Final = 400
+"""More than a writer makes."""
+NAMES: Final = 10
+"""Of one writer; the last digit of a name's number says what is done with it."""
+WHOLE_SMALL, WHOLE_LARGE, UNITED, REPAIRED, REMOVED = range(5)
+
+
+class Death:
+    """Stands between a writer and the kernel, and lets the writer die at its call number `at`."""
+
+    def __init__(self, at: int, manner: str, tell: int) -> None:
+        self._left = at
+        self._manner = manner
+        self._tell = tell
+        for name in CALLS:
+            setattr(os, name, self._around(name, getattr(os, name)))
+
+    def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*arguments: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left:
+                return call(*arguments, **named)
+            match self._manner:
+                case "after":
+                    call(*arguments, **named)
+                case "torn" if name == "pwritev":
+                    fd, pieces, at = arguments
+                    call(fd, [memoryview(pieces[-1])[: len(pieces[-1]) // 2]], at)
+                case "killed":
+                    os.write(self._tell, b"now\n")
+                    return call(*arguments, **named)
+                case _:
+                    pass
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("a writer survived its death")
+
+        return instead
+
+
+def content_of(number: int) -> tuple[ObjectShape, bytes]:
+    """What a name has in the end."""
+    match number % NAMES:
+        case what if what == WHOLE_LARGE:
+            return ObjectShape.whole(LARGE), bytes(page(number % 7, LARGE))
+        case what if what == UNITED:
+            return columns(3, SMALL), bytes(full_page(3, 1, SMALL))
+        case _:
+            return ObjectShape.whole(SMALL), bytes(page(number % 7, SMALL))
+
+
+def write(files: ObjectFiles, number: int, shape: ObjectShape, content: bytes) -> bool:
+    view = memoryview(content)
+    outcome = files.write(object_name(number), [view], shape, Stop(soon_off_loop()))
+    return outcome is WriteOutcome.OK
+
+
+def be_a_writer(root: Path, durability: Durability, first: int, tell: int) -> None:
+    """Do one of everything, and tell what was said to be done."""
+    files = ObjectFiles(root, durability, direct=False)
+    files.open()
+    for what in (WHOLE_SMALL, WHOLE_LARGE, REPAIRED, REMOVED):
+        number = first + what
+        assert write(files, number, *content_of(number))
+        if what == REPAIRED:
+            os.truncate(root / path_of(object_name(number)), SPOILT)
+            assert write(files, number, *content_of(number))
+        if what == REMOVED:
+            assert files.remove(object_name(number))
+        os.write(tell, f"{number}\n".encode())
+    number = first + UNITED
+    for present in (1, 2):
+        content = bytes(full_page(present, 1, SMALL))
+        assert write(files, number, columns(present, SMALL), content)
+    os.write(tell, f"{number}\n".encode())
+    files.close()
+
+
+def let_one_die(
+    root: Path, durability: Durability, first: int, at: int, manner: str
+) -> tuple[bool, list[int]]:
+    """Say whether the writer died, and what it had told before."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        Death(at, manner, tell)
+        be_a_writer(root, durability, first, tell)
+        os._exit(0)
+    os.close(tell)
+    done: list[int] = []
+    with os.fdopen(told, encoding="ascii") as lines:
+        for line in lines:
+            if line == "now\n":
+                os.kill(child, signal.SIGKILL)
+            else:
+                done.append(int(line))
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, "the writer failed"
+    return os.WIFSIGNALED(status), done
+
+
+def path_of(name: ObjectName) -> str:
+    digest = name_digest(name)
+    assert digest is not None
+    return object_path(name.namespace, digest)
+
+
+def look_at_everything(root: Path, done: set[int]) -> None:
+    """Check that what was told is there and right, that nothing else is, and nothing temporary."""
+    files = ObjectFiles(root, Durability.NONE, direct=False)
+    files.open()
+    assert not any((root / "temporary").iterdir()), "a temporary file survived the next opening"
+    names = {each.name: each.shape for each in files.names()}
+    paths = {str(path.relative_to(root)) for path in root.glob("objects/*/*/*")}
+    # A writer may die when it has just spoilt a file, before it repairs it.
+    spoilt = {path for path in paths if (root / path).stat().st_size == SPOILT}
+    assert paths - spoilt == {path_of(name) for name in names}, "a file is no sound object"
+    for name, shape in names.items():
+        number = int(name.key, 16)
+        whole, content = content_of(number)
+        if number % NAMES == UNITED and shape.nbytes != whole.nbytes:
+            # The second column may not have come.
+            assert number not in done, f"object {number} lacks a column"
+            whole, content = columns(1, SMALL), bytes(full_page(1, 1, SMALL))
+        buffer = bytearray(whole.nbytes)
+        outcome = files.read(name, [memoryview(buffer)], whole, Stop(soon_off_loop()))
+        assert outcome is ReadOutcome.OK, f"object {number} is {outcome.name}"
+        assert bytes(buffer) == content, f"object {number} has other bytes"
+    there = {int(name.key, 16) for name in names}
+    lost = {number for number in done - there if number % NAMES != REMOVED}
+    assert not lost, f"objects {sorted(lost)} were stored and are gone"
+    back = {number for number in done & there if number % NAMES == REMOVED}
+    assert not back, f"objects {sorted(back)} were removed and are back"
+    assert len(list((root / "quarantine").iterdir())) <= PLACES
+    there_is = {path.name for path in root.iterdir()}
+    assert there_is == {"objects", "quarantine", "temporary"}, "something else is in the store"
+    files.close()
+
+
+def drawn(seed: int, deaths: str) -> Iterator[tuple[int, str]]:
+    """Yield call numbers and manners of death."""
+    if deaths == "all":
+        yield from product(range(1, CALLS_MAX), MANNERS)
+        return
+    draw = random.Random(seed)
+    for _ in range(int(deaths)):
+        yield draw.randint(1, 130), draw.choice(MANNERS)
+
+
+def main() -> None:
+    root, durability, named, seed, deaths = sys.argv[1:]
+    if named == "named":
+        os.open = open_without_unnamed_files
+    done: set[int] = set()
+    died = lived = 0
+    for one, (at, manner) in zip(count(), drawn(int(seed), deaths)):
+        dead, told = let_one_die(Path(root), Durability(durability), one * NAMES, at, manner)
+        done |= set(told)
+        if deaths == "all" and manner == "before" and not dead:
+            # It made no more calls than these.
+            break
+        died, lived = died + dead, lived + (not dead)
+        if one % 20 == 19:
+            look_at_everything(Path(root), done)
+    look_at_everything(Path(root), done)
+    sys.stdout.write(f"died {died}, lived {lived}, told {len(done)}\n")
+
+
+if __name__ == "__main__":
+    main()

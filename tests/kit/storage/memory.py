@@ -1,0 +1,23 @@
+"""What the tests of `memory://` share: a store on a shelf that every backend of it looks at."""
+
+from lockstep.storage_backends.base import ObjectName
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from tests.kit.storage.calls import digest_of
+
+
+class MemoryStore:
+    """A store on one shelf."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+
+    def backend(self) -> MemoryBackend:
+        return MemoryBackend(self.shelf)
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        header, payload = self.shelf.objects[digest_of(name)]
+        spoilt = payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
+        self.shelf.objects[digest_of(name)] = (header, spoilt)
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        self.shelf.objects[digest_of(other)] = self.shelf.objects[digest_of(name)]

@@ -1,0 +1,251 @@
+"""What the tests of `s3://` share: a store in a bucket, and a proxy that misbehaves on request."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.store import S3Store
+
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.page_index.contract import NOTHING, Commit, CommitOutcome, Entry
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.s3.backend import S3Backend, from_uri
+from lockstep.storage_backends.s3.objects import path_of
+from lockstep.storage_backends.uri import parse_uri
+from tests.kit.servers.moto_server import make_bucket
+from tests.kit.storage.calls import (
+    KIB,
+    StoreUnderTest,
+    digest_of,
+    get,
+    object_name,
+    opened,
+    page,
+    reading,
+    soon,
+    writing,
+)
+
+_SWELLING = bytes(1 << 20)
+_SWELLINGS = 256
+
+
+class BucketStore:
+    """A store in `prefix` of a bucket of its own."""
+
+    def __init__(self, endpoint: str, bucket: str, prefix: str = "kv/pages") -> None:
+        make_bucket(endpoint, bucket)
+        self.endpoint = endpoint
+        self.bucket = bucket
+        self.prefix = prefix
+
+    @cached_property
+    def client(self) -> S3Store:
+        """What looks behind the store's back; few tests do, and it takes a while to make."""
+        return S3Store(
+            self.bucket,
+            prefix=self.prefix,
+            config={"endpoint": self.endpoint, "virtual_hosted_style_request": False},
+            client_options={"allow_http": True},
+        )
+
+    def uri(self, endpoint: str | None = None, options: str = "") -> str:
+        return f"s3://{self.bucket}/{self.prefix}?endpoint={endpoint or self.endpoint}{options}"
+
+    def backend(self, endpoint: str | None = None, options: str = "") -> S3Backend:
+        return from_uri(parse_uri(self.uri(endpoint, options)))
+
+    def content(self, name: ObjectName) -> bytes:
+        return bytes(obstore.get(self.client, existing(name)).bytes())
+
+    def overwrite(self, name: ObjectName, content: bytes) -> None:
+        obstore.put(self.client, existing(name), content)
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        content = bytearray(self.content(name))
+        content[HEADER_BYTES + at] ^= 8
+        self.overwrite(name, bytes(content))
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        self.overwrite(other, self.content(name))
+
+    def paths(self) -> list[str]:
+        return sorted(each["path"] for some in obstore.list(self.client) for each in some)
+
+
+def existing(name: ObjectName) -> str:
+    path = path_of(name)
+    assert path is not None
+    return path
+
+
+async def unfitting_buffers(store: StoreUnderTest) -> None:
+    """Write and read with buffers among which some do not fit: each costs its own key alone."""
+    short, long = bytes(16 * KIB - 1), bytes(16 * KIB + 1)
+    strided = memoryview(bytes(32 * KIB))[::2]
+    shape = ObjectShape.whole(16 * KIB)
+    async with opened(store) as backend:
+        writes = [writing(object_name(n), page(n)) for n in range(2)]
+        for content in (memoryview(short), memoryview(long), strided):
+            writes.append(Write(object_name(len(writes)), (content,), shape))
+        writes.append(writing(object_name(5), page(5)))
+        good, bad = WriteOutcome.OK, WriteOutcome.FAILED
+        assert await backend.write(writes, deadline=soon()) == [good, good, bad, bad, bad, good]
+        assert await backend.write(writes[2:5], deadline=soon()) == [bad] * 3
+        buffers = {number: bytearray(16 * KIB) for number in (0, 1, 5)}
+        reads = [reading(object_name(n), each) for n, each in buffers.items()]
+        for wrong in (bytearray(short), bytearray(long), bytearray(32 * KIB), bytes(16 * KIB)):
+            views = memoryview(wrong)
+            fits = views[::2] if len(wrong) == 32 * KIB else views
+            reads.insert(1, Read(object_name(1), (fits,), shape))
+        outcomes = await backend.read(reads, deadline=soon())
+        assert outcomes == [ReadOutcome.OK] + [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK] * 2
+        assert buffers == {number: page(number) for number in (0, 1, 5)}
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+
+
+class PackedStore:
+    """A store whose objects lie several to a file, with an index in `index`."""
+
+    def __init__(self, bucket: BucketStore, index: Path, pages_max: int = 8) -> None:
+        self.bucket = bucket
+        self.options = f"&index=sqlite://{index}&pack={pages_max}"
+        self._index = SqlitePageIndex(str(index))
+
+    def backend(self, endpoint: str | None = None) -> S3Backend:
+        return self.bucket.backend(endpoint, self.options)
+
+    def index(self) -> SqlitePageIndex:
+        """The index, as somebody else would open it."""
+        self._index.open()
+        return self._index
+
+    def entry(self, name: ObjectName) -> Entry:
+        (entry,) = self.index().look_up([digest_of(name)])
+        assert entry is not None
+        return entry
+
+    def put_entry(self, name: ObjectName, entry: Entry) -> None:
+        index = self.index()
+        index.remove([digest_of(name)])
+        (lent,) = index.reserve(1, 60.0)
+        row = entry._replace(key=digest_of(name), generation=lent.generation)
+        assert index.commit([Commit(row, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        entry = self.entry(name)
+        content = bytearray(obstore.get(self.bucket.client, entry.place).bytes())
+        content[entry.offset + HEADER_BYTES + at] ^= 8
+        obstore.put(self.bucket.client, entry.place, bytes(content))
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        self.put_entry(other, self.entry(name))
+
+    def paths(self) -> list[str]:
+        return self.bucket.paths()
+
+
+class Proxy:
+    """Stands before a server, and records what goes through; with `hang` set, nothing comes back."""
+
+    def __init__(self, upstream: str) -> None:
+        parts = urlsplit(upstream)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._upstream = (parts.hostname, parts.port)
+        self._links: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.requests: list[str] = []
+        """The verb of each request, in order."""
+        self.bytes_back = 0
+        self.hang = False
+        self.refuses: Callable[[str], bool] = lambda _: False
+        """Which paths (with the query) are answered by an error when they are asked for by GET."""
+        self.flips = 0
+        """So many of the next long answers have one bit changed on their way."""
+        self.swells = False
+        """Whether long answers go on for 256 MiB more than the server sends."""
+        self.asked = asyncio.Event()
+        """Set by each request."""
+        self.dropped = asyncio.Event()
+        """Set when a client has closed a connection."""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        """Serve while in here; gives the endpoint."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for writer in list(self._links):
+                writer.close()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def drop(self) -> None:
+        """Hang up on everybody."""
+        for writer in list(self._links):
+            writer.close()
+
+    def forget(self) -> None:
+        """Begin to record anew."""
+        self.requests.clear()
+        self.bytes_back = 0
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._link(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(*self._upstream)
+        self._links |= {writer, there_writer}
+        back = asyncio.create_task(self._give_back(there_reader, writer))
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                verb = data.split(b" ", 1)[0]
+                if verb in (b"GET", b"PUT", b"HEAD", b"DELETE", b"POST"):
+                    self.requests.append(verb.decode())
+                    self.asked.set()
+                if verb == b"GET" and self.refuses(data.split(b" ", 2)[1].decode()):
+                    writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                there_writer.write(data)
+                await there_writer.drain()
+        self.dropped.set()
+        there_writer.close()
+        await back
+        writer.close()
+        self._links -= {writer, there_writer}
+
+    async def _give_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if self.hang:
+                    continue
+                if self.flips and len(data) > 4096:
+                    self.flips -= 1
+                    data = data[:-1] + bytes([data[-1] ^ 1])
+                if self.swells:
+                    length = re.search(rb"Content-Length: ([0-9]{4,})", data)
+                    if length is not None:
+                        swollen = b"%d" % (int(length[1]) + len(_SWELLING) * _SWELLINGS)
+                        data = data[: length.start(1)] + swollen + data[length.end(1) :]
+                self.bytes_back += len(data)
+                writer.write(data)
+                await writer.drain()
+                if self.swells and len(data) > 4096:
+                    for _ in range(_SWELLINGS):
+                        writer.write(_SWELLING)
+                        await writer.drain()
+                        self.bytes_back += len(_SWELLING)
+        if not self.hang:
+            writer.close()

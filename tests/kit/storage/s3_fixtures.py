@@ -1,0 +1,43 @@
+"""The fixtures of the tests of `s3://`: one server, keys in the environment, a bucket for each test."""
+
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kit.servers.moto_server import KEYS, serve
+
+if TYPE_CHECKING:
+    from tests.kit.storage.s3 import BucketStore, PackedStore
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> str:
+    """One server for all tests of a process."""
+    pytest.importorskip("obstore", reason="needs the extra s3")
+    pytest.importorskip("moto.server", reason="needs moto[s3,server]")
+    return serve()
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, keys: None) -> "BucketStore":
+    from tests.kit.storage.s3 import BucketStore
+
+    return BucketStore(s3_endpoint, f"bucket-{next(_numbers)}")
+
+
+@pytest.fixture
+def packed(bucket: "BucketStore", tmp_path: Path) -> "PackedStore":
+    """Up to eight objects to a file, with an index of this test's own."""
+    from tests.kit.storage.s3 import PackedStore
+
+    return PackedStore(bucket, tmp_path / "pages.db")

@@ -1,0 +1,186 @@
+"""What the tests of `3fs://` share: a store in a directory, with its index and its kind of rings."""
+
+import itertools
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.storage_backends.base import ObjectName
+from lockstep.storage_backends.page_index.contract import (
+    NOTHING,
+    Commit,
+    CommitOutcome,
+    Entry,
+    PageIndex,
+    Reservation,
+    make_index,
+)
+from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from lockstep.storage_backends.three_fs.rings import RingClient
+from tests.kit.storage.calls import digest_of
+
+SLOT_BYTES = (1 << 20) + (512 << 10)
+FILE_SLOTS = 16
+FILES = 64
+_names = itertools.count()
+
+
+class SlotStore:
+    """A store in `root`."""
+
+    def __init__(
+        self,
+        root: Path,
+        index: str,
+        *,
+        slot_bytes: int = SLOT_BYTES,
+        file_slots: int = FILE_SLOTS,
+        files: int = FILES,
+        make_rings: Callable[[], RingClient] | None = None,
+    ) -> None:
+        self.root = root
+        self.index = index
+        self.index_name = f"{os.getpid()}-{next(_names)}"
+        self.slot_bytes = slot_bytes
+        self.file_slots = file_slots
+        self.files = files
+        self._make_rings = make_rings
+
+    def make_index(self) -> PageIndex:
+        return make_index(self.index, self.index_name)
+
+    def backend(self, index: PageIndex | None = None, *, lease_s: float = 60.0) -> ThreeFsBackend:
+        return ThreeFsBackend(
+            self.root,
+            self.make_index() if index is None else index,
+            slot_bytes=self.slot_bytes,
+            file_slots=self.file_slots,
+            files=self.files,
+            rings=3,
+            lease_s=lease_s,
+            ring_client=self._make_rings() if self._make_rings is not None else None,
+        )
+
+    def opened_index(self) -> PageIndex:
+        index = self.make_index()
+        index.open()
+        return index
+
+    def entry(self, name: ObjectName) -> Entry:
+        index = self.opened_index()
+        (entry,) = index.look_up([digest_of(name)])
+        index.close()
+        assert entry is not None
+        return entry
+
+    def spoil(self, name: ObjectName, at: int = 0) -> None:
+        entry = self.entry(name)
+        with (self.root / entry.place).open("r+b") as file:
+            file.seek(entry.offset + HEADER_BYTES + at)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 8]))
+
+    def pass_off(self, name: ObjectName, other: ObjectName) -> None:
+        """Let the index say that the one is where a copy of the other is."""
+        entry = self.entry(name)
+        index = self.opened_index()
+        index.remove([digest_of(other)])
+        (lent,) = index.reserve(1, 60.0)
+        number, within = divmod(lent.slot, self.file_slots)
+        place, offset = f"slots-{number:06d}", within * self.slot_bytes
+        with (self.root / entry.place).open("r+b") as file:
+            content = os.pread(file.fileno(), self.slot_bytes, entry.offset)
+        with (self.root / place).open("r+b") as file:
+            os.pwrite(file.fileno(), content, offset)
+        moved = entry._replace(
+            key=digest_of(other), place=place, offset=offset, generation=lent.generation
+        )
+        assert index.commit([Commit(moved, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
+        index.close()
+
+    def end_leases(self) -> None:
+        """Let every lease be over."""
+        if self.index.startswith("sqlite://"):
+            with sqlite3.connect(self.index.removeprefix("sqlite://")) as database:
+                database.execute("UPDATE slots SET lent_until = 1 WHERE lent_until > 0")
+            database.close()
+            return
+        import redis
+
+        client: Any = redis.Redis.from_url(self.index)
+        slots = f"{{lockstep:{self.index_name}}}:slots"
+        for slot, until in client.zrange(slots, 0, -1, withscores=True):
+            if until:
+                client.zadd(slots, {slot: 1})
+        client.close()
+
+    def clean(self) -> None:
+        """Remove the files, which are large."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def small_store(tmp_path: Path, index: str | None = None, **options: Any) -> SlotStore:
+    """A store of eight slots for pages of 16 KiB in two files."""
+    options = {"slot_bytes": 32 << 10, "file_slots": 4, "files": 2} | options
+    return SlotStore(tmp_path / "store", index or f"sqlite://{tmp_path}/index.db", **options)
+
+
+class WatchedIndex(SqlitePageIndex):
+    """Counts questions, and lets something happen before the next use is confirmed.
+
+    While it `holds` one of its methods, that does not answer before `let_go` is set.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.questions: list[int] = []
+        self.late_answer: Entry | None = None
+        """What the next question is answered with, though it may have changed since."""
+        self.meanwhile: Callable[[], None] | None = None
+        self.holds = ""
+        self.begun = threading.Event()
+        self.let_go = threading.Event()
+        self.released = threading.Event()
+
+    def _pass(self, method: str) -> None:
+        if self.holds == method:
+            self.begun.set()
+            assert self.let_go.wait(120)
+
+    def look_up(self, keys: Sequence[bytes]) -> list[Entry | None]:
+        self._pass("look_up")
+        self.questions.append(len(keys))
+        late, self.late_answer = self.late_answer, None
+        if late is not None:
+            return [late]
+        return super().look_up(keys)
+
+    def confirm(self, keys: Sequence[bytes]) -> list[Entry | None]:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        self._pass("confirm")
+        return super().confirm(keys)
+
+    def reserve(self, count: int, lease_s: float) -> list[Reservation]:
+        self._pass("reserve")
+        return super().reserve(count, lease_s)
+
+    def commit(self, commits: Sequence[Commit]) -> list[CommitOutcome]:
+        self._pass("commit")
+        return super().commit(commits)
+
+    def release(self, reservations: Sequence[Reservation]) -> None:
+        super().release(reservations)
+        self.released.set()
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        self._pass("remove")
+        super().remove(keys)

@@ -1,0 +1,127 @@
+"""Processes that write to a `3fs://` store, for tests that kill them or race them.
+
+python -m tests.kit.storage.three_fs_writers killed <directory> <index> <index name>
+python -m tests.kit.storage.three_fs_writers racing <directory> <index> <index name> <writer> <names>
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lockstep.storage_backends.base import WriteOutcome
+from lockstep.storage_backends.page_index.contract import PageIndex
+from lockstep.storage_backends.three_fs import files as three_fs_files
+from tests.kit.storage.calls import object_name, page, put, soon, writing
+from tests.kit.storage.three_fs import SlotStore
+
+PAGE_BYTES = 100_000
+SLOT_BYTES = 128 << 10
+FILE_SLOTS = 2
+FILES = 8
+PHASES = (
+    "before reserving",
+    "after reserving",
+    "between making a file and giving it its length",
+    "in the middle of writing",
+    "before committing",
+    "after committing",
+)
+FIRST_KILLED = 100
+"""The name of the object whose writer is killed in the first phase."""
+
+_pwritev = os.pwritev
+
+
+def store_at(root: Path, index: str, name: str) -> SlotStore:
+    store = SlotStore(root, index, slot_bytes=SLOT_BYTES, file_slots=FILE_SLOTS, files=FILES)
+    store.index_name = name
+    return store
+
+
+def die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_a_part_and_die(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    _pwritev(fd, [b"".join(views)[:50_000]], offset)
+    die()
+    raise AssertionError
+
+
+def wrap(index: PageIndex, method: str, *, before: bool) -> None:
+    """Die before or after the index's next call of this method."""
+    call: Callable[..., Any] = getattr(index, method)
+
+    def and_die(*arguments: Any) -> Any:
+        if before:
+            die()
+        call(*arguments)
+        die()
+
+    setattr(index, method, and_die)
+
+
+def replace(module: ModuleType, function: str, by: Callable[..., Any]) -> None:
+    setattr(module, function, by)
+
+
+async def write_and_die(store: SlotStore, phase: str, number: int) -> None:
+    index = store.make_index()
+    match phase:
+        case "before reserving":
+            wrap(index, "reserve", before=True)
+        case "after reserving":
+            wrap(index, "reserve", before=False)
+        case "in the middle of writing":
+            replace(os, "pwritev", write_a_part_and_die)
+        case "before committing":
+            wrap(index, "commit", before=True)
+        case "after committing":
+            wrap(index, "commit", before=False)
+        case _:
+            replace(three_fs_files, "allocate", die)
+    backend = store.backend(index)
+    await backend.open()
+    await put(backend, object_name(number), page(number, PAGE_BYTES))
+
+
+def kill_in_every_phase(store: SlotStore) -> None:
+    """Fork a writer for each phase that is killed in it."""
+    for at, phase in enumerate(PHASES):
+        child = os.fork()
+        if child == 0:
+            asyncio.run(write_and_die(store, phase, FIRST_KILLED + at))
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), f"the writer that was to be killed {phase} was not"
+
+
+async def race(store: SlotStore, writer: int, names: int) -> None:
+    """Write every name with content that tells who wrote it, and print how often this one won."""
+    backend = store.backend()
+    await backend.open()
+    content = page(writer, PAGE_BYTES)
+    won = 0
+    for start in range(0, names, 2):
+        writes = [writing(object_name(number), content) for number in range(start, start + 2)]
+        won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
+    await backend.close()
+    sys.stdout.write(f"{won}\n")
+
+
+def main() -> None:
+    what, root, index, name, *numbers = sys.argv[1:]
+    store = store_at(Path(root), index, name)
+    if what == "killed":
+        kill_in_every_phase(store)
+    else:
+        asyncio.run(race(store, int(numbers[0]), int(numbers[1])))
+
+
+if __name__ == "__main__":
+    main()

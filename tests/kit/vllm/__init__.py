@@ -1,0 +1,1 @@
+"""vLLM under test: groups of real engines, and its objects where it is not installed."""

@@ -1,0 +1,66 @@
+"""Compares the fields of vLLM's configuration with the committed lists, and prints what is on none.
+
+A program of its own, since importing vLLM changes how a process logs, warns and ends.
+"""
+
+import json
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from lockstep.integrations.vllm.proven_out import PROVEN_OUT, names_of
+from tests.kit.vllm.contract import has
+from tests.kit.vllm.keyed_fields import KEYED
+
+ENGINE = "vllm"
+
+
+def path_of(kind: type) -> str:
+    """Return how the lists call a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def classes_in(hint: Any) -> Iterator[type]:
+    """Yield the classes of which the engine's own values of this type may be."""
+    for argument in typing.get_args(hint):
+        yield from classes_in(argument)
+    if isinstance(hint, type) and hint.__module__.split(".")[0] == ENGINE:
+        yield hint
+
+
+def walk(kind: Any, found: dict[str, list[str]]) -> None:
+    """Enter the fields of a class, and of those that they may hold and that count."""
+    path = path_of(kind)
+    if path in found or issubclass(kind, Enum) or not is_dataclass(kind):
+        return
+    left_out = names_of(PROVEN_OUT.get(path, {}))
+    hints = typing.get_type_hints(kind)
+    found[path] = [each.name for each in fields(kind) if each.name not in left_out]
+    for name in found[path]:
+        for inner in classes_in(hints[name]):
+            walk(inner, found)
+
+
+def told() -> list[str]:
+    """Return a sentence for each field on which vLLM and the lists do not agree."""
+    found: dict[str, list[str]] = {}
+    walk(import_module("vllm.config").VllmConfig, found)
+    sentences: list[str] = []
+    for path in sorted({*found, *KEYED}):
+        here, listed = set(found.get(path, ())), set(KEYED.get(path, "").split())
+        sentences += [f"{path}.{name} is on neither list" for name in sorted(here - listed)]
+        sentences += [f"vLLM counts no {path}.{name}" for name in sorted(listed - here)]
+    for path, reasons in PROVEN_OUT.items():
+        module, _, name = path.rpartition(".")
+        kind = getattr(import_module(module), name)
+        lacking = [each for each in sorted(names_of(reasons)) if not has(kind, each)]
+        sentences += [f"vLLM has no {path}.{each}, which is proven out" for each in lacking]
+    return sentences
+
+
+if __name__ == "__main__":
+    json.dump(told(), sys.stdout)

@@ -1,0 +1,100 @@
+"""What a group of vLLM ranks is to do, and what came of it: plain data, read and written as JSON."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.kit.vllm.mixed_prompts import Prompt
+
+BLOCK_TOKENS = 32
+"""How many tokens a block of the engine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Requests that are sent at once, after the engine has dropped its own prefix cache."""
+
+    prompts: list[Prompt]
+    name: str = "cold"
+    output_tokens: int = 8
+    reset_connector: bool = False
+    """Drop what the connector has, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One start of the engine on every rank."""
+
+    model: str
+    phases: list[Phase]
+    engine: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of `LLM`."""
+    connector: dict[str, Any] | None = None
+    """`kv_transfer_config`, or None for an engine without a connector."""
+    fault: str | None = None
+    """What is wrong with rank 1; see `faults`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of one request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    """Of the tokens that were chosen."""
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """What came of a phase on one rank."""
+
+    name: str
+    outputs: list[Output]
+    preemptions: int
+    seconds: float
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that were not computed, over all requests."""
+        return sum(output.cached_tokens for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What came of a plan on one rank."""
+
+    phases: list[PhaseResult]
+    stats: dict[str, Any]
+    """Of the cache, right before it was closed; empty without Lockstep."""
+
+    def phase(self, name: str) -> PhaseResult:
+        """Return the phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+def write(path: Path, value: Plan | RankResult) -> None:
+    """Write a plan or a result."""
+    path.write_text(json.dumps(asdict(value)))
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan."""
+    data = json.loads(path.read_text())
+    for phase in data["phases"]:
+        phase["prompts"] = [_prompt(each) for each in phase["prompts"]]
+    data["phases"] = [Phase(**phase) for phase in data["phases"]]
+    return Plan(**data)
+
+
+def read_result(path: Path) -> RankResult:
+    """Read a result."""
+    data = json.loads(path.read_text())
+    for phase in data["phases"]:
+        phase["outputs"] = [Output(**each) for each in phase["outputs"]]
+    return RankResult([PhaseResult(**phase) for phase in data["phases"]], data["stats"])
+
+
+def _prompt(data: dict[str, Any]) -> Prompt:
+    return Prompt(tuple(data["tokens"]), data["salt"])

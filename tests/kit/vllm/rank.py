@@ -1,0 +1,121 @@
+"""One rank of a vLLM engine with a scheduler on every rank; torchrun starts it with a plan's path."""
+
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from lockstep import HostCache
+from tests.kit.vllm.faults import afflict
+from tests.kit.vllm.plan import (
+    BLOCK_TOKENS,
+    Output,
+    Phase,
+    PhaseResult,
+    Plan,
+    RankResult,
+    read_plan,
+    write,
+)
+
+SPOILED_RANK = 1
+AT_A_TIME = 8
+
+
+class Preemptions:
+    """Counts the requests that vLLM's scheduler preempts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        scheduler: Any = Scheduler
+        preempt = scheduler._preempt_request
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.count += 1
+            return preempt(*arguments, **options)
+
+        scheduler._preempt_request = counted
+
+
+def run(plan: Plan, rank: int) -> RankResult:
+    """Carry out a plan and return what came of it on this rank."""
+    if plan.fault is not None and rank == SPOILED_RANK:
+        afflict(plan.fault)
+    preemptions = Preemptions()
+    llm = LLM(**engine_arguments(plan))
+    phases = [run_phase(llm, phase, preemptions) for phase in plan.phases]
+    stats: dict[str, Any] = {}
+    if plan.connector is not None and plan.connector["kv_connector"] == "LockstepConnector":
+        cache: HostCache = llm.llm_engine.engine_core.engine_core.scheduler.connector._side.cache
+        cache.flush()
+        stats = asdict(cache.stats())
+        stats.pop("round_us")
+    llm.llm_engine.engine_core.shutdown()
+    return RankResult(phases, stats)
+
+
+def engine_arguments(plan: Plan) -> dict[str, Any]:
+    """Return the arguments of `LLM`: small, exact, and the same on every rank."""
+    arguments: dict[str, Any] = {
+        "model": plan.model,
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "max_num_seqs": AT_A_TIME,
+        "seed": 0,
+        "block_size": BLOCK_TOKENS,
+        "kv_cache_memory_bytes": 64 << 20,
+        "enable_prefix_caching": True,
+        "distributed_executor_backend": "external_launcher",
+        "tensor_parallel_size": int(os.environ["WORLD_SIZE"]),
+    }
+    if plan.connector is not None:
+        arguments["kv_transfer_config"] = plan.connector
+    return arguments | plan.engine
+
+
+def run_phase(llm: LLM, phase: Phase, preemptions: Preemptions) -> PhaseResult:
+    """Send a phase's requests, with nothing in the engine's own prefix cache."""
+    assert llm.reset_prefix_cache(reset_connector=phase.reset_connector)
+    before, began = preemptions.count, time.perf_counter()
+    prompts = [
+        {"prompt_token_ids": list(prompt.tokens)}
+        | ({"cache_salt": prompt.salt} if prompt.salt else {})
+        for prompt in phase.prompts
+    ]
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=phase.output_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=1,
+    )
+    finished = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    outputs = [output_of(request) for request in finished]
+    return PhaseResult(phase.name, outputs, preemptions.count - before, seconds)
+
+
+def output_of(request: Any) -> Output:
+    """Return tokens and log-probabilities of a finished request."""
+    tokens = list(request.outputs[0].token_ids)
+    logprobs = request.outputs[0].logprobs
+    chosen = [each[token].logprob for each, token in zip(logprobs, tokens, strict=True)]
+    return Output(tokens, chosen, request.num_cached_tokens)
+
+
+def main() -> None:
+    """Carry out the plan that the command line names, and leave the result beside it."""
+    path = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
+    write(path.with_name(f"rank{rank}.json"), run(read_plan(path), rank))
+
+
+if __name__ == "__main__":
+    main()

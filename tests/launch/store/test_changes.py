@@ -1,0 +1,510 @@
+"""`lockstep store gc`, `rm` and `copy`: what goes, what stays, what is refused before it begins."""
+
+import asyncio
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.settings import ReplaySettings
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.records.catalogue import full_shape
+from tests.kit.launch.replays import replay
+from tests.kit.launch.replays_in_process import replayed
+from tests.kit.launch.stores import (
+    LAYOUT,
+    MANIFEST_BYTES,
+    MARK_BYTES,
+    OBJECT_BYTES,
+    OTHER_LAYOUT,
+    Kept,
+    Run,
+    manifest_of,
+    namespace_of,
+    page_name,
+    page_write,
+    run_store,
+)
+from tests.kit.storage.contract import soon, soon_off_loop
+
+HOUR_S = 3600.0
+IN_A_PROCESS = "from lockstep.launch.command import main; main()"
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    yield from run_store(monkeypatch, capfd)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "kv")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "other")
+
+
+def in_terminal(*arguments: str, answer: str = "") -> tuple[int, str]:
+    """Run the command on a terminal of 80 columns; return its status and what was to be seen."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_PROCESS, "store", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+    )
+    os.close(theirs)
+    os.write(ours, answer.encode())
+    seen = b""
+    try:
+        while some := os.read(ours, 65536):
+            seen += some
+    except OSError:
+        # What a terminal answers when the last process has left it.
+        pass
+    os.close(ours)
+    return process.wait(timeout=60), seen.decode()
+
+
+def aged(kept: Kept, count: int) -> Kept:
+    """A store in which page n of rank 0 is n hours old, and all else is new."""
+    kept.fill(pages=range(count))
+    for number in range(count):
+        kept.age(page_name(number), number * HOUR_S)
+    return kept
+
+
+def pages_left(kept: Kept, count: int) -> list[int]:
+    return [number for number in range(count) if kept.has(page_name(number))]
+
+
+def test_gc_removes_what_is_older_than_an_age(lockstep: Run, kept: Kept) -> None:
+    aged(kept, 10)
+    kept.age(manifest_of(), 99 * HOUR_S)
+
+    status, printed, said = lockstep("gc", "--older-than", "210m", kept.uri)
+
+    assert (status, said) == (0, "")
+    assert "freed 6 objects, 27.0 KiB; 14 pages, 63.0 KiB stay" in printed
+    assert pages_left(kept, 10) == [0, 1, 2, 3]
+    assert kept.has(manifest_of())
+
+
+def test_gc_removes_the_least_recently_used_down_to_a_size(lockstep: Run, kept: Kept) -> None:
+    aged(kept, 10)
+
+    status, printed, _ = lockstep("gc", "--to-bytes", f"{15 * OBJECT_BYTES}B", kept.uri)
+
+    assert status == 0
+    assert "freed 5 objects" in printed
+    assert pages_left(kept, 10) == [0, 1, 2, 3, 4]
+    assert "freed 0 objects" in lockstep("gc", "--to-bytes", "1GiB", kept.uri)[1]
+    assert "freed 15 objects" in lockstep("gc", "--to-bytes", "0B", kept.uri)[1]
+
+
+@pytest.mark.parametrize("bound", [["--older-than", "210m"], ["--to-bytes", "60KiB"]])
+def test_a_dry_run_says_what_would_go_and_removes_nothing(
+    lockstep: Run, kept: Kept, bound: list[str]
+) -> None:
+    aged(kept, 10)
+    before = kept.contents()
+
+    _, would, _ = lockstep("gc", *bound, "--dry-run", kept.uri)
+    after = kept.contents()
+    _, did, _ = lockstep("gc", *bound, kept.uri)
+
+    assert after == before
+    assert would.replace("would free", "freed").replace("would stay", "stay") == did
+    assert len(kept.contents()) < len(before)
+
+
+def test_gc_spares_manifests_and_marks(lockstep: Run, kept: Kept) -> None:
+    kept.fill(tp_size=2).fill(tp_size=4)
+    for path in kept.objects():
+        os.utime(path, (1.0, 1.0))
+
+    assert lockstep("gc", "--older-than", "1d", kept.uri)[0] == 0
+
+    sizes = sorted(path.stat().st_size for path in kept.objects())
+    assert sizes == [MARK_BYTES, MARK_BYTES, MANIFEST_BYTES]
+
+
+def test_gc_can_be_of_one_model(lockstep: Run, kept: Kept) -> None:
+    kept.fill().fill(model="gemma")
+
+    status, _, _ = lockstep("gc", "--to-bytes", "0B", "--model", "gemma", kept.uri)
+
+    assert status == 0
+    assert pages_left(kept, 3) == [0, 1, 2]
+    assert not kept.has(page_name(0, model="gemma"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "give either --older-than AGE or --to-bytes SIZE"),
+        (
+            ["--older-than", "7d", "--to-bytes", "1GiB"],
+            "give only one of --older-than and --to-bytes",
+        ),
+        (["--older-than", "7"], "--older-than is '7', must be a number with s, m, h, d or w"),
+        (["--older-than", "-7d"], "--older-than is '-7d', must be a number"),
+        (["--to-bytes", "100 apples"], "--to-bytes is '100 apples', must be a number with B, KiB"),
+        (["--to-bytes", "0B", "--model", "gpt"], "has no such model; it has 'llama'"),
+    ],
+)
+def test_a_gc_that_makes_no_sense_is_refused(
+    lockstep: Run, kept: Kept, arguments: list[str], complaint: str
+) -> None:
+    kept.fill()
+    before = kept.contents()
+
+    status, _, said = lockstep("gc", *arguments, kept.uri)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+    assert kept.contents() == before
+
+
+def test_rm_removes_a_model_with_its_manifest(lockstep: Run, kept: Kept) -> None:
+    kept.fill(model="gemma")
+    gemma = kept.contents()
+    kept.fill().fill(weights_version="2")
+
+    status, printed, said = lockstep("rm", "--model", "llama", "--yes", kept.uri)
+
+    assert (status, said) == (0, "")
+    assert "removed 16 objects" in printed
+    assert kept.contents() == gemma
+
+
+def test_rm_removes_a_model_with_some_weights_only(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    first = kept.contents()
+    kept.fill(weights_version="2")
+
+    assert lockstep("rm", "--model", "llama", "--weights-version", "2", "--yes", kept.uri)[0] == 0
+
+    assert kept.contents() == first
+
+
+def test_rm_removes_a_namespace_and_leaves_the_manifest(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+
+    assert lockstep("rm", "--namespace", namespace_of()[:16], "--yes", kept.uri)[0] == 0
+
+    assert kept.objects() == [kept.path(manifest_of())]
+
+
+@pytest.mark.parametrize("what", [["--all"], ["--namespace", namespace_of()]])
+def test_an_engine_that_runs_while_its_pages_are_removed_has_misses_and_writes_them_again(
+    lockstep: Run, kept: Kept, what: list[str]
+) -> None:
+    kept.fill()
+    writes = [page_write(page_name(number), 0, 2) for number in range(3)]
+    names = [write.name for write in writes]
+    buffers = [memoryview(bytearray(write.shape.nbytes)) for write in writes]
+    reads = [
+        Read(write.name, (buffer,), write.shape)
+        for write, buffer in zip(writes, buffers, strict=True)
+    ]
+    backend = FileBackend(kept.root, limits=SweepLimits(ttl_s=3600))
+
+    with asyncio.Runner() as engine:
+        engine.run(backend.open())
+        assert engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.OK] * 3
+        assert lockstep("rm", *what, "--yes", kept.uri)[0] == 0
+        assert (
+            engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.MISSING] * 3
+        )
+        assert engine.run(backend.exists(names, deadline=soon_off_loop())) == [False] * 3
+        assert engine.run(backend.write(writes, deadline=soon_off_loop())) == [WriteOutcome.OK] * 3
+        assert engine.run(backend.read(reads, deadline=soon_off_loop())) == [ReadOutcome.OK] * 3
+        engine.run(backend.close())
+    assert [bytes(buffer) for buffer in buffers] == [bytes(write.buffers[0]) for write in writes]
+
+
+def test_rm_of_everything_touches_nothing_that_is_not_lockstep_s(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    note = kept.root / "README"
+    note.write_text("mine")
+    beside = kept.path(page_name(0)).parent / "mine"
+    beside.write_text("mine too")
+
+    status, _, _ = lockstep("rm", "--all", "--yes", kept.uri)
+
+    assert status == 0
+    assert kept.objects() == [beside]
+    assert note.read_text() == "mine"
+    assert "nothing to remove" in lockstep("rm", "--all", "--yes", kept.uri)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--yes"], "give one of --model NAME, --namespace DIGEST and --all"),
+        (["--all", "--model", "llama", "--yes"], "give only one of --model, --namespace and --all"),
+        (["--all", "--weights-version", "1", "--yes"], "--weights-version needs --model"),
+        (["--model", "gpt", "--yes"], "has no such model; it has 'llama'"),
+        (["--model", "llama", "--weights-version", "3", "--yes"], "has model 'llama' with '1'"),
+        (["--namespace", "abcdef", "--yes"], "the store has no such namespace"),
+        (["--all"], "there is nobody to ask whether to remove 8 objects"),
+    ],
+)
+def test_an_rm_that_does_not_say_what_goes_is_refused(
+    lockstep: Run, kept: Kept, arguments: list[str], complaint: str
+) -> None:
+    kept.fill()
+    before = kept.contents()
+
+    status, _, said = lockstep("rm", *arguments, kept.uri)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+    assert kept.contents() == before
+
+
+def test_a_dry_run_of_rm_says_how_much_would_go_and_asks_nothing(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    before = kept.contents()
+
+    status, printed, said = lockstep("rm", "--all", "--dry-run", kept.uri)
+
+    assert (status, said) == (0, "")
+    assert f"{kept.uri}: would remove 8 objects, " in printed
+    assert kept.contents() == before
+
+
+def test_rm_asks_on_a_terminal(kept: Kept) -> None:
+    kept.fill()
+
+    status, seen = in_terminal("rm", "--all", kept.uri, answer="n\n")
+    assert (status, len(kept.objects())) == (0, 8)
+    assert "remove 8 objects" in seen
+    assert "nothing was removed" in seen
+
+    status, seen = in_terminal("rm", "--all", kept.uri, answer="y\n")
+    assert (status, kept.objects()) == (0, [])
+    assert "removed 8 objects" in seen
+
+
+def test_a_terminal_sees_a_bar_and_a_file_does_not(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(40))
+
+    status, seen = in_terminal("verify", kept.uri)
+    assert status == 0
+    assert "reading" in seen
+    assert " of 82 objects" in seen
+    assert "reading" not in "".join(lockstep("verify", kept.uri)[1:])
+
+
+def test_copy_brings_what_the_other_store_lacks(lockstep: Run, kept: Kept, other: Kept) -> None:
+    kept.fill(pages=range(20)).fill(model="gemma", tp_size=4)
+    other.fill(pages=range(5))
+
+    status, printed, said = lockstep("copy", kept.uri, other.uri)
+
+    assert (status, said) == (0, "")
+    # 40 pages, a manifest and a mark, of which 10 and both are there; 12, 1 and 1 of the other model.
+    assert "copied 44 objects" in printed
+    assert "12 were there already" in printed
+    assert other.contents() == kept.contents()
+    assert (
+        "copied 0 objects, 0 B; 56 were there already" in lockstep("copy", kept.uri, other.uri)[1]
+    )
+
+
+def test_copy_makes_the_store_that_it_writes_to(lockstep: Run, kept: Kept, other: Kept) -> None:
+    kept.fill()
+
+    assert lockstep("copy", "--jobs", "1", kept.uri, other.uri)[0] == 0
+
+    assert other.contents() == kept.contents()
+    assert lockstep("verify", other.uri)[0] == 0
+
+
+def test_copy_refuses_the_same_model_in_another_layout_before_it_begins(
+    lockstep: Run, kept: Kept, other: Kept
+) -> None:
+    kept.fill(model="gemma").fill()
+    other.fill(layout=OTHER_LAYOUT)
+    before = other.contents()
+
+    status, printed, said = lockstep("copy", kept.uri, other.uri)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert "nothing was copied" in said
+    assert "model 'llama'" in said
+    assert "page_tokens is 8 in the store and 4 here" in said
+    assert "copied 0 objects" not in printed
+    assert other.contents() == before
+
+
+def test_copy_leaves_out_what_is_corrupt_and_says_so(
+    lockstep: Run, kept: Kept, other: Kept
+) -> None:
+    kept.fill()
+    kept.spoil(page_name(1))
+
+    status, printed, _ = lockstep("copy", kept.uri, other.uri)
+
+    assert status == 1
+    assert "copied 7 objects" in printed
+    assert "1 object corrupt in FROM:" in printed
+    assert page_name(1).key in printed
+    assert not other.has(page_name(1))
+
+
+def test_copy_adds_columns_and_never_takes_any_away(lockstep: Run, kept: Kept, other: Kept) -> None:
+    kept.fill(draft=True, pages=[0]).fill(pages=[1])
+    other.fill(pages=[0]).fill(draft=True, pages=[1])
+    fuller = other.path(page_name(1)).read_bytes()
+
+    assert lockstep("copy", kept.uri, other.uri)[0] == 0
+
+    assert other.path(page_name(0)).read_bytes() == kept.path(page_name(0)).read_bytes()
+    assert other.path(page_name(1)).read_bytes() == fuller
+    assert not other.quarantined()
+
+
+def test_a_page_that_gets_a_column_while_it_is_verified_is_not_taken_for_corrupt(
+    kept: Kept,
+) -> None:
+    kept.fill(pages=[0])
+
+    async def scenario() -> None:
+        backend = FileBackend(kept.root)
+        await backend.open()
+        name = page_name(0)
+        (listed,) = [each async for each in backend.objects() if each.name == name]
+        shape = full_shape(LAYOUT, listed)
+        assert shape is not None
+        await backend.write([page_write(name, 0, 2, draft=True)], deadline=soon())
+        buffer = memoryview(bytearray(shape.nbytes))
+        outcomes = await backend.read([Read(name, (buffer,), shape)], deadline=soon())
+        assert outcomes == [ReadOutcome.OK]
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("absent", [(), ("draft",)])
+def test_the_full_shape_of_an_object_follows_from_its_layout_and_name(
+    stages: int, tp_size: int, absent: tuple[str, ...]
+) -> None:
+    # As many layers as there are stages at least, in every column.
+    draft = replace(LAYOUT.columns[2], layers=2)
+    layout = replace(LAYOUT, columns=(*LAYOUT.columns[:2], draft))
+    for rank in range(tp_size * stages):
+        shard = layout.shard(rank, tp_size * stages, absent=absent, stages=stages)
+        held = tuple(shard.shape.parts[number] for number in shard.shape.held)
+        listed = StoredObject(
+            name=replace(page_name(0), shard=shard.name),
+            shape=ObjectShape(held, tuple(range(len(held)))),
+            age_s=None,
+        )
+        assert full_shape(layout, listed) == shard.shape
+
+
+def test_an_interrupted_copy_goes_on_where_it_was(lockstep: Run, kept: Kept, other: Kept) -> None:
+    kept.fill(pages=range(50))
+    script = (
+        "import os, signal\n"
+        "from lockstep.launch import command\n"
+        "from lockstep.launch.store import copy\n"
+        "count = copy.Copy._count\n"
+        "def noted(self, *arguments):\n"
+        "    count(self, *arguments)\n"
+        "    if self.copied.objects == 20:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "copy.Copy._count = noted\n"
+        "copy.for_each_batch.__kwdefaults__['nbytes_max'] = 10 * 4608\n"
+        "command.main()\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "store", "copy", "--jobs", "1", kept.uri, other.uri],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "lockstep: interrupted\n")
+    assert "so far; the same command goes on from here" in ended.stdout
+    there = len(other.objects())
+    assert 20 <= there < 102
+    status, printed, _ = lockstep("copy", kept.uri, other.uri)
+    assert status == 0
+    assert f"copied {102 - there} objects" in printed
+    assert other.contents() == kept.contents()
+
+
+def test_copy_refuses_stores_that_make_no_sense(lockstep: Run, kept: Kept, tmp_path: Path) -> None:
+    kept.fill()
+    for source, target, complaint in (
+        (kept.uri, f"{kept.uri}/?threads=2", "FROM and TO are the same store"),
+        (kept.uri, "memory://", "give a store that is shared"),
+        ("memory://", kept.uri, "give a store that is shared"),
+        ((tmp_path / "nowhere").as_uri(), kept.uri, "the directory does not exist"),
+        (kept.uri, "ftp://host/kv", "unknown scheme 'ftp'"),
+    ):
+        status, _, said = lockstep("copy", source, target)
+        assert (status, said.count("\n")) == (2, 1), said
+        assert complaint in said
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("s3://bucket/kv/?endpoint=http://127.0.0.1:1/&anonymous=1", "FROM and TO are the same"),
+        ("s3://bucket/kv?endpoint=http://127.0.0.1:2&anonymous=1", "cannot be used"),
+        ("s3://bucket/kw?endpoint=http://127.0.0.1:1&anonymous=1", "cannot be used"),
+        (
+            "s3://bucket/kv?endpoint=http://127.0.0.1:1&anonymous=1&pack=2&index=sqlite:///i.db",
+            "cannot be used",
+        ),
+    ],
+)
+def test_stores_in_buckets_are_the_same_only_on_one_server_under_one_index(
+    lockstep: Run, target: str, complaint: str
+) -> None:
+    pytest.importorskip("obstore", reason="needs the extra s3")
+    source = "s3://bucket/kv?endpoint=http://127.0.0.1:1&anonymous=1"
+    status, _, said = lockstep("copy", source, target)
+    assert (status, said.count("\n")) == (2, 1), said
+    assert complaint in said
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.distributed])]
+)
+def test_the_store_of_a_replay_is_told_verified_copied_and_removed(
+    lockstep: Run, kept: Kept, other: Kept, tmp_path: Path, ranks: int
+) -> None:
+    if ranks == 1:
+        replayed(ReplaySettings(ranks=1, requests=6, store=kept.uri))
+    else:
+        replay(tmp_path / "report.json", "--store", kept.uri, "--requests", "6", "--ranks", ranks)
+
+    _, printed, _ = lockstep("ls", kept.uri)
+    assert "Llama-3-8B scaled" in printed
+    assert f"written by groups of TP {ranks}" in printed
+    assert lockstep("verify", kept.uri)[0] == 0
+    assert lockstep("copy", kept.uri, other.uri)[0] == 0
+    assert other.contents() == kept.contents()
+    assert lockstep("rm", "--model", "Llama-3-8B scaled", "--yes", kept.uri)[0] == 0
+    assert kept.objects() == []

@@ -1,0 +1,487 @@
+"""`lockstep store ls`, `stat` and `verify`: what is there, whether it is sound, what is refused."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.page_format.object_shape import ObjectShape, Part
+from lockstep.page_format.page_object import encode_header, name_digest
+from lockstep.storage_backends.base import Capabilities
+from lockstep.storage_backends.file.backend import FileBackend
+from tests.kit.launch.stores import (
+    MANIFEST_BYTES,
+    MARK_BYTES,
+    OBJECT_BYTES,
+    Kept,
+    Run,
+    manifest_of,
+    namespace_of,
+    page_name,
+    run_store,
+)
+from tests.kit.programs import program
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    yield from run_store(monkeypatch, capfd)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "kv")
+
+
+def of_ranks(tmp_path: Path) -> str:
+    """The URI of a store that each of two ranks has for itself."""
+    for rank in (0, 1):
+        Kept(tmp_path / f"disk{rank}").fill(model=f"of-rank-{rank}")
+    return f"file://{tmp_path}/disk{{rank}}"
+
+
+def words(text: str) -> str:
+    """The text without the differences that only columns make."""
+    return re.sub(r"[ \t]+", " ", text)
+
+
+COMMANDS = (
+    ["ls"],
+    ["ls", "--objects"],
+    ["stat"],
+    ["verify"],
+    ["gc", "--older-than", "7d"],
+    ["rm", "--all", "--yes"],
+)
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, ["copy", "file:///nowhere"]])
+def test_a_store_of_each_rank_is_refused_unless_it_is_said_whose(
+    lockstep: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    status, out, err = lockstep(*arguments, of_ranks(tmp_path))
+
+    assert (status, out) == (2, "")
+    assert "is another one for each rank, and this command works on one; add --rank N" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk0", "disk1"]
+
+
+def test_a_rank_is_refused_where_all_ranks_share_the_store(lockstep: Run, tmp_path: Path) -> None:
+    """A loop over ranks would do the same to one store again and again."""
+    status, out, err = lockstep("ls", tmp_path.as_uri(), "--rank", "1")
+
+    assert (status, out) == (2, "")
+    assert "has no {rank} in it: it is one for all" in err
+
+
+def test_the_store_of_one_rank_is_found_by_its_rank(lockstep: Run, tmp_path: Path) -> None:
+    status, out, _ = lockstep("ls", of_ranks(tmp_path), "--rank", "1")
+
+    assert status == 0
+    assert "of-rank-1" in out
+    assert "of-rank-0" not in out
+
+
+def test_a_copy_of_one_rank_s_store_may_go_to_that_rank_s_store(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    target = f"file://{tmp_path}/other{{rank}}"
+
+    status, _, _ = lockstep("copy", of_ranks(tmp_path), target, "--rank", "1")
+
+    assert status == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["disk0", "disk1", "other1"]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_no_store_is_created_by_looking_for_one(
+    lockstep: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+
+    status, _, said = lockstep(*arguments, nowhere.as_uri())
+    assert (status, said.count("\n")) == (2, 1)
+    assert f"there is no store at {nowhere}: the directory does not exist" in said
+    status, _, said = lockstep(*arguments, empty.as_uri())
+    assert (status, said.count("\n")) == (2, 1)
+    assert "no directory with a folder 'objects'" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["empty"]
+    assert not list(empty.iterdir())
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize(
+    ("uri", "complaint"),
+    [
+        ("memory://", "lives in the process that uses it"),
+        ("memory://name", "give a store that is shared, for example file:///var/kv"),
+        ("/var/kv", "is not a URI"),
+        ("ftp://host/kv", "unknown scheme 'ftp'"),
+        ("file:///var/kv?colour=red", "unknown option 'colour'"),
+    ],
+)
+def test_a_store_that_makes_no_sense_is_refused_in_one_line(
+    lockstep: Run, arguments: list[str], uri: str, complaint: str
+) -> None:
+    status, printed, said = lockstep(*arguments, uri)
+
+    assert (status, printed, said.count("\n")) == (2, "", 1)
+    assert said.startswith("lockstep: ")
+    assert complaint in said
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_store_that_cannot_say_what_is_in_it_is_refused_by_name(
+    lockstep: Run, kept: Kept, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    kept.fill()
+    before = kept.contents()
+    monkeypatch.setattr(FileBackend, "capabilities", Capabilities(lists=False))
+
+    status, printed, said = lockstep(*arguments, kept.uri)
+
+    assert (status, printed, said.count("\n")) == (2, "", 1)
+    assert f"store '{kept.uri}' cannot say what is in it" in said
+    assert "stores that can are, for example, file://" in said
+    assert kept.contents() == before
+
+
+def test_looking_does_not_sweep_whatever_the_quota(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(20))
+    kept.age(page_name(1), 3 * 86_400)
+    before = {path: path.stat().st_mtime for path in kept.objects()}
+    limited = f"{kept.uri}?quota_bytes=65536&ttl_s=3600"
+
+    status, record, _ = lockstep("stat", "--json", limited)
+    assert status == 0
+    assert json.loads(record)["quota_bytes"] == 65536
+    assert json.loads(record)["filled"] > 1
+    assert " % of 64.0 KiB in use" in lockstep("stat", limited)[1]
+    assert lockstep("verify", limited)[0] == 0
+
+    assert {path: path.stat().st_mtime for path in kept.objects()} == before
+
+
+def test_ls_groups_what_there_is_by_model_namespace_pool_and_shard(
+    lockstep: Run, kept: Kept
+) -> None:
+    kept.fill(pages=range(3)).fill(pages=range(2), tp_size=4).fill(weights_version="2")
+    kept.age(page_name(1), 3 * 86_400)
+
+    status, printed, said = lockstep("ls", kept.uri)
+
+    assert (status, said) == (0, "")
+    lines = [words(line).strip() for line in printed.splitlines()]
+    assert lines[0].startswith(f"{kept.uri}: 2 models, 25 objects, ")
+    assert lines[2:5] == [
+        "llama, weights version 1",
+        "kv: pages of 4 tokens, k, v, draft",
+        f"namespace {namespace_of()[:16]}…, written by groups of TP 2, TP 4",
+    ]
+    assert lines[5] == "pool shard TP objects size newest oldest"
+    assert re.fullmatch(r"kv l0-2\.h0-2 2 3 13\.5 KiB \d+ s 3 d", lines[6])
+    assert re.fullmatch(r"kv l0-2\.h2-4 2 3 13\.5 KiB \d+ s \d+ s", lines[7])
+    assert [line.split()[1] for line in lines[8:12]] == [
+        "l0-2.h0-1",
+        "l0-2.h1-2",
+        "l0-2.h2-3",
+        "l0-2.h3-4",
+    ]
+    assert "llama, weights version 2" in lines
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["stat"], ["verify"]])
+def test_what_is_told_fits_in_80_columns(
+    lockstep: Run, kept: Kept, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    kept.fill()
+
+    _, printed, _ = lockstep(*arguments, kept.uri)
+
+    assert all(len(line) <= 80 for line in printed.splitlines() if kept.uri not in line)
+
+
+def test_ls_says_the_same_to_machines(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(3))
+
+    status, printed, _ = lockstep("ls", "--json", kept.uri)
+
+    found = json.loads(printed)
+    assert status == 0
+    (model,) = found.pop("models")
+    total = 6 * OBJECT_BYTES + MARK_BYTES + MANIFEST_BYTES
+    assert found == {
+        "store": kept.uri,
+        "objects": 8,
+        "bytes": total,
+        "unreadable_manifests": [],
+        "unsound_files": {"files": 0, "bytes": 0},
+    }
+    assert model["layouts"]["kv"]["page_tokens"] == 4
+    assert model["layouts"]["kv"]["columns"][2] == {
+        "name": "draft",
+        "layers": 1,
+        "heads": 4,
+        "elements": 8,
+        "dtype": "bfloat16",
+        "replicated": False,
+        "optional": True,
+    }
+    (namespace,) = model["namespaces"]
+    assert (model["model"], model["weights_version"]) == ("llama", "1")
+    assert (model["objects"], model["bytes"]) == (7, total - MANIFEST_BYTES)
+    assert (namespace["namespace"], namespace["writers"]) == (namespace_of(), ["stage0of1.tp2"])
+    assert [
+        (each["pool"], each["shard"], each["tp_size"], each["objects"], each["bytes"])
+        for each in namespace["shards"]
+    ] == [
+        ("kv", "l0-2.h0-2", 2, 3, 3 * OBJECT_BYTES),
+        ("kv", "l0-2.h2-4", 2, 3, 3 * OBJECT_BYTES),
+    ]
+    assert 0 <= namespace["newest_s"] <= namespace["oldest_s"]
+
+
+def test_ls_names_single_objects(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(1))
+    name = page_name(0)
+
+    _, printed, _ = lockstep("ls", "--objects", kept.uri)
+    _, records, _ = lockstep("ls", "--objects", "--json", kept.uri)
+
+    assert f"{name.namespace}/{name.key}/kv/l0-2.h0-2" in printed
+    found = [json.loads(line) for line in records.splitlines()]
+    assert len(found) == len(printed.splitlines()) == 4
+    (page,) = [each for each in found if each["shard"] == name.shard]
+    assert page.pop("age_s") >= 0
+    assert page == {
+        "namespace": name.namespace,
+        "key": name.key,
+        "pool": "kv",
+        "shard": name.shard,
+        "bytes": OBJECT_BYTES,
+    }
+
+
+def test_pages_without_a_manifest_are_told_by_their_namespace(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    kept.path(manifest_of()).unlink()
+
+    _, printed, _ = lockstep("ls", kept.uri)
+    _, record, _ = lockstep("ls", "--json", kept.uri)
+
+    assert "no known model" in printed
+    assert namespace_of()[:16] in printed
+    (model,) = json.loads(record)["models"]
+    assert (model["model"], model["layouts"]) == (None, None)
+
+
+def test_a_bad_manifest_is_not_believed(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    kept.spoil(manifest_of())
+
+    status, printed, _ = lockstep("ls", kept.uri)
+
+    assert status == 0
+    assert "1 manifest could not be read" in printed
+
+
+def test_stat_tells_totals_and_what_the_store_can_do(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(3))
+    kept.spoil(page_name(0))
+    assert lockstep("verify", "--fix", kept.uri)[0] == 1
+
+    status, printed, _ = lockstep("stat", f"{kept.uri}?threads=2")
+    _, record, _ = lockstep("stat", "--json", f"{kept.uri}?threads=2")
+
+    assert status == 0
+    lines = [words(line) for line in printed.splitlines()]
+    assert "backend file" in lines
+    assert "options threads=2; the rest at defaults" in lines
+    assert "capabilities lists, shared, zero copy" in lines
+    assert "objects 7" in lines
+    assert "quarantine 1 file, 4.5 KiB" in lines
+    found = json.loads(record)
+    assert found["objects"] == 7
+    assert found["bytes"] == 5 * OBJECT_BYTES + MARK_BYTES + MANIFEST_BYTES
+    assert (found["models"], found["namespaces"]) == (1, 1)
+    assert found["largest_bytes"] == MANIFEST_BYTES
+    assert found["quarantine"] == {"files": 1, "bytes": OBJECT_BYTES}
+    assert found["capabilities"] == {"lists": True, "shared": True, "zero_copy": True}
+    assert (found["quota_bytes"], found["filled"]) == (None, None)
+
+
+def test_a_sound_store_verifies(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(40)).fill(tp_size=1, draft=True)
+    before = kept.contents()
+
+    status, printed, said = lockstep("verify", kept.uri)
+
+    assert (status, said) == (0, "")
+    assert f"{len(before)} objects read, {len(before)} of them sound" in printed
+    assert kept.contents() == before
+
+
+def test_what_is_corrupt_is_named_and_out_of_the_way(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(20))
+    for number in (3, 7):
+        kept.spoil(page_name(number), at=100)
+
+    status, printed, _ = lockstep("verify", "--fix", kept.uri)
+
+    assert status == 1
+    assert "42 objects read, 40 of them sound" in printed
+    assert "2 objects corrupt, and taken out of the way by the store" in printed
+    for number in (3, 7):
+        assert page_name(number).key in printed
+        assert not kept.has(page_name(number))
+    assert lockstep("verify", kept.uri)[0] == 0
+
+
+def test_a_corrupt_manifest_is_found_too(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    kept.spoil(manifest_of())
+
+    status, printed, _ = lockstep("verify", "--json", kept.uri)
+
+    assert status == 1
+    assert json.loads(printed)["corrupt"]["objects"] == 1
+
+
+def test_secrets_in_a_uri_are_never_shown(lockstep: Run, tmp_path: Path) -> None:
+    uri = f"3fs://{tmp_path}?index=redis://user:s3kr1t@127.0.0.1:1/0&threads=2"
+
+    for arguments in COMMANDS:
+        status, printed, said = lockstep(*arguments, uri)
+        assert (status, said.count("\n")) == (2, 1)
+        assert "s3kr1t" not in printed + said
+        assert "***" in said
+
+
+def test_files_that_no_name_leads_to_are_found(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    kept.pass_off(page_name(0), page_name(77))
+    kept.path(page_name(1)).write_bytes(b"not an object")
+    link = kept.path(page_name(78))
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("/etc/passwd")
+
+    status, printed, _ = lockstep("verify", "--json", kept.uri)
+
+    found = json.loads(printed)
+    assert status == 1
+    assert found["corrupt"]["objects"] == 0
+    assert found["unsound_files"]["files"] == 3
+    assert sorted(each["path"] for each in found["unsound_files"]["first"]) == sorted(
+        str(kept.path(page_name(number))) for number in (1, 77, 78)
+    )
+
+
+def test_a_verification_can_be_of_one_namespace_or_a_sample(lockstep: Run, kept: Kept) -> None:
+    kept.fill(pages=range(3)).fill(model="gemma", pages=range(5))
+
+    _, of_gemma, _ = lockstep("verify", "--json", "--namespace", namespace_of("gemma"), kept.uri)
+    _, begun, _ = lockstep("verify", "--json", "--namespace", namespace_of()[:8], kept.uri)
+    _, sample, _ = lockstep("verify", "--json", "--sample", "4", kept.uri)
+    _, all_of_it, _ = lockstep("verify", "--json", "--sample", "999", "--jobs", "1", kept.uri)
+
+    read = [json.loads(each)["sound"] for each in (of_gemma, begun, sample, all_of_it)]
+    assert read == [11, 7, 4, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--jobs", "0"], "--jobs is 0, must be from 1 to 64"),
+        (["--sample", "0"], "--sample is 0, must be from 1"),
+        (["--namespace", "ab"], "give 6 digits or more"),
+        (["--namespace", "ab" * 32], "the store has no such namespace"),
+    ],
+)
+def test_a_verification_of_nothing_that_is_there_is_refused(
+    lockstep: Run, kept: Kept, arguments: list[str], complaint: str
+) -> None:
+    kept.fill()
+
+    status, _, said = lockstep("verify", *arguments, kept.uri)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+
+
+def test_a_header_that_claims_terabytes_costs_no_memory(lockstep: Run, kept: Kept) -> None:
+    kept.fill()
+    name = page_name(99)
+    shape = ObjectShape((Part((1 << 32) - 1),) * 100, tuple(range(100)))
+    digest = name_digest(name)
+    assert digest is not None
+    path = kept.path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_header(name, digest, 0, shape.plan(0), bytes(16 * 100)))
+
+    status, printed, _ = lockstep("verify", kept.uri)
+
+    assert status == 3
+    assert "1 object could not be read" in printed
+    assert name.key in printed
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_store_is_sound_while_another_process_writes_to_it(
+    lockstep: Run, kept: Kept, rounds: int
+) -> None:
+    kept.fill(pages=range(8))
+    writer = subprocess.Popen(
+        program("tests.kit.launch.stores", kept.root), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        for _ in range(rounds):
+            assert lockstep("ls", kept.uri)[0] == 0
+            assert lockstep("verify", kept.uri)[0] == 0
+            assert lockstep("gc", "--to-bytes", "1KiB", "--model", "gemma", kept.uri)[0] == 0
+        assert lockstep("copy", kept.uri, (kept.root.parent / "copy").as_uri())[0] == 0
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.communicate(timeout=60)
+    assert lockstep("verify", kept.uri)[0] == 0
+    assert not list(kept.quarantined())
+
+
+def test_ctrl_c_ends_with_130_and_what_was_done_so_far(kept: Kept) -> None:
+    kept.fill(pages=range(100))
+    script = (
+        "import sys, os, signal\n"
+        "from lockstep.launch import command\n"
+        "from lockstep.launch.store import verify\n"
+        "add = verify.Verified.add\n"
+        "def noted(self, stored, outcome):\n"
+        "    add(self, stored, outcome)\n"
+        "    if self.objects == 20:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "verify.Verified.add = noted\n"
+        "verify.for_each_batch.__kwdefaults__['nbytes_max'] = 20 * 4608\n"
+        "command.main()\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "store", "verify", "--jobs", "1", kept.uri],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+    assert ended.returncode == 130
+    assert "objects read so far, " in ended.stdout
+    assert ended.stderr == "lockstep: interrupted\n"

@@ -1,0 +1,227 @@
+"""Replays with real ranks, started in each of the ways that a user has."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.report import Report
+from lockstep.launch.settings import ReplaySettings
+from lockstep.small_engine.profiles import PROFILES
+from lockstep.small_engine.workload import synthetic_requests
+from tests.kit.launch.replays import COMMAND, RANK, replay, run, torchrun, write_trace
+from tests.kit.launch.replays_in_process import replayed
+
+pytestmark = pytest.mark.distributed
+
+ROOM = ("--device-pages", 4000, "--host-pages", 4000, "--output-tokens-max", 4)
+ONE_AT_A_TIME = ("--concurrency", 1, *ROOM)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    return write_trace(folder / "trace.jsonl", synthetic_requests(7, 40))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Report:
+    """What comes of 20 requests under the built-in launcher."""
+    report = tmp_path_factory.mktemp("ours") / "report.json"
+    return replay(report, trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
+
+
+@pytest.fixture(scope="module")
+def store_of_64(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URI of a store with pages of 64 tokens."""
+    uri = (tmp_path_factory.mktemp("store-of-64") / "store").as_uri()
+    replayed(ReplaySettings(ranks=1, requests=4, page_tokens=64, store=uri))
+    return uri
+
+
+def hit_tokens(report: Report) -> int:
+    return sum(report["hit_tokens"][tier] for tier in ("device", "host", "storage"))
+
+
+def assert_sound(report: Report, ranks: int, requests: int) -> None:
+    assert (report["ranks"], report["requests"]) == (ranks, requests)
+    assert report["computed_tokens"] + hit_tokens(report) == report["prompt_tokens"]
+    assert report["steps"] == report["rounds"] == report["collectives"] > 0
+    assert report["pages_corrupt"] == report["storage_corrupt"] == 0
+    assert len(report["digests"]) == ranks
+    assert len(set(report["digests"])) == 1
+    assert report["round_us"]["p99"] >= report["round_us"]["p50"] > 0
+    assert report["pages_rechecked"] > 0
+    assert report["operations_left"] == 0
+    assert report["violations"] == []
+
+
+def test_a_second_run_is_warm_from_disk_under_another_number_of_ranks_too(
+    tmp_path: Path, trace: Path
+) -> None:
+    store = ("--store", (tmp_path / "store").as_uri(), "--stop-policy", "wait_complete")
+
+    cold = replay(tmp_path / "cold.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
+    warm = replay(tmp_path / "warm.json", trace, "--ranks", 2, *ONE_AT_A_TIME, *store)
+
+    assert_sound(cold, 2, 40)
+    assert_sound(warm, 2, 40)
+    assert cold["hit_tokens"]["storage"] == 0
+    assert cold["bytes"]["l2_to_l3"] > 0
+    assert warm["bytes"]["l2_to_l3"] < cold["bytes"]["l2_to_l3"] // 4
+    assert warm["hit_tokens"]["storage"] > cold["computed_tokens"] // 2
+    assert warm["pages_verified"] == 2 * hit_tokens(warm) // 64
+    assert hit_tokens(warm) > hit_tokens(cold)
+
+
+@pytest.mark.slow
+def test_far_too_small_pools_are_slower_and_never_wrong_or_stuck(tmp_path: Path) -> None:
+    pressure = ("--device-pages", 120, "--host-pages", 110, "--stop-policy", "timeout")
+    store = ("--store", (tmp_path / "store").as_uri())
+
+    report = replay(tmp_path / "report.json", "--ranks", 4, "--requests", 90, *pressure, *store)
+
+    assert_sound(report, 4, 90)
+    assert report["bytes"]["l2_to_l1"] > 0
+    assert report["bytes"]["l3_to_l2"] > 0
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        # It has every kind of state; the others are left for when there is more time.
+        "hybrid-all",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in PROFILES
+            if name not in ("hybrid-all", "llama")
+        ),
+    ],
+)
+def test_ranks_of_every_model_stay_equal_under_pressure_and_restore_every_pool_exactly(
+    tmp_path: Path, profile: str
+) -> None:
+    pressure = ("--device-pages", 120, "--host-pages", 110, "--concurrency", 4)
+    store = ("--store", (tmp_path / "store").as_uri())
+
+    report = replay(
+        tmp_path / "report.json", "--requests", 24, "--profile", profile, *pressure, *store
+    )
+
+    assert_sound(report, 2, 24)
+    assert report["bytes"]["l2_to_l1"] > 0
+    assert all(pool["pages_verified"] > 0 for pool in report["pools"].values())
+
+
+def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
+    tmp_path: Path, trace: Path, ours: Report
+) -> None:
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME)
+
+    by_hand = replay(tmp_path / "by_hand.json", *arguments, start=torchrun(2))
+
+    assert_sound(by_hand, 2, 20)
+    for name in ("prompt_tokens", "computed_tokens", "hit_tokens"):
+        assert by_hand[name] == ours[name], name
+
+
+def test_ray_actors_give_what_the_built_in_launcher_gives(
+    tmp_path: Path, trace: Path, ours: Report
+) -> None:
+    pytest.importorskip("ray")
+    arguments = (trace, "--requests", 20, *ONE_AT_A_TIME, "--ranks", 2)
+
+    by_ray = replay(tmp_path / "by_ray.json", *arguments, "--launcher", "ray")
+
+    assert_sound(by_ray, 2, 20)
+    for name in ("prompt_tokens", "computed_tokens", "hit_tokens"):
+        assert by_ray[name] == ours[name], name
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torch",
+        pytest.param("torchrun", marks=pytest.mark.slow),
+        pytest.param("ray", marks=pytest.mark.slow),
+    ],
+)
+def test_a_store_with_another_page_size_is_refused_in_one_line(
+    trace: Path, store_of_64: str, launcher: str
+) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray")
+    start = torchrun(2) if launcher == "torchrun" else (*COMMAND, "--launcher", launcher)
+
+    ended = run(*start, trace, "--store", store_of_64, "--requests", 4, "--page-tokens", 32)
+
+    assert ended.status == (1 if launcher == "torchrun" else 2)
+    assert len(ended.said) == 1
+    assert "32" in ended.said[0]
+    assert "64" in ended.said[0]
+    if launcher != "torchrun":
+        assert ended.err.count("\n") == 1
+
+
+def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "file").touch()
+
+    ended = run(*COMMAND, trace, "--store", (tmp_path / "file" / "store").as_uri())
+
+    assert ended.status == 2
+    assert ended.err.count("\n") == 1
+    assert str(tmp_path / "file") in ended.err
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [("--page-tokens=0", "--page-tokens is 0"), ("--ranks=4", "but 2 ranks were started")],
+)
+def test_bad_options_under_torchrun_are_said_by_one_rank(option: str, complaint: str) -> None:
+    ended = run(*torchrun(2), option)
+
+    assert ended.status != 0
+    assert len(ended.said) == 1
+    assert complaint in ended.said[0]
+
+
+def test_a_ray_cluster_that_nobody_runs_is_refused_at_once() -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    ended = run(*COMMAND, "--launcher", "ray", "--ray-address", f"127.0.0.1:{port}")
+
+    assert ended.status == 2
+    assert ended.err.startswith(f"lockstep: --ray-address: cannot reach Ray at 127.0.0.1:{port}: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_ranks_started_with_different_settings_are_told_which_in_one_line(trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *RANK, str(trace), "--page-tokens", page_tokens],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank, page_tokens in enumerate(["64", "32"])
+    ]
+
+    said = [line for rank in ranks for line in rank.communicate(timeout=60)[1].splitlines()]
+
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert len(said) == 1
+    assert "different settings: page_tokens is 64 on rank 0, 32 on rank 1" in said[0]

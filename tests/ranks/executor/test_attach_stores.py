@@ -1,0 +1,400 @@
+"""Stores that are attached and detached under running engines: real caches, real stores (rule R14)."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lockstep import (
+    Bounds,
+    Cache,
+    CacheConfig,
+    Column,
+    ConfigError,
+    PageLayout,
+    StopPolicy,
+    StopRule,
+    StorageError,
+    Timeouts,
+    UsageError,
+)
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.coordinator.operation import Phase
+from lockstep.ranks import opening
+from lockstep.ranks.agreed_pools import shard_layouts
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.attaching import StoreState
+from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import HOST
+from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
+from lockstep.small_engine.contents import PageContents
+from lockstep.storage_backends import registry
+from lockstep.storage_backends.base import ObjectName
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.uri import StoreUri
+from tests.kit.ranks.executor_parts import PATIENCE_S, HeldStore
+
+T = TypeVar("T")
+Tokens = npt.NDArray[np.int32]
+
+RANKS = 2
+PAGE_TOKENS = 4
+CONFIG = CacheConfig(
+    model="m",
+    layout=PageLayout(
+        page_tokens=PAGE_TOKENS, columns=(Column(name="k", layers=2, heads=4, elements=6),)
+    ),
+    device_pages=64,
+    host_pages=64,
+    stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
+    timeouts=Timeouts(open_s=PATIENCE_S),
+)
+
+
+def prompt(pages: int) -> Tokens:
+    """The longer prompts continue the shorter ones; the last token is computed in any case."""
+    return np.arange(pages * PAGE_TOKENS + 1, dtype=np.int32)
+
+
+class Engine:
+    """The caches of one engine, each served by a thread of its own, which steps all the time."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._threads = ThreadPoolExecutor(RANKS)
+        members = InProcessGroup(RANKS)
+        opening_ = [
+            self._threads.submit(Cache.open, config, members.member(rank)) for rank in range(RANKS)
+        ]
+        self.caches = [each.result() for each in opening_]
+        self._number = 0
+
+    def each(self, work: Callable[[Cache], T]) -> list[T]:
+        """Return what `work` returns on each rank, whose thread does nothing else meanwhile."""
+        return list(self._threads.map(work, self.caches))
+
+    def until(self, done: Callable[[Cache], bool]) -> None:
+        """Step, as an engine without requests does, until something is true on all ranks alike."""
+
+        def step(cache: Cache) -> None:
+            cache.step(idle_s=0.005)
+            while not done(cache):
+                cache.step(idle_s=0.005)
+
+        self.each(step)
+
+    def until_state(self, state: StoreState) -> None:
+        self.until(lambda cache: cache.store_state() is state)
+
+    def serve(self, pages: int) -> int:
+        """Serve a prompt; return how many of its tokens came from the cache, and check their bytes."""
+        self._number += 1
+        name = f"r{self._number}"
+        cached = self.each(lambda cache: serve(cache, name, prompt(pages)))
+        assert cached[0] == cached[1]
+        return cached[0]
+
+    def close(self) -> None:
+        self.each(lambda cache: cache.close(flush=False))
+        self._threads.shutdown()
+
+
+def serve(cache: Cache, name: str, tokens: Tokens) -> int:
+    cache.prefetch(name, tokens[:-1])
+    while not cache.prefetch_done(name):
+        cache.step(idle_s=0.005)
+    admission = cache.load_back(name, tokens[:-1], reserve_tokens=len(tokens))
+    assert isinstance(admission, Admission)
+    while cache.load_state(name) is LoadState.LOADING:
+        cache.step(idle_s=0.005)
+    contents = PageContents(shard_layouts(cache.config, cache.rank, RANKS)[KV_POOL])
+    pages, cached = cache.page_table(name), admission.cached_tokens // PAGE_TOKENS
+    count = len(tokens) // PAGE_TOKENS
+    config = cache.replica.config
+    seed = namespace_seed(config.model_digest, "", 0, config.life)
+    keys = page_keys(seed, tokens[:-1].tobytes(), PAGE_TOKENS)
+    assert contents.verify(cache.device_pool, pages[:cached], keys[:cached]) == 0
+    contents.fill(cache.device_pool, pages[cached:count], keys[cached:count])
+    cache.insert(name, tokens[:-1])
+    cache.release(name)
+    assert cache.flush()
+    return admission.cached_tokens
+
+
+@pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Callable[..., Engine]]:
+    """Start engines of one pipeline depth, without a store unless one is named."""
+    depth: int = request.param
+    started: list[Engine] = []
+
+    def start(store: str | None = None, **settings: object) -> Engine:
+        config = replace(CONFIG, store=store, pipeline_depth=depth, **settings)  # type: ignore[arg-type]
+        started.append(Engine(config))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+class HeldReads(HeldStore):
+    """A store whose reads and writes can be held, and that always answers what it has."""
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        self.exists_calls += 1
+        return await self.inner.exists(names, deadline=deadline)
+
+
+class HeldStores:
+    """Stores in memory upon one shelf, one for each time that a rank opens one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, stubborn: bool = False) -> None:
+        patch.setattr(opening, "make_backend", self.make)
+        self.stubborn = stubborn
+        self.shelf = Shelf()
+        self.opened: dict[str, list[HeldReads]] = {}
+        self.lock = threading.Lock()
+
+    def make(self, uri: str) -> HeldReads:
+        store = HeldReads(stubborn=self.stubborn, shelf=self.shelf)
+        with self.lock:
+            self.opened.setdefault(uri, []).append(store)
+        return store
+
+
+def told(caches: Sequence[Cache], uri: str) -> "list[Future[None]]":
+    return [cache.attach_store(uri) for cache in caches]
+
+
+def test_a_store_that_is_attached_serves_what_was_computed_before_and_after(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}?durability=none"
+    running = engine()
+    assert running.serve(3) == 0
+    assert running.each(lambda cache: cache.store_state()) == [StoreState.DETACHED] * RANKS
+
+    outcomes = told(running.caches[::-1], uri)
+    running.until_state(StoreState.ATTACHED)
+    assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
+    assert running.serve(5) == 3 * PAGE_TOKENS
+
+    fresh = engine(uri)
+    assert fresh.serve(5) == 5 * PAGE_TOKENS
+    assert all(cache.stats().bytes_moved.l3_to_l2 for cache in fresh.caches)
+
+
+def test_a_store_is_attached_while_requests_run(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Nothing waits for an idle engine, and each rank is told at a moment of its own."""
+    uri = f"file://{tmp_path}?durability=none"
+    assert engine(uri).serve(6) == 0
+    running = engine()
+    outcomes: list[Future[None]] = []
+    served = 0
+
+    def serve_on(rank: int) -> None:
+        nonlocal served
+        outcomes.append(running.caches[rank].attach_store(uri))
+        for _ in range(2):
+            served += 1
+            running.serve(1)
+
+    for rank in range(RANKS):
+        serve_on(rank)
+    running.until_state(StoreState.ATTACHED)
+
+    assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
+    assert served == 2 * RANKS
+    assert running.serve(6) == 6 * PAGE_TOKENS
+
+
+def test_one_rank_whose_store_does_not_open_keeps_all_from_it_and_requests_go_on(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    (tmp_path / "1").write_text("in the way")
+    running = engine()
+    outcomes = told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
+    running.until(lambda cache: outcomes[cache.rank].done())
+
+    with pytest.raises(StorageError, match=r"rank 1 cannot open it; its log says why$"):
+        outcomes[0].result(PATIENCE_S)
+    with pytest.raises(StorageError, match=r"': rank 1 cannot open it: .*/1 cannot be used"):
+        outcomes[1].result(PATIENCE_S)
+    assert running.each(lambda cache: cache.store_state()) == [StoreState.DETACHED] * RANKS
+    assert [running.serve(3), running.serve(3)] == [0, 3 * PAGE_TOKENS]
+
+    (tmp_path / "1").unlink()
+    told(running.caches, f"file://{tmp_path}/{{rank}}?durability=none")
+    running.until_state(StoreState.ATTACHED)
+
+
+def test_a_uri_that_makes_no_sense_is_refused_at_once(engine: Callable[..., Engine]) -> None:
+    """And nothing is pending then, so that the right one can be told next."""
+    running = engine()
+
+    for uri, complaint in (
+        ("no uri", "is not a URI"),
+        ("fle:///x", "unknown scheme 'fle'"),
+        ("retyr+memory://", "unknown wrapper 'retyr'"),
+        ("file:///x?thread=2", "unknown option 'thread'"),
+        ("retry+memory://?retry.attempts=0", "must be from 1 to 20"),
+        ("3fs:///x", "has no index"),
+        ("3fs:///x?index=redis", "index 'redis' is not known"),
+        ("mooncake://host", "must name the master"),
+        ("s3://bucket/x?pack=2", "needs a database"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            running.caches[0].attach_store(uri)
+    told(running.caches, "memory://attached-after-all")
+    running.until_state(StoreState.ATTACHED)
+
+
+def test_a_scheme_of_another_package_is_loaded_in_the_background(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import may take long, and may do anything."""
+    threads: list[str] = []
+
+    def make(uri: StoreUri) -> MemoryBackend:
+        threads.append(threading.current_thread().name)
+        raise ConfigError(f"store {uri.text!r}: no such tape")
+
+    def loaded(uri: StoreUri, entry: EntryPoint) -> Callable[[StoreUri], MemoryBackend]:
+        threads.append(threading.current_thread().name)
+        return make
+
+    def installed(*, group: str) -> EntryPoints:
+        return EntryPoints([EntryPoint("tape", "tapes:make", group)])
+
+    monkeypatch.setattr(registry, "entry_points", installed)
+    monkeypatch.setattr(registry, "_loaded", loaded)
+    running = engine()
+    outcomes = told(running.caches, "tape://x")
+    running.until(lambda cache: outcomes[cache.rank].done())
+
+    assert set(threads) == {"lockstep-storage"}
+    said = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
+    assert any("no such tape" in each for each in said)
+
+
+def test_neither_logs_nor_refusals_repeat_a_store_s_secrets(
+    engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("INFO", "lockstep")
+    running = engine()
+    uri = f"3fs://{tmp_path}/kv?index=redis://user:s3kr1t@127.0.0.1:1/0"
+    outcomes = told(running.caches, uri)
+    with pytest.raises(UsageError) as refused:
+        running.caches[0].attach_store("memory://another")
+    running.until(lambda cache: outcomes[cache.rank].done())
+    said = [str(outcome.exception(PATIENCE_S)) for outcome in outcomes]
+
+    assert any("index=redis://***@127.0.0.1:1/0" in each for each in said)
+    assert "is withdrawn" in caplog.text
+    assert "s3kr1t" not in " ".join([*said, caplog.text, str(refused.value)])
+
+
+def fetching(running: Engine, held: Sequence[HeldReads], pages: int, page: int) -> None:
+    """Begin a prefetch whose read hangs at one page on every rank, and step until it reads."""
+    model_digest = running.caches[0].replica.config.model_digest
+    seed = namespace_seed(model_digest, "", 0, b"")
+    keys = page_keys(seed, prompt(pages)[:-1].tobytes(), PAGE_TOKENS)
+    for store in held:
+        store.hold(keys[page])
+    assert all(running.each(lambda cache: cache.prefetch("reader", prompt(pages)[:-1])))
+
+    def reads(cache: Cache) -> bool:
+        in_flight = cache.replica.agenda.in_flight.values()
+        return any(each.phase is Phase.TRANSFER for each in in_flight)
+
+    running.until(reads)
+    for store in held:
+        while keys[page].hex() not in store.next_entered():
+            pass
+
+
+def test_a_store_is_detached_while_a_prefetch_runs(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = HeldStores(monkeypatch)
+    assert engine("held://a").serve(6) == 0
+    running = engine("held://b")
+    held = stores.opened["held://b"]
+    fetching(running, held, 6, page=2)
+
+    outcomes = [cache.detach_store() for cache in running.caches]
+    running.until_state(StoreState.DETACHED)
+
+    assert [outcome.result(PATIENCE_S) for outcome in outcomes] == [None] * RANKS
+    assert all(store.closed.wait(PATIENCE_S) for store in held)
+    asked = [store.exists_calls for store in held]
+    assert running.each(lambda cache: cache.prefetch_done("reader")) == [True] * RANKS
+    assert running.serve(6) == 0
+    assert [store.exists_calls for store in held] == asked
+
+    told(running.caches, "held://c")
+    running.until_state(StoreState.ATTACHED)
+    assert running.serve(7) == 6 * PAGE_TOKENS
+    assert engine("held://d").serve(7) == 7 * PAGE_TOKENS
+
+
+def test_a_store_that_never_falls_quiet_is_replaced_by_another(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages stay with it, and come back when its last call returns."""
+    stores = HeldStores(monkeypatch, stubborn=True)
+    assert engine("held://a").serve(6) == 0
+    timeouts = replace(CONFIG.timeouts, quiesce_s=0.2)
+    running = engine("held://b", bounds=Bounds(quarantine_pages=3), timeouts=timeouts)
+    held = stores.opened["held://b"]
+    fetching(running, held, 6, page=0)
+    running.each(lambda cache: cache.abort("reader"))
+    running.until_state(StoreState.DETACHED)
+    assert running.each(quarantined_pages) == [6] * RANKS
+
+    told(running.caches, "held://c")
+    running.until_state(StoreState.ATTACHED)
+    assert running.serve(6) == 6 * PAGE_TOKENS
+
+    for store in held:
+        store.let_go()
+    running.until(lambda cache: not cache.replica.agenda.in_flight)
+    assert all(store.closed.wait(PATIENCE_S) for store in held)
+    assert running.serve(8) == 6 * PAGE_TOKENS
+
+
+def executor_of(cache: Cache) -> RankExecutor:
+    assert isinstance(cache.executor, RankExecutor)
+    return cache.executor
+
+
+def test_what_stores_have_seen_is_counted_over_all_of_them(
+    engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    running = engine(f"file://{tmp_path}/a?durability=none")
+    running.serve(4)
+    for cache in running.caches:
+        cache.detach_store()
+    running.until_state(StoreState.DETACHED)
+    told(running.caches, f"file://{tmp_path}/b?durability=none")
+    running.until_state(StoreState.ATTACHED)
+    running.serve(6)
+
+    written = [executor_of(cache).storage_counters().writes_ok for cache in running.caches]
+    assert all(count >= 4 + 6 for count in written)
+
+
+def quarantined_pages(cache: Cache) -> int:
+    """Return how many host pages belong to operations that never fell quiet."""
+    in_flight = cache.replica.agenda.in_flight.values()
+    return sum(len(e.owned_pages(HOST, 0)) for e in in_flight if e.phase is Phase.QUARANTINED)

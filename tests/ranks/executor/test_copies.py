@@ -1,0 +1,536 @@
+"""Copies between the tiers: every byte of every layout, in order with the engine's kernels."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import pytest
+import torch
+
+from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.errors import InternalError
+from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
+from lockstep.ranks.executor.copies import page_runs
+from lockstep.ranks.executor.cuda_copies import host_runs
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
+from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
+from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, CopyTransfer, Fork
+from tests.kit.ranks.executor_parts import (
+    COMPONENTS,
+    LAYOUTS,
+    PATIENCE_S,
+    device_page,
+    fill_device,
+    grouped_layout,
+    happened,
+    host_rows,
+    includes,
+    make_executor,
+    mixed_layout,
+    plain_layout,
+    waited,
+)
+from tests.kit.ranks.reference_pages import LAYOUTS as REFERENCE_LAYOUTS
+from tests.kit.ranks.reference_pages import head_bytes, place_of, reference_page
+
+LONG_S = 600.0
+SOON_S = 0.02
+PAGES = 48
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ORDERS = {
+    "ascending": list(range(PAGES)),
+    "descending": list(reversed(range(PAGES))),
+    "shuffled": random.Random(7).sample(range(PAGES), PAGES),
+    "every third": list(range(0, PAGES, 3)),
+    "one": [PAGES - 1],
+}
+UNITED = {
+    "eight units": REFERENCE_LAYOUTS["optional"].shard(0, 1, absent=["flags"]),
+    "four of eight units": REFERENCE_LAYOUTS["replicated between"].shard(1, 2),
+    "one stage": REFERENCE_LAYOUTS["divided"].shard(2, 4, stages=2),
+}
+"""Pages in which the heads of several units follow each other, with all columns of each."""
+KERNEL_CYCLES = 200_000_000
+"""A kernel that sleeps for about a tenth of a second, so that a copy that does not wait is wrong."""
+
+# Torch leaves these unannotated, and the last one, which its own tests use, private.
+new_stream = cast("Callable[[], torch.cuda.Stream]", torch.cuda.Stream)
+new_event = cast("Callable[[], torch.cuda.Event]", torch.cuda.Event)
+sleep_on_the_device = cast(
+    "Callable[[int], None]",
+    torch.cuda._sleep,  # pyright: ignore[reportPrivateUsage]
+)
+
+Start = Callable[..., RankExecutor]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Make executors that are closed at the end."""
+    started: list[RankExecutor] = []
+
+    def make(
+        layout: ShardLayout,
+        device: str,
+        pages: int = PAGES,
+        components: Mapping[str, ShardLayout] | None = None,
+    ) -> RankExecutor:
+        executor = make_executor(
+            layout, components=components, device=device, device_pages=pages, host_pages=pages
+        )
+        started.append(executor)
+        return executor
+
+    yield make
+    for executor in started:
+        executor.close()
+
+
+class HeldTransfers(tuple[CopyTransfer, ...]):
+    """Transfers that the copying thread cannot begin until the test lets it."""
+
+    __slots__ = ()
+    gates: dict[int, threading.Event] = {}  # noqa: RUF012 - a tuple has no attributes of its own.
+
+    def __iter__(self) -> Iterator[CopyTransfer]:
+        assert self.gates[id(self)].wait(PATIENCE_S)
+        return super().__iter__()
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[..., HeldTransfers]]:
+    """Make transfers that wait for `let_go`, which comes at the end in any case."""
+
+    def make(*transfers: CopyTransfer) -> HeldTransfers:
+        made = HeldTransfers(transfers)
+        HeldTransfers.gates[id(made)] = threading.Event()
+        return made
+
+    yield make
+    for gate in HeldTransfers.gates.values():
+        gate.set()
+    HeldTransfers.gates.clear()
+
+
+def let_go(transfers: HeldTransfers) -> None:
+    HeldTransfers.gates[id(transfers)].set()
+
+
+def to_host(operation: int, device: list[int], host: list[int]) -> CopyToHost:
+    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
+
+
+def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevice:
+    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("layout", LAYOUTS | UNITED)
+def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
+    start: Start, layout: str, order: str, device: str
+) -> None:
+    executor = start((LAYOUTS | UNITED)[layout], device)
+    pool = executor.device_pool
+    fill_device(pool, seed=1)
+    pages = ORDERS[order]
+    slots = random.Random(11).sample(range(PAGES), len(pages))
+    before = [device_page(pool, page) for page in range(PAGES)]
+
+    happened(executor, [to_host(1, pages, slots)], includes(Ended(1, ok=True)))
+
+    on_host = [bytes(executor.host_pool.page(slot)) for slot in slots]
+    assert on_host == [before[page] for page in pages]
+
+    fill_device(pool, seed=2)
+    after = [device_page(pool, page) for page in range(PAGES)]
+    back = list(reversed(pages))
+    happened(executor, [to_device(2, slots, back)], includes(Ended(2, ok=True)))
+
+    expected = dict(zip(back, on_host, strict=True))
+    for page in range(PAGES):
+        assert device_page(pool, page) == expected.get(page, after[page]), f"page {page}"
+    moved = executor.bytes_moved()
+    assert moved.l1_to_l2 == moved.l2_to_l1 == len(pages) * executor.host_pool.layout.page_bytes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_a_column_means_the_same_elements_on_both_tiers(
+    start: Start, dtype: str, device: str
+) -> None:
+    columns = tuple(
+        Column(name=name, layers=2, heads=4, elements=3, dtype=dtype) for name in ("k", "v")
+    )
+    layout = PageLayout(page_tokens=5, columns=columns).shard(1, 2)
+    executor = start(layout, device, 6)
+    fill_device(executor.device_pool, seed=3)
+
+    happened(executor, [to_host(1, [4, 0, 3], [1, 5, 2])], includes(Ended(1, ok=True)))
+
+    for shard in layout.columns:
+        on_host = host_rows(executor.host_pool.bytes_tensor, shard)
+        on_device = executor.device_pool.column(shard.column.name).cpu()
+        for page, slot in ((4, 1), (0, 5), (3, 2)):
+            expected = on_device[:, page].contiguous().view(torch.uint8)
+            assert torch.equal(on_host[:, slot].reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rank", "tp_size"), [(0, 1), (1, 2), (3, 4)])
+def test_host_pages_are_in_the_order_that_ranks_of_all_sizes_share(
+    start: Start, rank: int, tp_size: int, device: str
+) -> None:
+    layout, place = REFERENCE_LAYOUTS["optional"], place_of(rank, tp_size)
+    absent = ["narrow"]
+    shard = layout.shard(rank, tp_size, absent=absent)
+    executor = start(shard, device, 2)
+    for part in shard.columns:
+        tensor = executor.device_pool.column(part.column.name)
+        content = b"".join(
+            head_bytes(layout, part.column, layer, head, page)
+            for layer in range(part.layers)
+            for page in range(2)
+            for head in range(part.head_first, part.head_first + part.heads)
+        )
+        values = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        tensor.view(torch.uint8).copy_(values.view(tensor.view(torch.uint8).shape))
+
+    happened(executor, [to_host(1, [0, 1], [1, 0])], includes(Ended(1, ok=True)))
+
+    assert [bytes(executor.host_pool.page(slot)) for slot in (1, 0)] == [
+        reference_page(layout, place, absent, page) for page in range(2)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_larger_than_the_staging_buffer_are_whole(start: Start, device: str) -> None:
+    # Without a staging buffer, on a CPU, a copy is made in runs of 8 MiB.
+    count = 8 if device == "cpu" else 40
+    executor = start(plain_layout(3 << 20), device, count)
+    fill_device(executor.device_pool, seed=4)
+    pages = random.Random(5).sample(range(count), count)
+
+    happened(executor, [to_host(1, pages, list(range(count)))], includes(Ended(1, ok=True)))
+    before = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
+    assert before == [device_page(executor.device_pool, page) for page in pages]
+
+    fill_device(executor.device_pool, seed=5)
+    happened(executor, [to_device(2, list(range(count)), pages)], includes(Ended(2, ok=True)))
+
+    assert [device_page(executor.device_pool, page) for page in pages] == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_copy_moves_pages_of_several_pools_each_in_its_own_layout(
+    start: Start, device: str
+) -> None:
+    executor = start(grouped_layout(), device, components=COMPONENTS)
+    pools = executor.device_pools
+    for seed, pool in enumerate(pools.values()):
+        fill_device(pool, seed)
+    transfers = tuple(CopyTransfer(name, (7, 3, 0), (1, 2, 9)) for name in pools)
+    before = {name: device_page(pool, 3) for name, pool in pools.items()}
+
+    happened(executor, [CopyToHost(1, transfers, LONG_S)], includes(Ended(1, ok=True)))
+    back = tuple(CopyTransfer(name, (2,), (40,)) for name in pools)
+    happened(executor, [CopyToDevice(2, back, LONG_S)], includes(Ended(2, ok=True)))
+
+    hosts = executor.host_pools
+    assert {name: bytes(host.page(2)) for name, host in hosts.items()} == before
+    assert {name: device_page(pool, 40) for name, pool in pools.items()} == before
+    rows = sum(host.layout.page_bytes for host in hosts.values())
+    assert executor.bytes_moved().l1_to_l2 == 3 * rows
+    assert executor.bytes_moved().l2_to_l1 == rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS | COMPONENTS)
+def test_a_fork_copies_every_byte_of_one_page_and_touches_no_other(
+    start: Start, layout: str, device: str
+) -> None:
+    executor = start((LAYOUTS | COMPONENTS)[layout], device)
+    fill_device(executor.device_pool, seed=12)
+    before = [device_page(executor.device_pool, page) for page in range(PAGES)]
+
+    executor.carry_out([Fork(KV_POOL, source=5, destination=2)])
+
+    after = [device_page(executor.device_pool, page) for page in range(PAGES)]
+    assert after == [*before[:2], before[5], *before[3:]]
+    assert executor.progress() == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fork_in_one_pool_leaves_the_others_alone(start: Start, device: str) -> None:
+    executor = start(grouped_layout(), device, components=COMPONENTS)
+    pools = executor.device_pools
+    for seed, pool in enumerate(pools.values()):
+        fill_device(pool, seed)
+    before = {name: device_page(pool, 2) for name, pool in pools.items()}
+
+    executor.carry_out([Fork("state", source=5, destination=2)])
+
+    forked = {"state": device_page(pools["state"], 5)}
+    assert {name: device_page(pool, 2) for name, pool in pools.items()} == before | forked
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copy_ordered_after_a_fork_sees_the_page_that_was_forked(
+    start: Start, device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+    fill_device(executor.device_pool, seed=13)
+    source = device_page(executor.device_pool, 0)
+
+    happened(executor, [Fork(KV_POOL, 0, 1), Fork(KV_POOL, 1, 2), to_host(1, [2], [6])], bool)
+
+    assert bytes(executor.host_pool.page(6)) == source
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "fork",
+    [Fork(KV_POOL, PAGES, 0), Fork(KV_POOL, 0, PAGES), Fork(KV_POOL, -1, 0), Fork("none", 0, 0)],
+    ids=["source", "destination", "negative", "unknown pool"],
+)
+def test_a_fork_of_a_page_that_there_is_not_is_a_bug_and_says_so(
+    start: Start, fork: Fork, device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+
+    with pytest.raises(InternalError, match="a fork"):
+        executor.carry_out([fork])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_of_both_directions_at_once_keep_to_their_own_pages(
+    start: Start, device: str
+) -> None:
+    executor = start(grouped_layout(), device)
+    fill_device(executor.device_pool, seed=6)
+    happened(executor, [to_host(1, list(range(24)), list(range(24)))], includes(Ended(1, ok=True)))
+    saved = [bytes(executor.host_pool.page(slot)) for slot in range(24)]
+    fill_device(executor.device_pool, seed=7)
+    content = [device_page(executor.device_pool, page) for page in range(PAGES)]
+
+    orders: list[CopyToDevice | CopyToHost] = []
+    for part in range(8):
+        loaded = list(range(3 * part, 3 * part + 3))
+        backed_up = [24 + page for page in loaded]
+        orders += [to_device(10 + part, loaded, loaded), to_host(20 + part, backed_up, backed_up)]
+    happened(executor, orders, includes(*(Ended(order.operation, ok=True) for order in orders)))
+
+    assert [device_page(executor.device_pool, page) for page in range(24)] == saved
+    assert [bytes(executor.host_pool.page(slot)) for slot in range(24, 48)] == content[24:]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        CopyTransfer(KV_POOL, (0, PAGES), (0, 1)),
+        CopyTransfer(KV_POOL, (0,), (-1,)),
+        CopyTransfer(KV_POOL, (0, 1), (0,)),
+        CopyTransfer("no such pool", (0,), (0,)),
+    ],
+    ids=["beyond the pool", "negative", "lengths differ", "unknown pool"],
+)
+def test_a_copy_that_cannot_be_made_is_an_outcome_and_the_next_one_goes_well(
+    start: Start, transfer: CopyTransfer, device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+
+    progress = happened(executor, [CopyToHost(1, (transfer,), LONG_S)], bool)
+    progress += happened(executor, [to_host(2, [0], [0])], bool)
+
+    assert progress == [Ended(1, ok=False), Ended(2, ok=True)]
+    assert executor.trouble() is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copy_whose_time_is_up_has_failed_and_is_quiet_when_it_really_ends(
+    start: Start, held: Callable[..., HeldTransfers], device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+    transfers = held(CopyTransfer(KV_POOL, (0,), (0,)))
+
+    assert happened(executor, [CopyToHost(1, transfers, SOON_S)], bool) == [Ended(1, ok=False)]
+    assert happened(executor, [Cancel(1, SOON_S)], bool) == [QuiesceExpired(1)]
+
+    let_go(transfers)
+    assert waited(executor, bool) == [Quiesced(1)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cancelled_copy_that_has_not_begun_touches_nothing(
+    start: Start, held: Callable[..., HeldTransfers], device: str
+) -> None:
+    executor = start(mixed_layout(), device)
+    fill_device(executor.device_pool, seed=8)
+    transfers = held(CopyTransfer(KV_POOL, (0,), (0,)))
+    executor.carry_out([CopyToHost(1, transfers, LONG_S), to_host(2, [1], [1]), Cancel(2, LONG_S)])
+
+    let_go(transfers)
+    progress = waited(executor, includes(Quiesced(2)))
+
+    assert progress == [Ended(1, ok=True), Ended(2, ok=False), Quiesced(2)]
+    assert not any(executor.host_pool.page(1))
+
+
+class LethalTransfers(tuple[CopyTransfer, ...]):
+    """Transfers of which the thread that copies them dies."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[CopyTransfer]:
+        raise SystemExit("lethal")
+
+
+@pytest.mark.parametrize(
+    ("device", "thread"),
+    [
+        ("cpu", "lockstep-copies"),
+        pytest.param("cuda", "lockstep-feed-TO_HOST", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_rank_whose_copying_thread_has_died_cannot_go_on_and_names_it(
+    start: Start, device: str, thread: str
+) -> None:
+    executor = start(mixed_layout(), device)
+
+    executor.carry_out([CopyToHost(1, LethalTransfers(), LONG_S)])
+    executor.close()
+
+    assert executor.trouble() == f"the thread {thread} has ended: SystemExit('lethal')"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_close_waits_for_the_copy_that_runs_and_drops_the_rest(start: Start, device: str) -> None:
+    executor = start(plain_layout(1 << 20), device)
+    executor.carry_out([to_host(n, list(range(PAGES)), list(range(PAGES))) for n in range(20)])
+
+    executor.close()
+
+    progress = executor.progress()
+    assert sorted(each.operation for each in progress) == list(range(20))
+    assert progress[-1].operation == 19 or device != "cpu"
+    assert not any(
+        thread.name == "lockstep-copies" and thread.is_alive() for thread in threading.enumerate()
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS | UNITED)
+def test_gather_and_scatter_are_each_other_s_inverse(layout: str) -> None:
+    shard = (LAYOUTS | UNITED)[layout]
+    cpu = torch.device("cpu")
+    device = DevicePool(shard, 9, cpu)
+    pools = TierPools(device, HostPool(shard, 1, pinned=False))
+    fill_device(device, seed=9)
+    chosen = [7, 2, 5, 0]
+    pages = torch.tensor(chosen)
+    staging = torch.zeros(4, shard.page_bytes, dtype=torch.uint8)
+    before = [device_page(device, page) for page in range(9)]
+
+    gather(slab_pairs(pools), pages, staging)
+
+    rows = [row.numpy().tobytes() for row in staging]
+    assert rows == [before[page] for page in chosen]
+
+    fill_device(device, seed=10)
+    after = [device_page(device, page) for page in range(9)]
+    scatter(slab_pairs(pools), pages, staging)
+    expected = dict(zip(chosen, rows, strict=True))
+    assert [device_page(device, page) for page in range(9)] == [
+        expected.get(page, after[page]) for page in range(9)
+    ]
+
+
+def test_neighbouring_pages_are_copied_together() -> None:
+    pairs = [(0, 5), (1, 6), (2, 7), (3, 9), (5, 10), (6, 11)]
+
+    assert list(page_runs(pairs, 2)) == [(0, 5, 2), (2, 7, 1), (3, 9, 1), (5, 10, 2)]
+    assert list(page_runs([], 2)) == []
+    assert list(host_runs([0, 1, 2, 5, 6, 9])) == [(0, 0, 3), (3, 5, 2), (5, 9, 1)]
+
+
+@pytest.mark.gpu
+def test_a_copy_to_the_host_sees_what_kernels_before_it_wrote(start: Start) -> None:
+    executor = start(grouped_layout(), "cuda")
+    pool = executor.device_pool
+    engine = new_stream()
+    with torch.cuda.stream(engine):
+        sleep_on_the_device(KERNEL_CYCLES)
+        for shard in pool.layout.columns:
+            pool.column_bytes(shard).fill_(7)
+        executor.carry_out([to_host(1, list(range(PAGES)), list(range(PAGES)))])
+    waited(executor, includes(Ended(1, ok=True)))
+
+    assert bool((executor.host_pool.bytes_tensor == 7).all())
+
+
+@pytest.mark.gpu
+def test_a_load_back_waits_for_kernels_that_still_read_its_pages(start: Start) -> None:
+    executor = start(grouped_layout(), "cuda")
+    pool = executor.device_pool
+    executor.host_pool.bytes_tensor.fill_(9)
+    column = pool.column_bytes(pool.layout.columns[0])
+    column.fill_(3)
+    seen = torch.empty_like(column)
+    torch.cuda.synchronize()
+    engine = new_stream()
+    with torch.cuda.stream(engine):
+        sleep_on_the_device(KERNEL_CYCLES)
+        seen.copy_(column)
+        executor.carry_out([to_device(1, list(range(PAGES)), list(range(PAGES)))])
+    waited(executor, includes(Ended(1, ok=True)))
+
+    with torch.cuda.stream(new_stream()):
+        loaded = column.clone()
+    torch.cuda.synchronize()
+    assert bool((loaded == 9).all())
+    assert bool((seen == 3).all())
+
+
+@pytest.mark.gpu
+def test_a_fork_keeps_its_place_among_the_engine_s_kernels(start: Start) -> None:
+    executor = start(grouped_layout(), "cuda")
+    pool = executor.device_pool
+    column = pool.column_bytes(pool.layout.columns[0])
+    torch.cuda.synchronize()
+    engine = new_stream()
+    with torch.cuda.stream(engine):
+        sleep_on_the_device(KERNEL_CYCLES)
+        column[:, 0].fill_(7)
+        executor.carry_out([Fork(KV_POOL, 0, 1)])
+        column[:, 0].fill_(8)
+        seen = column[:, :2].clone()
+    engine.synchronize()
+
+    assert bool((seen[:, 0] == 8).all())
+    assert bool((seen[:, 1] == 7).all())
+
+
+@pytest.mark.gpu
+def test_the_engine_s_stream_is_not_held_up_by_copies(start: Start) -> None:
+    executor = start(plain_layout(8 << 20), "cuda")
+    pages, last = list(range(PAGES)), 7
+    executor.carry_out([to_host(number, pages, pages) for number in range(last + 1)])
+    kernels_done = new_event()
+    kernels_done.record()
+
+    kernels_done.synchronize()
+    progress = executor.progress()
+    assert Ended(last, ok=True) not in progress, (
+        "the engine's stream ended no sooner than the copies"
+    )
+    waited(executor, includes(Ended(last, ok=True)))
+
+
+@pytest.mark.gpu
+def test_pinned_memory_is_exactly_as_large_as_its_pages(start: Start) -> None:
+    executor = start(mixed_layout(), "cuda")
+
+    assert executor.host_pool.bytes_tensor.is_pinned()
+    assert executor.host_pool.bytes_tensor.data_ptr() % 4096 == 0

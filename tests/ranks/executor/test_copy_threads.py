@@ -1,0 +1,55 @@
+"""The threads that copy: what they do in order, and what a rank is told of one that dies."""
+
+import threading
+from queue import SimpleQueue
+
+from lockstep.ranks.executor.copy_threads import CopyThread
+from tests.kit.ranks.executor_parts import PATIENCE_S
+
+
+def refuse(job: object = None) -> None:
+    """Stand for a device that fails, and for a bug in what reports a failure."""
+    raise SystemExit("no device")
+
+
+def test_jobs_are_done_in_order_and_the_thread_ends_after_them_without_trouble() -> None:
+    done: SimpleQueue[int] = SimpleQueue()
+    thread: CopyThread[int] = CopyThread("copies", done.put)
+
+    thread.put(1)
+    thread.put(2)
+    thread.end()
+
+    assert thread.join(PATIENCE_S)
+    assert [done.get_nowait(), done.get_nowait()] == [1, 2]
+    assert thread.trouble() is None
+
+
+def test_a_thread_that_dies_of_a_job_says_its_name_and_what_it_died_of() -> None:
+    thread: CopyThread[int] = CopyThread("copies", refuse)
+
+    thread.put(1)
+
+    assert thread.join(PATIENCE_S)
+    assert thread.trouble() == "the thread copies has ended: SystemExit('no device')"
+
+
+def test_a_thread_that_cannot_even_begin_says_so_too() -> None:
+    done: SimpleQueue[int] = SimpleQueue()
+    thread: CopyThread[int] = CopyThread("copies", done.put, begin=refuse)
+
+    thread.put(1)
+
+    assert thread.join(PATIENCE_S)
+    assert thread.trouble() == "the thread copies has ended: SystemExit('no device')"
+    assert done.empty()
+
+
+def test_what_follows_a_thread_hears_of_its_end_also_when_it_dies() -> None:
+    told = threading.Event()
+    thread: CopyThread[int] = CopyThread("copies", refuse, at_end=told.set)
+
+    thread.put(1)
+
+    assert told.wait(PATIENCE_S)
+    assert thread.join(PATIENCE_S)

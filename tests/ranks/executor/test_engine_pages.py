@@ -1,0 +1,205 @@
+"""Device pages that an engine owns: seen through its own tensors, and fenced before it overwrites."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lockstep.coordinator.ballot import Ended
+from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.page_layout import Column, PageLayout, ShardLayout
+from lockstep.ranks.executor import population
+from lockstep.ranks.executor.engine_pages import EnginePages, dtype_name
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.gathering import gather, scatter, slab_pairs
+from lockstep.ranks.executor.pools import HostPool, TierPools
+from lockstep.ranks.executor.population import Population
+from lockstep.ranks.orders import (
+    KV_POOL,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+)
+from tests.kit.ranks.executor_parts import PATIENCE_S, happened, host_rows, includes
+
+LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS = 3, 6, 2, 4, 5
+LONG_S = 600.0
+
+
+def shard() -> ShardLayout:
+    column = Column(name="kv", layers=LAYERS, heads=HEADS, elements=ELEMENTS, dtype="float32")
+    return PageLayout(page_tokens=TOKENS, columns=(column,)).shard(0, 1)
+
+
+def separate() -> list[torch.Tensor]:
+    """A tensor for each layer."""
+    return [torch.rand(BLOCKS, HEADS, TOKENS, ELEMENTS) for _ in range(LAYERS)]
+
+
+def tokens_first() -> list[torch.Tensor]:
+    """Tensors that name tokens before heads, as SGLang's do."""
+    return [torch.rand(BLOCKS, TOKENS, HEADS, ELEMENTS) for _ in range(LAYERS)]
+
+
+def tokens_first_in_memory() -> list[torch.Tensor]:
+    """Tensors that name heads first and have tokens first in memory, as vLLM's LBNHC has."""
+    return [each.transpose(1, 2) for each in tokens_first()]
+
+
+def heads_before_blocks() -> list[torch.Tensor]:
+    """Each head's part of all blocks together, as vLLM's LHBNC has it."""
+    return list(torch.rand(LAYERS, HEADS, BLOCKS, TOKENS, ELEMENTS).transpose(1, 2))
+
+
+def blocks_of_heads() -> list[torch.Tensor]:
+    """A block's layers within each of its heads, as vLLM's BHLNC has them."""
+    return list(torch.rand(BLOCKS, HEADS, LAYERS, TOKENS, ELEMENTS).permute(2, 0, 1, 3, 4))
+
+
+def layers_in_one_storage() -> list[torch.Tensor]:
+    """Layer after layer in one allocation, as vLLM has them on the CPU."""
+    return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS))
+
+
+def blocks_in_one_storage() -> list[torch.Tensor]:
+    """Block after block in one allocation, with the layers of a block side by side."""
+    whole = torch.rand(BLOCKS, LAYERS, HEADS, TOKENS, ELEMENTS)
+    return [whole[:, layer] for layer in range(LAYERS)]
+
+
+ARRANGEMENTS = {
+    "separate": separate,
+    "layers first": layers_in_one_storage,
+    "blocks first": blocks_in_one_storage,
+    "tokens first in memory": tokens_first_in_memory,
+    "heads before blocks": heads_before_blocks,
+    "blocks of heads": blocks_of_heads,
+}
+
+
+@pytest.fixture
+def layers(request: pytest.FixtureRequest) -> list[torch.Tensor]:
+    return ARRANGEMENTS[getattr(request, "param", "separate")]()
+
+
+@pytest.fixture
+def executor(layers: list[torch.Tensor]) -> Iterator[RankExecutor]:
+    pages = EnginePages(shard(), {"kv": layers})
+    pair = TierPools(pages, HostPool(shard(), 8, pinned=False))
+    executor = RankExecutor({KV_POOL: pair}, close_timeout_s=PATIENCE_S)
+    yield executor
+    executor.close()
+
+
+def to_host(operation: int, device: list[int], host: list[int]) -> CopyToHost:
+    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
+
+
+def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevice:
+    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
+
+
+@pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
+def test_blocks_of_an_engine_keep_every_byte_on_their_way_to_the_host_and_back(
+    executor: RankExecutor, layers: list[torch.Tensor]
+) -> None:
+    before = [layer.clone() for layer in layers]
+    done = includes(Ended(1, ok=True))
+    happened(executor, [to_host(1, [5, 0, 3], [2, 3, 7])], done)
+    for layer in layers:
+        layer.zero_()
+
+    happened(executor, [to_device(2, [7, 2, 3], [1, 5, 0])], includes(Ended(2, ok=True)))
+
+    for layer, was in zip(layers, before, strict=True):
+        assert torch.equal(layer[1], was[3])
+        assert torch.equal(layer[5], was[5])
+        assert torch.equal(layer[0], was[0])
+        assert not layer[[2, 3, 4]].any()
+
+
+@pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)
+def test_staging_gathers_and_scatters_an_engine_s_layers(layers: list[torch.Tensor]) -> None:
+    pools = TierPools(EnginePages(shard(), {"kv": layers}), HostPool(shard(), 1, pinned=False))
+    chosen = torch.tensor([4, 1])
+    staging = torch.zeros(2, shard().page_bytes, dtype=torch.uint8)
+    expected = [torch.stack([layer[page] for layer in layers]) for page in (4, 1)]
+
+    gather(slab_pairs(pools), chosen, staging)
+
+    [column] = shard().columns
+    rows = host_rows(staging, column).view(torch.float32)
+    for row, want in enumerate(expected):
+        assert torch.equal(rows[:, row].reshape(want.shape), want)
+    scatter(slab_pairs(pools), torch.tensor([2, 3]), staging)
+    assert all(torch.equal(layer[2], layer[4]) for layer in layers)
+    assert all(torch.equal(layer[3], layer[1]) for layer in layers)
+
+
+def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -> None:
+    """So that both can share a store."""
+    layers = separate()
+    pages = EnginePages(shard(), {"kv": layers})
+    pools = TierPools(pages, HostPool(shard(), 1, pinned=False))
+    staging = torch.zeros(1, shard().page_bytes, dtype=torch.uint8)
+
+    gather(slab_pairs(pools), torch.tensor([2]), staging)
+
+    [column] = shard().columns
+    pools.host.bytes_tensor.copy_(staging)
+    rows = host_rows(pools.host.bytes_tensor, column)[:, 0]
+    expected = torch.stack([layer[2] for layer in layers]).view(torch.uint8)
+    assert torch.equal(rows.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [
+        ([], "no KV tensor"),
+        (separate()[:2], "3 layers, and the engine has 2 KV tensors"),
+        (
+            [torch.rand(BLOCKS, HEADS, TOKENS, 9)] * 3,
+            "4, 9] of float32, .* and a page of the layout has 2 heads, 4 tokens and 20 bytes",
+        ),
+        (tokens_first(), "which is to be .pages, heads, tokens, elements."),
+        ([torch.rand(BLOCKS, HEADS * TOKENS, ELEMENTS)] * 3, "which is to be"),
+        (
+            [torch.rand(BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(2, 3)] * 3,
+            "elements of one head and token must be contiguous",
+        ),
+        ([torch.rand(1, HEADS, TOKENS, ELEMENTS).expand(BLOCKS, -1, -1, -1)] * 3, "pages overlap"),
+    ],
+)
+def test_tensors_that_are_no_pages_are_refused(layers: list[torch.Tensor], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EnginePages(shard(), {"kv": layers})
+
+
+def test_a_type_that_no_column_has_is_refused() -> None:
+    assert dtype_name(torch.bfloat16) == "bfloat16"
+    with pytest.raises(ConfigError, match="float64 is not supported"):
+        dtype_name(torch.float64)
+
+
+def test_an_engine_s_pages_are_no_pool_of_ours(executor: RankExecutor) -> None:
+    with pytest.raises(UsageError, match="the device pages are the engine's"):
+        _ = executor.device_pool
+
+
+def test_population_changes_no_byte_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(population, "_CHUNK_BYTES", 1 << 20)
+    pool = HostPool(shard(), (4 << 20) // shard().page_bytes, pinned=False)
+    pool.bytes_tensor[3].fill_(7)
+
+    stopped = Population([pool.bytes_tensor])
+    stopped.stop()
+    assert stopped.join(PATIENCE_S)
+    Population([pool.bytes_tensor])
+    for thread in threading.enumerate():
+        if thread.name == "lockstep-populate":
+            thread.join(PATIENCE_S)
+
+    assert "lockstep-populate" not in {thread.name for thread in threading.enumerate()}
+    assert bool((pool.bytes_tensor[3] == 7).all())
+    assert not pool.bytes_tensor[4:].any()

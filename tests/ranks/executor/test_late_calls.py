@@ -1,0 +1,73 @@
+"""A key that hangs in a store: what it costs the others of its call, and how that is told."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.coordinator.ballot import Answered, Ended, Expired, Landed
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
+from tests.kit.ranks.executor_parts import (
+    fill_host,
+    grouped_layout,
+    happened,
+    includes,
+    keys,
+    make_executor,
+)
+
+LONG_S = 600.0
+SOON_S = 2.0
+"""A deadline that passes while a key hangs."""
+PAGES = ObjectTransfer(KV_POOL, keys(4), tuple(range(4)))
+THIRD_OF_FOUR_HANGS = FaultPlan(seed=9, rates={Fault.TIMEOUT: 0.25})
+
+
+@pytest.fixture
+def executor() -> Iterator[RankExecutor]:
+    """With four pages in its store, of which the third hangs for whoever asks for all of them."""
+    shelf = Shelf()
+    writer = make_executor(grouped_layout(), backend=MemoryBackend(shelf))
+    fill_host(writer.host_pool, 1)
+    happened(writer, [Persist(1, (PAGES,), LONG_S)], includes(Ended(1, ok=True)))
+    writer.close()
+    store = FaultBackend(MemoryBackend(shelf), THIRD_OF_FOUR_HANGS)
+    made = make_executor(grouped_layout(), backend=store)
+    yield made
+    made.close()
+
+
+def test_a_key_that_hangs_does_not_hide_from_a_lookup_what_is_before_it(
+    executor: RankExecutor,
+) -> None:
+    look_up = LookUp(2, 0, (Need(KV_POOL, 0, keys(4)),), SOON_S)
+
+    progress = happened(executor, [look_up], includes(Answered(2, 2)))
+
+    assert progress == [Answered(2, 2)]
+
+
+def test_a_page_that_hangs_does_not_hold_back_those_before_it_past_their_time(
+    executor: RankExecutor,
+) -> None:
+    progress = happened(executor, [Fetch(2, (PAGES,), SOON_S)], includes(Expired(2)))
+
+    assert progress.index(Landed(2, 2)) < progress.index(Expired(2))
+
+
+def test_calls_that_time_out_are_counted_with_their_time_and_told_in_one_line(
+    executor: RankExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    look_up = LookUp(2, 0, (Need(KV_POOL, 0, keys(4)),), SOON_S)
+    with caplog.at_level(logging.WARNING):
+        happened(executor, [look_up], includes(Answered(2, 2)))
+
+    late = executor.late_calls()
+    assert late.calls == 1
+    assert late.waited_s > SOON_S / 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith("the store times out; calls without an answer in time: 1, ")

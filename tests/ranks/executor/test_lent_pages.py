@@ -1,0 +1,223 @@
+"""Copies of pages that an engine lends: they wait for its stream, and end before it overwrites."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.executor.copies import CpuCopies
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.pools import HostPool, TierPools
+from lockstep.ranks.orders import (
+    KV_POOL,
+    Cancel,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    Direction,
+    Fence,
+)
+from tests.kit.ranks.executor_parts import PATIENCE_S, fill_host, happened, includes, waited
+
+LONG_S = 600.0
+STATE_POOL = "state"
+
+
+def lent(*, pages: int, tokens: int, elements: int) -> TierPools:
+    """A pool of an engine's pages, which hold ones, beside as many on the host, which hold zeros."""
+    column = Column(name="kv", layers=1, heads=2, elements=elements, dtype="float32")
+    layout = PageLayout(page_tokens=tokens, columns=(column,)).shard(0, 1)
+    on_device = EnginePages(layout, {"kv": [torch.ones(pages, 2, tokens, elements)]})
+    return TierPools(on_device, HostPool(layout, pages, pinned=False))
+
+
+@pytest.fixture
+def executor() -> Iterator[RankExecutor]:
+    """One that is lent pages of two pools."""
+    pools = {
+        KV_POOL: lent(pages=6, tokens=4, elements=5),
+        STATE_POOL: lent(pages=2, tokens=1, elements=300),
+    }
+    executor = RankExecutor(pools, close_timeout_s=PATIENCE_S)
+    yield executor
+    executor.close()
+
+
+def to_host(operation: int, device: int, host: int) -> CopyToHost:
+    return CopyToHost(operation, (CopyTransfer(KV_POOL, (device,), (host,)),), LONG_S)
+
+
+def to_device(operation: int, host: int, device: int) -> CopyToDevice:
+    return CopyToDevice(operation, (CopyTransfer(KV_POOL, (host,), (device,)),), LONG_S)
+
+
+def begin(executor: RankExecutor, order: CopyToHost | CopyToDevice) -> None:
+    executor.carry_out([order])
+    executor.begin_copies(order.direction)
+
+
+class Gate:
+    """Holds copies until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        engine: Any = CpuCopies
+        copy = engine._copy
+
+        def held(copies: CpuCopies, job: Any) -> None:
+            self.opened.wait(PATIENCE_S)
+            copy(copies, job)
+
+        monkeypatch.setattr(engine, "_copy", held)
+
+
+def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:
+    begin(executor, to_host(1, 0, 0))
+
+    executor.carry_out([Fence((1, 99), LONG_S)])
+
+    assert executor.progress() == [Ended(1, ok=True)]
+
+
+def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
+    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule R3: it may have read what the engine has overwritten since."""
+    gate = Gate(monkeypatch)
+
+    begin(executor, to_host(1, 0, 0))
+
+    executor.carry_out([Fence((1,), 0.01)])
+    progress = executor.progress()
+    gate.opened.set()
+    progress += happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
+
+    assert progress == [Ended(1, ok=False), Quiesced(1)]
+    assert executor.trouble() is None
+
+
+def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
+    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can quarantine pages that are not ours."""
+    gate = Gate(monkeypatch)
+    begin(executor, replace(to_device(1, 0, 0), timeout_s=0.01))
+    waited(executor, includes(Ended(1, ok=False)))
+
+    happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
+
+    trouble = executor.trouble()
+    gate.opened.set()
+    assert trouble is not None
+    assert "does not end; the device is taken for lost" in trouble
+
+
+def test_copies_begin_in_the_direction_that_the_engine_says(executor: RankExecutor) -> None:
+    executor.carry_out([to_host(1, 0, 0), to_device(2, 1, 1), to_host(3, 2, 2)])
+
+    executor.begin_copies(Direction.TO_DEVICE)
+    assert waited(executor, bool) == [Ended(2, ok=True)]
+    executor.begin_copies(Direction.TO_HOST)
+    done = includes(Ended(3, ok=True))
+    assert waited(executor, done) == [Ended(1, ok=True), Ended(3, ok=True)]
+
+
+def test_a_copy_s_time_begins_with_the_copy(
+    executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    executor.carry_out([replace(to_host(1, 0, 0), timeout_s=0.0)])
+    assert executor.progress() == []
+
+    executor.begin_copies(Direction.TO_HOST)
+
+    assert executor.progress() == [Ended(1, ok=False)]
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, LONG_S])
+def test_a_copy_that_is_fenced_before_it_begins_has_failed_and_never_begins(
+    executor: RankExecutor, timeout_s: float
+) -> None:
+    executor.carry_out([to_host(1, 0, 0), to_host(2, 1, 1), Fence((1,), timeout_s)])
+    assert executor.progress() == [Ended(1, ok=False)]
+
+    executor.begin_copies(Direction.TO_HOST)
+
+    assert waited(executor, bool) == [Ended(2, ok=True)]
+    assert not executor.host_pool.bytes_tensor[0].any()
+    assert executor.host_pool.bytes_tensor[1].any()
+    executor.carry_out([Cancel(1, LONG_S)])
+    assert executor.progress() == [Quiesced(1)]
+
+
+def test_a_copy_that_is_cancelled_before_it_begins_ends_and_is_quiet(
+    executor: RankExecutor,
+) -> None:
+    executor.carry_out([to_device(1, 0, 0), to_device(2, 1, 1), Cancel(1, LONG_S)])
+    assert executor.progress() == [Ended(1, ok=False), Quiesced(1)]
+
+    executor.begin_copies(Direction.TO_DEVICE)
+
+    assert waited(executor, bool) == [Ended(2, ok=True)]
+    assert executor.bytes_moved().l2_to_l1 == executor.host_pool.layout.page_bytes
+
+
+def test_nobody_waits_for_a_copy_that_waits_for_the_engine(executor: RankExecutor) -> None:
+    executor.carry_out([to_host(1, 0, 0)])
+
+    started = time.monotonic()
+    executor.wait(PATIENCE_S)
+
+    assert time.monotonic() - started < PATIENCE_S / 2
+    assert executor.progress() == []
+
+
+def test_what_has_not_begun_when_the_executor_closes_never_begins(executor: RankExecutor) -> None:
+    executor.carry_out([to_host(1, 0, 0)])
+
+    executor.close()
+    executor.begin_copies(Direction.TO_HOST)
+
+    assert executor.progress() == []
+    assert executor.bytes_moved().l1_to_l2 == 0
+
+
+def test_a_copy_of_several_pools_begins_and_ends_as_one(executor: RankExecutor) -> None:
+    kv, state = (executor.host_pools[name].bytes_tensor for name in (KV_POOL, STATE_POOL))
+    transfers = (
+        CopyTransfer(KV_POOL, (5, 0), (1, 2)),
+        CopyTransfer(STATE_POOL, (1,), (0,)),
+    )
+
+    executor.carry_out([CopyToHost(1, transfers, LONG_S)])
+    assert not kv.any()
+    executor.begin_copies(Direction.TO_HOST)
+
+    assert waited(executor, bool) == [Ended(1, ok=True)]
+    assert bool((kv[[1, 2]].view(torch.float32) == 1).all())
+    assert bool((state[0].view(torch.float32) == 1).all())
+    assert not kv[[0, 3, 4, 5]].any()
+    assert not state[1].any()
+
+
+def test_pages_of_every_pool_come_back_to_where_they_are_lent(executor: RankExecutor) -> None:
+    fill_host(executor.host_pools[KV_POOL], seed=1)
+    saved = fill_host(executor.host_pools[STATE_POOL], seed=2)
+    back = (CopyTransfer(KV_POOL, (0,), (0,)), CopyTransfer(STATE_POOL, (1,), (0,)))
+    begin(executor, CopyToDevice(1, back, LONG_S))
+    waited(executor, includes(Ended(1, ok=True)))
+    executor.host_pools[STATE_POOL].bytes_tensor.zero_()
+
+    begin(executor, CopyToHost(2, (CopyTransfer(STATE_POOL, (0, 1), (0, 1)),), LONG_S))
+    waited(executor, includes(Ended(2, ok=True)))
+
+    assert bytes(executor.host_pools[STATE_POOL].page(0)) == saved[1]
+    assert bool((executor.host_pools[STATE_POOL].bytes_tensor[1].view(torch.float32) == 1).all())

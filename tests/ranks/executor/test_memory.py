@@ -1,0 +1,306 @@
+"""Host and device pools: where pages lie, and what is refused before memory is promised."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.errors import ConfigError, InternalError
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.agreed_pools import agreed_pools
+from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
+from lockstep.ranks.executor.deadlines import Deadlines
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.host_memory import cgroup_available, check_host_memory
+from lockstep.ranks.executor.pools import TORCH_DTYPES, DevicePool, HostPool
+from lockstep.ranks.executor.stores import StoreAccess
+from tests.kit.ranks.executor_parts import LAYOUTS, host_rows, mixed_layout
+
+GIB = 1 << 30
+CPU = torch.device("cpu")
+COLUMNS = (Column(name="k", layers=2, heads=4, elements=3, dtype="float32"),)
+WINDOW = SlidingWindow(
+    window_tokens=8,
+    layout=PageLayout(
+        page_tokens=4, columns=(*COLUMNS, Column(name="v", layers=1, heads=2, elements=2))
+    ),
+    device_pages=6,
+    host_pages=7,
+)
+STATE = Recurrent(
+    checkpoint_tokens=8,
+    layout=PageLayout(page_tokens=1, columns=COLUMNS),
+    device_pages=3,
+    host_pages=9,
+)
+HYBRID = CacheConfig(
+    model="hybrid",
+    layout=PageLayout(page_tokens=4, columns=COLUMNS),
+    components=(WINDOW, STATE),
+    device_pages=5,
+    host_pages=8,
+    populate_host=True,
+)
+SIZES = {
+    "device_pages": 5,
+    "host_pages": 8,
+    "components[0].device_pages": 4,
+    "components[0].host_pages": 6,
+    "components[1].device_pages": 3,
+    "components[1].host_pages": 2,
+}
+
+
+def no_store(uri: str) -> StoreAccess:
+    raise AssertionError(f"nobody names a store, and {uri} was asked for")
+
+
+def create(device: torch.device | Mapping[str, EnginePages]) -> RankExecutor:
+    """Make the executor of rank 1 of 2 of a hybrid model, with what the ranks agreed on."""
+    return RankExecutor.create(
+        HYBRID,
+        agreed_pools(HYBRID, SIZES, rank=1, world_size=2),
+        device,
+        connect=no_store,
+    )
+
+
+def test_an_executor_has_the_pools_of_its_configuration_in_their_agreed_sizes() -> None:
+    executor = create(CPU)
+    executor.close()
+
+    devices, hosts = executor.device_pools, executor.host_pools
+    assert {name: pool.pages for name, pool in devices.items()} == {
+        "kv": 5,
+        "window": 4,
+        "state": 3,
+    }
+    assert {name: pool.pages for name, pool in hosts.items()} == {"kv": 8, "window": 6, "state": 2}
+    assert devices["kv"].column("k").shape == (2, 5, 2, 4, 3)
+    assert devices["window"].column("v").shape == (1, 4, 1, 4, 2)
+    assert devices["state"].column("k").shape == (2, 3, 2, 1, 3)
+    assert executor.device_pool is devices["kv"]
+    assert executor.host_pool is hosts["kv"]
+
+
+def test_memory_that_is_taken_ahead_is_zero_in_every_pool() -> None:
+    executor = create(CPU)
+    executor.close()
+
+    assert not any(bool(pool.bytes_tensor.any()) for pool in executor.host_pools.values())
+
+
+def lent(layout: PageLayout, pages: int = 5) -> EnginePages:
+    """An engine's pages of rank 0, which are described as those of any rank."""
+    shard = layout.shard(0, 2)
+    tensors = {
+        each.column.name: [
+            torch.zeros(
+                pages,
+                each.heads,
+                layout.page_tokens,
+                each.column.elements,
+                dtype=TORCH_DTYPES[each.column.dtype],
+            )
+            for _ in range(each.layers)
+        ]
+        for each in shard.columns
+    }
+    return EnginePages(shard, tensors)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "named"),
+    [
+        (
+            {"kv": HYBRID.layout, "window": WINDOW.layout},
+            "for the pools kv, window, and the model has the pools kv, state, window",
+        ),
+        (
+            {"kv": HYBRID.layout, "window": STATE.layout, "state": STATE.layout},
+            "lends for pool 'window' are not of its layout: they have 1 tokens in 2 layers",
+        ),
+    ],
+)
+def test_an_engine_lends_pages_of_just_the_model_s_pools(
+    layouts: dict[str, PageLayout], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        create({name: lent(layout) for name, layout in layouts.items()})
+
+
+def test_an_executor_takes_an_engine_s_pages_of_several_pools() -> None:
+    pages = {"kv": lent(HYBRID.layout), "window": lent(WINDOW.layout), "state": lent(STATE.layout)}
+
+    executor = create(pages)
+    executor.close()
+
+    assert {name: pool.pages for name, pool in executor.host_pools.items()} == {
+        "kv": 8,
+        "window": 6,
+        "state": 2,
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_host_pages_follow_each_other_from_an_aligned_address(layout: str) -> None:
+    shard = LAYOUTS[layout]
+    pool = HostPool(shard, 5, pinned=False)
+
+    assert pool.bytes_tensor.data_ptr() % 4096 == 0
+    assert pool.bytes_tensor.shape == (5, shard.page_bytes)
+    assert not pool.bytes_tensor.any()
+    for slot in range(5):
+        pool.page(slot)[:] = bytes([slot + 1]) * shard.page_bytes
+    assert [int(page.min()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
+    assert [int(page.max()) for page in pool.bytes_tensor] == [1, 2, 3, 4, 5]
+
+
+def test_a_store_is_told_of_the_memory_that_all_pages_lie_in() -> None:
+    shard = mixed_layout()
+    pool = HostPool(shard, 3, pinned=False)
+    pool.page(1)[:] = bytes([7]) * shard.page_bytes
+
+    page_bytes = shard.page_bytes
+    assert pool.memory.nbytes == 3 * page_bytes
+    assert bytes(pool.memory[page_bytes : 2 * page_bytes]) == bytes(pool.page(1))
+
+
+def test_rows_of_a_column_are_its_bytes_in_every_page_and_unit() -> None:
+    columns = (
+        Column(name="k", layers=2, heads=3, elements=4, dtype="float32"),
+        Column(name="v", layers=1, heads=3, elements=2, dtype="float16"),
+    )
+    shard = PageLayout(page_tokens=2, columns=columns).shard(0, 1)
+    pool = HostPool(shard, 3, pinned=False)
+    # Each unit is a head: two layers of keys, and one of values behind them.
+    unit_k, unit_v = 2 * 2 * 4 * 4, 2 * 2 * 2
+    page = pool.page(1)
+    for head in range(3):
+        start = head * (unit_k + unit_v)
+        page[start : start + unit_k // 2] = bytes([10 + head]) * (unit_k // 2)
+        page[start + unit_k // 2 : start + unit_k] = bytes([20 + head]) * (unit_k // 2)
+        page[start + unit_k : start + unit_k + unit_v] = bytes([30 + head]) * unit_v
+
+    k, v = (host_rows(pool.bytes_tensor, each) for each in shard.columns)
+
+    assert k.shape == (2, 3, 3, unit_k // 2)
+    assert v.shape == (1, 3, 3, unit_v)
+    for head in range(3):
+        for layer in range(2):
+            assert bool((k[layer, 1, head] == 10 * layer + 10 + head).all())
+        assert bool((v[0, 1, head] == 30 + head).all())
+    assert not k[:, [0, 2]].any()
+
+
+def test_a_page_outlives_its_pool_while_somebody_holds_it() -> None:
+    pool = HostPool(mixed_layout(), 2, pinned=False)
+    page = pool.page(1)
+    pool.close()
+    del pool
+
+    page[0] = 7
+    assert page[0] == 7
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_page_that_does_not_exist_is_refused(slot: int) -> None:
+    with pytest.raises(InternalError, match="no host page"):
+        HostPool(mixed_layout(), 2, pinned=False).page(slot)
+
+
+def test_a_pool_may_be_empty() -> None:
+    assert HostPool(mixed_layout(), 0, pinned=False).bytes_tensor.numel() == 0
+
+
+def test_a_large_pool_costs_nothing_until_it_is_used() -> None:
+    shard = PageLayout(
+        page_tokens=1,
+        columns=(Column(name="kv", layers=1, heads=1, elements=1 << 20, dtype="uint8"),),
+    ).shard(0, 1)
+
+    pool = HostPool(shard, 4096, pinned=False)
+
+    assert pool.page(4095)[-1] == 0
+    assert resident_bytes() < GIB
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * 4096
+
+
+def test_device_columns_are_writable_outside_the_inference_mode_they_were_made_in() -> None:
+    with torch.inference_mode():
+        pool = DevicePool(mixed_layout(), 2, torch.device("cpu"))
+
+    pool.column("v").fill_(1)
+    assert pool.column("v").shape == (2, 2, 2, 3, 7)
+
+
+def test_memory_that_the_machine_does_not_have_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"need 4096000\.00 GiB for 4 rank\(s\).* GiB is avail"):
+        check_host_memory(1024000 * GIB, 4)
+    check_host_memory(1, 4)
+
+
+def test_what_the_kernel_says_is_available_of_the_machine_s_memory_counts(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", f"MemFree: 5 kB\nMemAvailable:   {3 * GIB >> 10} kB\n")
+
+    check_host_memory(3 * GIB, root=tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"need 6\.00 GiB.*3\.00 GiB is available on this machine"
+    ):
+        check_host_memory(3 * GIB, 2, root=tmp_path)
+
+
+def test_the_tightest_group_of_version_2_counts(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/jobs/7\n")
+    group = tmp_path / "sys/fs/cgroup/jobs"
+    write(group / "memory.max", f"{8 * GIB}\n")
+    write(group / "memory.current", f"{6 * GIB}\n")
+    write(group / "memory.stat", f"anon 5\ninactive_file {GIB}\n")
+    write(group / "7/memory.max", "max\n")
+    write(group / "7/memory.current", f"{GIB}\n")
+    write(group / "7/memory.stat", "inactive_file 0\n")
+
+    assert cgroup_available(tmp_path) == 3 * GIB
+    with pytest.raises(ConfigError, match=r"need 4\.00 GiB.*3\.00 GiB is available within"):
+        check_host_memory(2 * GIB, 2, root=tmp_path)
+
+
+def test_a_container_of_version_1_counts_although_its_path_is_not_mounted(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "4:cpu,memory:/docker/ab\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory"
+    write(group / "memory.limit_in_bytes", f"{4 * GIB}\n")
+    write(group / "memory.usage_in_bytes", f"{3 * GIB}\n")
+    write(group / "memory.stat", "total_inactive_file 0\n")
+
+    assert cgroup_available(tmp_path) == GIB
+
+
+def test_without_control_groups_there_is_no_limit_but_the_machine_s(tmp_path: Path) -> None:
+    assert cgroup_available(tmp_path) is None
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_a_deadline_passes_once_and_the_newest_counts() -> None:
+    deadlines = Deadlines()
+    for operation, deadline in ((1, 5.0), (2, 3.0), (3, 4.0), (1, 9.0)):
+        deadlines.put(operation, deadline)
+    deadlines.drop(3)
+    passed: list[int] = []
+
+    assert deadlines.next() == 3.0
+    deadlines.pass_until(6.0, passed.append)
+    assert passed == [2]
+    deadlines.pass_until(9.0, passed.append)
+    deadlines.pass_until(99.0, passed.append)
+    assert passed == [2, 1]
+    assert deadlines.next() is None

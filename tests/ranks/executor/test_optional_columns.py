@@ -1,0 +1,348 @@
+"""Optional columns (rule R5): engines with and without a draft model share one store."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, StopRule
+from lockstep.coordinator.ballot import Capped, Ended, Landed
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
+from lockstep.ranks.agreed_pools import shard_layouts
+from lockstep.ranks.config import SlidingWindow
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.model_description import KeptState, ModelDescription
+from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Persist
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.requests import LoadState
+from lockstep.small_engine.contents import PageContents
+from lockstep.storage_backends.base import Counters, ObjectName, StoredObject
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
+from tests.kit.ranks.executor_parts import (
+    fill_host,
+    happened,
+    hashed_keys,
+    includes,
+    keys,
+    make_executor,
+)
+
+T = TypeVar("T")
+
+RANKS = 2
+PAGES = 12
+PAGE_TOKENS = 4
+TOKENS = np.arange(PAGES * PAGE_TOKENS + 1, dtype=np.int32)
+KEYS = hashed_keys(PAGES)
+LONG_S = 600.0
+
+KEPT = (
+    Column(name="k", layers=2, heads=4, elements=6),
+    Column(name="index", layers=2, heads=1, elements=4, dtype="float32", replicated=True),
+)
+DRAFT_K = Column(name="draft_k", layers=1, heads=2, elements=6, optional=True)
+DRAFT_V = replace(DRAFT_K, name="draft_v")
+DRAFT = ("draft_k", "draft_v")
+LAYOUT = PageLayout(page_tokens=PAGE_TOKENS, columns=(*KEPT, DRAFT_K, DRAFT_V))
+FULL = CacheConfig(
+    model="m",
+    layout=LAYOUT,
+    device_pages=2 * PAGES,
+    host_pages=4 * PAGES,
+    stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
+)
+LEAN = replace(FULL, absent_columns=DRAFT)
+
+
+class Group:
+    """The caches of one engine's ranks, each of which does everything in a thread of its own."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._threads = ThreadPoolExecutor(RANKS)
+        members = InProcessGroup(RANKS)
+        opening = [
+            self._threads.submit(Cache.open, config, members.member(rank)) for rank in range(RANKS)
+        ]
+        self._caches = [each.result() for each in opening]
+
+    def each(self, work: Callable[[Cache], T]) -> list[T]:
+        """Return what `work` returns on each rank."""
+        return list(self._threads.map(work, self._caches))
+
+    def close(self) -> None:
+        self.each(Cache.close)
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[[CacheConfig], Group]]:
+    """Start engines on one file store."""
+    started: list[Group] = []
+
+    def start(config: CacheConfig) -> Group:
+        started.append(Group(replace(config, store=f"file://{tmp_path}?durability=none")))
+        return started[-1]
+
+    yield start
+    for group in started:
+        group.close()
+
+
+def serve(cache: Cache) -> tuple[int, int]:
+    """Serve the prompt as an engine does, and wait until what it has computed is in the store.
+
+    Return how many tokens came from the cache, and how many of their pages held other bytes than
+    were computed for them; all columns that the engine keeps are looked at.
+    """
+    cache.prefetch("request", TOKENS[:-1])
+    while not cache.prefetch_done("request"):
+        cache.step(idle_s=0.005)
+    admission = cache.load_back("request", TOKENS[:-1], reserve_tokens=len(TOKENS))
+    assert isinstance(admission, Admission)
+    while cache.load_state("request") is LoadState.LOADING:
+        cache.step(idle_s=0.005)
+    contents = PageContents(shard_layouts(cache.config, cache.rank, RANKS)[KV_POOL])
+    pages, cached = cache.page_table("request"), admission.cached_tokens // PAGE_TOKENS
+    bad = contents.verify(cache.device_pool, pages[:cached], KEYS[:cached])
+    contents.fill(cache.device_pool, pages[cached:PAGES], KEYS[cached:])
+    cache.insert("request", TOKENS[:-1])
+    cache.release("request")
+    assert cache.flush()
+    return admission.cached_tokens, bad
+
+
+def counters(cache: Cache) -> Counters:
+    assert isinstance(cache.executor, RankExecutor)
+    return cache.executor.storage_counters()
+
+
+ALL_OF_IT = [(PAGES * PAGE_TOKENS, 0)] * RANKS
+NOTHING = [(0, 0)] * RANKS
+
+
+def test_engines_with_and_without_a_draft_model_share_one_store(
+    engine: Callable[[CacheConfig], Group],
+) -> None:
+    """Each engine starts with empty memory, so that all it finds comes from the store."""
+    without = engine(LEAN)
+    computed = without.each(serve)
+    with_draft = engine(FULL)
+    missed = with_draft.each(serve)
+    found = [engine(FULL).each(serve), engine(LEAN).each(serve)]
+
+    assert (computed, missed) == (NOTHING, NOTHING)
+    assert found == [ALL_OF_IT, ALL_OF_IT]
+    seen = with_draft.each(counters)
+    # A rank whose read was cancelled because the other had found out first has seen none.
+    assert sum(each.reads_lacking for each in seen) > 0
+    assert not any(each.reads_corrupt for each in seen)
+    # Only the mark that a group of this size has left is there already.
+    assert all(each.writes_present <= 1 for each in seen)
+
+
+def test_what_an_engine_with_a_draft_model_has_written_is_not_written_again_without(
+    engine: Callable[[CacheConfig], Group],
+) -> None:
+    engine(FULL).each(serve)
+    without = engine(LEAN)
+
+    served = without.each(serve)
+    again = engine(FULL).each(serve)
+
+    assert served == again == ALL_OF_IT
+    assert not any(each.reads_lacking for each in without.each(counters))
+
+
+def test_engines_with_different_draft_models_fill_up_each_other_s_pages(
+    engine: Callable[[CacheConfig], Group],
+) -> None:
+    engine(replace(FULL, absent_columns=("draft_v",))).each(serve)
+    other = engine(replace(FULL, absent_columns=("draft_k",))).each(serve)
+
+    served = engine(FULL).each(serve)
+
+    assert other == NOTHING
+    assert served == ALL_OF_IT
+
+
+def test_pages_are_shorter_without_the_columns_that_are_absent(
+    engine: Callable[[CacheConfig], Group],
+) -> None:
+    def page_bytes(cache: Cache) -> tuple[int, list[str]]:
+        assert isinstance(cache.executor, RankExecutor)
+        layout = cache.executor.host_pool.layout
+        return layout.page_bytes, [shard.column.name for shard in layout.columns]
+
+    full, lean = (engine(config).each(page_bytes) for config in (FULL, LEAN))
+
+    draft_bytes = 2 * PAGE_TOKENS * 6 * 2
+    assert full[0][0] - lean[0][0] == draft_bytes
+    assert [names for _, names in lean] == [["k", "index"]] * RANKS
+
+
+def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
+    shelf = Shelf()
+    lean, full = (
+        make_executor(shard_layouts(config, 0, RANKS)[KV_POOL], backend=MemoryBackend(shelf))
+        for config in (LEAN, FULL)
+    )
+    contents = fill_host(full.host_pool, 5)
+    fill_host(lean.host_pool, 6)
+
+    for executor, operation, first, count in ((full, 1, 0, 3), (lean, 2, 3, 2), (full, 3, 5, 1)):
+        pages = tuple(range(first, first + count))
+        order = Persist(operation, (ObjectTransfer(KV_POOL, keys(count, first), pages),), LONG_S)
+        happened(executor, [order], includes(Ended(operation, ok=True)))
+    full.host_pool.bytes_tensor.zero_()
+    everything = (ObjectTransfer(KV_POOL, keys(6), tuple(range(6))),)
+    happened(full, [Fetch(4, everything, LONG_S)], includes(Landed(4, 3), Capped(4, 3)))
+    happened(lean, [Fetch(4, everything, LONG_S)], includes(Landed(4, 6)))
+
+    seen = full.storage_counters()
+    for executor in (lean, full):
+        executor.close()
+    assert [bytes(full.host_pool.page(page)) for page in range(3)] == contents[:3]
+    assert (seen.reads_lacking, seen.reads_missing, seen.reads_corrupt) == (2, 0, 0)
+
+
+def test_ranks_that_keep_different_columns_are_told_at_the_start() -> None:
+    members = InProcessGroup(RANKS)
+    with ThreadPoolExecutor(RANKS) as threads:
+        opening = [
+            threads.submit(Cache.open, config, members.member(rank))
+            for rank, config in enumerate((FULL, LEAN))
+        ]
+
+    for each in opening:
+        with pytest.raises(
+            ConfigError, match=r"absent_columns\.length is 0 on rank 0, 2 on rank 1"
+        ):
+            each.result()
+
+
+@pytest.mark.parametrize("name", ["k", "drafts"])
+def test_only_an_optional_column_can_be_absent(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}', which is no optional .*: draft_k, draft_v"):
+        replace(FULL, absent_columns=("draft_k", name))
+
+
+def test_a_column_of_any_pool_can_be_absent() -> None:
+    window = SlidingWindow(
+        window_tokens=8,
+        layout=PageLayout(
+            page_tokens=PAGE_TOKENS, columns=(KEPT[0], replace(DRAFT_K, name="eagle"))
+        ),
+        device_pages=8,
+        host_pages=8,
+    )
+
+    config = replace(FULL, components=(window,), absent_columns=("eagle",))
+
+    shards = shard_layouts(config, 0, RANKS)
+    assert {pool: shard.shape.present for pool, shard in shards.items()} == {
+        "kv": 0b11,
+        "window": 0,
+    }
+
+
+@pytest.mark.parametrize("pool", ["manifest", "sharding"])
+def test_no_component_s_pool_is_called_like_those_of_a_store_s_records(pool: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be called '{pool}'.* not .*'{pool}'"):
+        SlidingWindow(window_tokens=8, layout=LAYOUT, device_pages=8, host_pages=8, pool=pool)
+
+
+def test_a_model_that_keeps_what_its_cache_does_not_is_refused() -> None:
+    def described(*names: str) -> ModelDescription:
+        kept = KeptState(kind="full_attention", layers=2, columns=names)
+        return ModelDescription(model="m", keeps=(kept,))
+
+    replace(LEAN, description=described("k", "index"))
+    with pytest.raises(ConfigError, match="no column 'draft_k'"):
+        replace(LEAN, description=described("k", "index", "draft_k"))
+
+
+def shard(
+    *absent: str, ranks: int = RANKS, columns: tuple[Column, ...] = LAYOUT.columns
+) -> ShardLayout:
+    layout = PageLayout(page_tokens=PAGE_TOKENS, columns=columns)
+    return layout.shard(1, ranks, absent=absent)
+
+
+def test_an_object_has_the_same_name_whichever_columns_are_kept() -> None:
+    deep = replace(DRAFT_K, layers=9)
+    latent = replace(KEPT[1], heads=1)
+
+    assert shard(*DRAFT).name == shard().name == "l0-2.h2-4"
+    assert shard("draft_k", columns=(KEPT[0], deep)).name == "l0-9.h2-4"
+    assert shard("draft_k", columns=(latent, DRAFT_K)).name == "l0-2.h1-2"
+    assert not shard("draft_k", columns=(latent, DRAFT_K)).replicated
+
+
+@pytest.mark.parametrize(
+    ("absent", "present"), [((), 0b11), (("draft_k",), 0b10), (("draft_v",), 0b01), (DRAFT, 0)]
+)
+def test_presence_bits_follow_the_order_of_the_layout(
+    absent: tuple[str, ...], present: int
+) -> None:
+    kept = shard(*absent)
+
+    assert kept.shape.present == present
+    assert kept.shape.parts == shard().shape.parts
+    assert [part.nbytes for part in kept.shape.parts if part.bit >= 0] == [48, 48]
+    assert kept.page_bytes == shard(*DRAFT).page_bytes + 48 * present.bit_count()
+
+
+def test_heads_that_the_ranks_cannot_divide_matter_only_where_they_are_kept() -> None:
+    lean = shard(*DRAFT, ranks=4)
+
+    assert not any(part.bit >= 0 for part in lean.shape.parts)
+    assert lean.name == "l0-2.h1-2"
+    with pytest.raises(ConfigError, match="'draft_v' has 2 KV heads, which 4 ranks"):
+        shard("draft_k", ranks=4)
+
+
+@pytest.mark.parametrize("first", [KEPT[0], KEPT[1]], ids=["divided", "all alike"])
+@pytest.mark.parametrize(("ranks", "stages"), [(4, 1), (2, 2), (4, 2)])
+def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
+    ranks: int, stages: int, first: Column
+) -> None:
+    layout = PageLayout(page_tokens=PAGE_TOKENS, columns=(first, replace(DRAFT_K, heads=1)))
+    for rank in range(ranks):
+        lean = layout.shard(rank, ranks, absent=["draft_k"], stages=stages)
+        parts = tuple(lean.shape.parts[number] for number in lean.shape.held)
+        written = ObjectShape(parts, tuple(range(len(parts))))
+        name = ObjectName("ab", "cd", KV_POOL, lean.name)
+        stored = StoredObject(name=name, shape=written, age_s=None)
+
+        assert full_shape(layout, stored) == lean.shape
+        everybody = ranks == stages or first.replicated
+        assert everybody or tp_size_of(layout, lean.name) == ranks // stages
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        (
+            (KEPT[0], DRAFT_K, KEPT[1]),
+            "come last in a page, and here 'index' follows 'draft_k'; move 'draft_k' to the end",
+        ),
+        ((DRAFT_K, DRAFT_V), r"all columns are optional \(draft_k, draft_v\); a page layout needs"),
+        (
+            (*KEPT, *(replace(DRAFT_K, name=f"d{n}") for n in range(OPTIONAL_COLUMNS_MAX + 1))),
+            "17 columns are optional; 16 is the most",
+        ),
+    ],
+    ids=["order", "nothing else", "too many"],
+)
+def test_optional_columns_that_cannot_be_are_refused(
+    columns: tuple[Column, ...], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        PageLayout(page_tokens=PAGE_TOKENS, columns=columns)

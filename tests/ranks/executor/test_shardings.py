@@ -1,0 +1,351 @@
+"""Groups of different TP sizes on one store: each finds what the others have written, or has a miss."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
+from lockstep.page_format.page_layout import PageLayout, ShardPlace
+from lockstep.page_format.page_object import name_digest
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.lookup import LOOKUP_KEYS
+from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
+from lockstep.ranks.executor.writers import WriterShare
+from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.storage_backends.base import (
+    ObjectName,
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    Write,
+    WriteOutcome,
+)
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.records.shardings import Shardings
+from tests.kit.ranks.executor_parts import (
+    NAMESPACE,
+    happened,
+    hashed_keys,
+    includes,
+    make_executor,
+)
+from tests.kit.ranks.reference_pages import (
+    DRAFT,
+    INDEX,
+    LATENT,
+    LAYOUTS,
+    SIZES,
+    K,
+    V,
+    place_of,
+    reference_page,
+    unheld,
+)
+
+LONG_S = 600.0
+PAGES = 5
+KEYS = hashed_keys(PAGES)
+LAYOUT = PageLayout(page_tokens=2, columns=(K, INDEX, V))
+WITH_DRAFT = PageLayout(page_tokens=2, columns=(K, INDEX, V, DRAFT))
+REPLICATED = PageLayout(page_tokens=2, columns=(LATENT, INDEX))
+LATENT_DRAFT = LAYOUTS["replicated with a draft"]
+
+MakeBackend = Callable[[], StorageBackend]
+Start = Callable[..., list[RankExecutor]]
+
+
+class RecordingStore(MemoryBackend):
+    """A store in memory that notes what it is asked."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.asked: list[ObjectName] = []
+        self.read_names: list[ObjectName] = []
+        self.written: list[ObjectName] = []
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        self.asked += names
+        return await super().exists(names, deadline=deadline)
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        self.read_names += [read.name for read in reads]
+        return await super().read(reads, deadline=deadline)
+
+    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
+        self.written += [write.name for write in writes]
+        return await super().write(writes, deadline=deadline)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Make the executors of a group, which are closed at the end."""
+    started: list[RankExecutor] = []
+
+    def make(
+        backend: MakeBackend,
+        tp_size: int,
+        layout: PageLayout = LAYOUT,
+        absent: Sequence[str] = (),
+        pages: int = PAGES,
+    ) -> list[RankExecutor]:
+        group = [
+            make_executor(
+                layout.shard(rank, tp_size, absent=absent),
+                backend=backend(),
+                writer=WriterShare(rank=rank, world_size=tp_size),
+                shardings=Shardings(
+                    ShardPlace.of(rank, tp_size), {KV_POOL: layout}, NAMESPACE, absent
+                ),
+                host_pages=pages,
+            )
+            for rank in range(tp_size)
+        ]
+        started.extend(group)
+        return group
+
+    yield make
+    for executor in started:
+        executor.close()
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def backend(shelf: Shelf) -> MakeBackend:
+    """Makes backends on one store in memory."""
+    return lambda: MemoryBackend(shelf)
+
+
+@pytest.fixture(params=["memory", "file"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> MakeBackend:
+    """Makes backends on one store."""
+    if request.param == "memory":
+        return lambda: MemoryBackend(shelf)
+    return lambda: FileBackend(tmp_path / "store", threads=2)
+
+
+def objects(count: int = PAGES) -> tuple[ObjectTransfer, ...]:
+    return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
+
+
+def pages_of(
+    layout: PageLayout, rank: int, tp_size: int, absent: Sequence[str] = (), pages: int = PAGES
+) -> list[bytes]:
+    place = place_of(rank, tp_size)
+    return [reference_page(layout, place, absent, page) for page in range(pages)]
+
+
+def persist(
+    group: list[RankExecutor], layout: PageLayout = LAYOUT, absent: Sequence[str] = ()
+) -> None:
+    """Let every rank of a group write its part of all pages."""
+    for rank, executor in enumerate(group):
+        count = executor.host_pool.pages
+        contents = pages_of(layout, rank, len(group), absent, count)
+        for slot, content in enumerate(contents):
+            executor.host_pool.page(slot)[:] = content
+        happened(executor, [Persist(1, objects(count), LONG_S)], includes(Ended(1, ok=True)))
+
+
+def looked_up(executor: RankExecutor) -> int:
+    """How many leading pages a rank believes to be there."""
+    need = Need(KV_POOL, 0, KEYS)
+    (progress,) = happened(executor, [LookUp(2, 0, (need,), LONG_S)], bool)
+    assert isinstance(progress, Answered)
+    return progress.pages
+
+
+def fetched(executor: RankExecutor, landed: int = PAGES) -> list[bytes]:
+    """The pages that a rank has read, which must be so many of all."""
+    executor.host_pool.bytes_tensor.zero_()
+    expected = [Landed(3, landed)] if landed else []
+    ends = [] if landed == PAGES else [Capped(3, landed)]
+    happened(executor, [Fetch(3, objects(), LONG_S)], includes(*expected, *ends))
+    return [bytes(executor.host_pool.page(page)) for page in range(landed)]
+
+
+@pytest.mark.parametrize(("wrote", "reads"), list(product(SIZES, SIZES)))
+def test_what_a_group_wrote_groups_of_any_size_read(
+    start: Start, stores: MakeBackend, wrote: int, reads: int
+) -> None:
+    persist(start(stores, wrote))
+
+    for rank, executor in enumerate(start(stores, reads)):
+        assert looked_up(executor) == PAGES
+        assert fetched(executor) == pages_of(LAYOUT, rank, reads)
+        seen = executor.storage_counters()
+        assert (seen.reads_corrupt, seen.reads_failed, seen.writes_ok) == (0, 0, 0)
+        assert seen.bytes_read == PAGES * executor.host_pool.layout.page_bytes
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(1, 2), (2, 4), (4, 2), (4, 1), (8, 4)])
+def test_optional_columns_come_from_other_groups_objects_too(
+    start: Start, backend: MakeBackend, wrote: int, reads: int
+) -> None:
+    theirs, ours = unheld(WITH_DRAFT, wrote), unheld(WITH_DRAFT, reads)
+    persist(start(backend, wrote, WITH_DRAFT, theirs), WITH_DRAFT, theirs)
+
+    for rank, executor in enumerate(start(backend, reads, WITH_DRAFT, ours)):
+        found = PAGES if set(theirs) <= set(ours) else 0
+        assert looked_up(executor) == found
+        assert fetched(executor, found) == pages_of(WITH_DRAFT, rank, reads, ours)[:found]
+
+
+def test_objects_of_another_group_that_lack_a_column_are_a_miss(
+    start: Start, backend: MakeBackend
+) -> None:
+    persist(start(backend, 4, WITH_DRAFT, ["draft"]), WITH_DRAFT, ["draft"])
+    (full,) = start(backend, 1, WITH_DRAFT)
+    (lean,) = start(backend, 1, WITH_DRAFT, ["draft"])
+
+    assert looked_up(full) == PAGES
+    assert fetched(full, 0) == []
+    assert full.storage_counters().reads_lacking > 0
+    assert looked_up(lean) == PAGES
+    assert fetched(lean) == pages_of(WITH_DRAFT, 0, 1, ["draft"])
+
+
+def object_of(page: int, shard: str) -> bytes:
+    digest = name_digest(ObjectName(NAMESPACE, KEYS[page].hex(), KV_POOL, shard))
+    assert digest is not None
+    return digest
+
+
+def test_a_page_of_which_one_object_of_the_other_group_is_missing_is_a_miss(
+    start: Start, backend: MakeBackend, shelf: Shelf
+) -> None:
+    persist(start(backend, 4))
+    first, second = start(backend, 2)
+    del shelf.objects[object_of(3, "l0-4.h2-4")]
+
+    assert looked_up(first) == 3
+    assert fetched(first, 3) == pages_of(LAYOUT, 0, 2)[:3]
+    assert looked_up(second) == PAGES
+    assert fetched(second) == pages_of(LAYOUT, 1, 2)
+
+
+def test_a_page_of_which_one_object_of_the_other_group_is_corrupt_is_a_miss(
+    start: Start, backend: MakeBackend, shelf: Shelf
+) -> None:
+    persist(start(backend, 2))
+    first, second = start(backend, 4)[:2]
+    digest = object_of(1, "l0-4.h0-4")
+    header, payload = shelf.objects[digest]
+    # The last bytes are those of the last head, which the second rank holds.
+    shelf.objects[digest] = (header, payload[:-1] + bytes([payload[-1] ^ 1]))
+
+    assert looked_up(first) == looked_up(second) == PAGES
+    assert fetched(first) == pages_of(LAYOUT, 0, 4)
+    assert fetched(second, 1) == pages_of(LAYOUT, 1, 4)[:1]
+    assert second.storage_counters().reads_corrupt == 1
+    assert looked_up(first) == 1
+
+
+def test_pages_of_several_groups_make_one_prefix(
+    start: Start, backend: MakeBackend, shelf: Shelf
+) -> None:
+    for tp_size in (1, 2, 8):
+        persist(start(backend, tp_size))
+    for page, tp_size in enumerate((1, 2, 8, 2, 1)):
+        for other, rank in ((size, rank) for size in (1, 2, 8) for rank in range(size)):
+            if other != tp_size:
+                del shelf.objects[object_of(page, LAYOUT.shard(rank, other).name)]
+
+    for rank, executor in enumerate(start(backend, 4)):
+        assert looked_up(executor) == PAGES
+        assert fetched(executor) == pages_of(LAYOUT, rank, 4)
+
+
+def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf: Shelf) -> None:
+    store = RecordingStore(shelf)
+    (executor,) = start(lambda: store, 1, pages=4 * BATCH_PAGES)
+
+    persist([executor])
+    happened(executor, [Persist(2, objects(9), LONG_S)], includes(Ended(2, ok=True)))
+
+    marks = [name for name in store.written if name.pool == "sharding"]
+    assert [name.shard for name in marks] == ["stage0of1.tp1"]
+    assert marks[0] == store.written[0]
+
+
+def test_a_store_without_other_groups_is_asked_for_nothing_but_their_marks(
+    start: Start, shelf: Shelf
+) -> None:
+    stores = [RecordingStore(shelf) for _ in range(2)]
+    remaining = iter(stores)
+    group = start(lambda: next(remaining), 2)
+
+    missed = [looked_up(executor) for executor in group]
+    persist(group)
+    found = [looked_up(executor) for executor in group]
+    for executor in group:
+        fetched(executor)
+
+    assert (missed, found) == ([0, 0], [PAGES, PAGES])
+    for rank, store in enumerate(stores):
+        own = [
+            ObjectName(NAMESPACE, key.hex(), KV_POOL, LAYOUT.shard(rank, 2).name) for key in KEYS
+        ]
+        marks = [name.shard for name in store.asked if name.pool == "sharding"]
+        assert marks == ["stage0of1.tp1", "stage0of1.tp4", "stage0of1.tp8"]
+        assert [name for name in store.asked if name.pool != "sharding"] == own * 2
+        assert sorted(store.read_names, key=own.index) == own
+
+
+def test_groups_whose_pages_are_the_same_on_every_rank_need_no_marks(
+    start: Start, shelf: Shelf
+) -> None:
+    store = RecordingStore(shelf)
+    persist(start(lambda: MemoryBackend(shelf), 4, REPLICATED), REPLICATED)
+    (executor,) = start(lambda: store, 1, REPLICATED)
+
+    assert looked_up(executor) == PAGES
+    assert fetched(executor) == pages_of(REPLICATED, 0, 1)
+    assert len(store.asked) == len(store.read_names) == len(shelf.objects) == PAGES
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [(4, 1), (4, 2), (8, 2), (2, 4), (4, 8)])
+def test_groups_that_hold_all_alike_and_groups_that_divide_a_draft_read_each_other(
+    start: Start, backend: MakeBackend, wrote: int, reads: int
+) -> None:
+    persist(start(backend, wrote, LATENT_DRAFT, ["narrow"]), LATENT_DRAFT, ["narrow"])
+
+    for rank, executor in enumerate(start(backend, reads, LATENT_DRAFT, ["narrow"])):
+        assert looked_up(executor) == PAGES
+        assert fetched(executor) == pages_of(LATENT_DRAFT, rank, reads, ["narrow"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_one_call_asks_for_a_bounded_number_of_keys_of_other_groups(
+    start: Start, shelf: Shelf, *, there: bool
+) -> None:
+    class Marked(RecordingStore):
+        """Has the marks of other groups, and all of their objects or none."""
+
+        calls: ClassVar[list[int]] = []
+
+        async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+            self.calls.append(len(names))
+            await super().exists(names, deadline=deadline)
+            return [
+                name.pool == "sharding" or (there and name.shard != "l0-4.h0-8") for name in names
+            ]
+
+    store = Marked(shelf)
+    (executor,) = start(lambda: store, 1)
+    need = Need(KV_POOL, 0, hashed_keys(LOOKUP_KEYS))
+
+    (progress,) = happened(executor, [LookUp(2, 0, (need,), LONG_S)], bool)
+
+    assert isinstance(progress, Answered)
+    assert progress.pages == (LOOKUP_KEYS if there else 0)
+    assert max(store.calls) <= LOOKUP_KEYS
+    # Full attention is asked no further than the first missing page's call.
+    assert there or len(store.calls) <= 1 + 1 + 3

@@ -1,0 +1,571 @@
+"""Lookups, fetches and persists: what is reported, when an operation is quiet, what is bounded."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+
+from lockstep.coordinator.ballot import (
+    Answered,
+    Capped,
+    Ended,
+    Expired,
+    Landed,
+    Progress,
+    Quiesced,
+    QuiesceExpired,
+)
+from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.page_layout import ShardLayout
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.executor.lookup import LOOKUP_KEYS
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.registry import make_backend
+from tests.kit.ranks.executor_parts import (
+    PATIENCE_S,
+    HeldStore,
+    happened,
+    includes,
+    keys,
+    make_executor,
+    mixed_layout,
+    plain_layout,
+    random_bytes,
+    waited,
+)
+
+LONG_S = 600.0
+"""A deadline that does not pass."""
+SOON_S = 0.02
+"""A deadline that passes while a call hangs."""
+CPU = torch.device("cpu")
+ONE_CALL_BYTES = 4 << 20
+"""A page of this size goes to the store in a call of its own."""
+
+Start = Callable[..., RankExecutor]
+
+
+def look_up(operation: int, keys: tuple[bytes, ...], timeout_s: float) -> LookUp:
+    """Return a lookup of full-attention pages from the start of a prefix."""
+    return LookUp(operation, 0, (Need(KV_POOL, 0, keys),), timeout_s)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Make executors that are closed at the end, also when the test has failed."""
+    started: list[RankExecutor] = []
+    held: list[HeldStore] = []
+
+    def make(
+        layout: ShardLayout,
+        backend: StorageBackend | None,
+        host_pages: int = 8,
+        inflight_bytes: int = 64 << 20,
+    ) -> RankExecutor:
+        executor = make_executor(
+            layout, backend=backend, host_pages=host_pages, inflight_bytes=inflight_bytes
+        )
+        started.append(executor)
+        if isinstance(backend, HeldStore):
+            held.append(backend)
+        return executor
+
+    yield make
+    for store in held:
+        store.let_go()
+    for executor in started:
+        executor.close()
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
+    return make_backend("memory://" if request.param == "memory" else f"file://{tmp_path}")
+
+
+def objects(count: int, *, first_key: int = 0, first_page: int = 0) -> tuple[ObjectTransfer, ...]:
+    """Objects with consecutive keys, in consecutive host pages."""
+    pages = tuple(range(first_page, first_page + count))
+    return (ObjectTransfer(KV_POOL, keys(count, first_key), pages),)
+
+
+def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list[bytes]:
+    """Persist the first pages with random content, and return that content."""
+    for slot in range(count):
+        size = executor.host_pool.layout.page_bytes
+        executor.host_pool.page(slot)[:] = random_bytes((size,), slot).numpy().tobytes()
+    contents = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
+    order = Persist(operation, objects(count), LONG_S)
+    happened(executor, [order], includes(Ended(operation, ok=True)))
+    return contents
+
+
+def test_a_fetch_brings_back_the_bytes_that_a_persist_wrote(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store, host_pages=300)
+    contents = persisted(executor, 150)
+
+    progress = happened(
+        executor, [Fetch(2, objects(150, first_page=150), LONG_S)], includes(Landed(2, 150))
+    )
+
+    assert [bytes(executor.host_pool.page(150 + page)) for page in range(150)] == contents
+    assert all(isinstance(each, Landed) for each in progress)
+    moved = executor.bytes_moved()
+    total = 150 * executor.host_pool.layout.page_bytes
+    assert moved.l2_to_l3 == total
+    happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
+    assert executor.bytes_moved().l3_to_l2 == total
+
+
+def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store)
+    persisted(executor, 4)
+    before = executor.bytes_moved().l2_to_l3
+
+    happened(executor, [Persist(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
+
+    assert executor.bytes_moved().l2_to_l3 == before
+    assert executor.storage_counters().writes_present == 4
+
+
+def test_a_lookup_answers_with_the_number_of_leading_keys(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store)
+    persisted(executor, 3)
+    happened(
+        executor,
+        [Persist(2, objects(2, first_key=4, first_page=4), LONG_S)],
+        includes(Ended(2, ok=True)),
+    )
+
+    progress = happened(
+        executor,
+        [look_up(3, keys(6), LONG_S), look_up(4, keys(1, first=9), LONG_S)],
+        lambda progress: len(progress) == 2,
+    )
+
+    assert set(progress) == {Answered(3, 3), Answered(4, 0)}
+
+
+def test_a_long_lookup_asks_no_further_than_the_first_missing_key(start: Start) -> None:
+    store = HeldStore()
+    executor = start(mixed_layout(), store)
+    persisted(executor, 2)
+
+    progress = happened(executor, [look_up(2, keys(5 * LOOKUP_KEYS), LONG_S)], bool)
+
+    assert progress == [Answered(2, 2)]
+    assert store.exists_calls == 1
+
+
+def test_a_missing_page_caps_a_fetch_and_the_pages_before_it_still_land(
+    start: Start, store: StorageBackend
+) -> None:
+    executor = start(mixed_layout(), store)
+    persisted(executor, 3)
+
+    progress = happened(
+        executor, [Fetch(2, objects(5), LONG_S)], includes(Landed(2, 3), Capped(2, 3))
+    )
+
+    assert max(each.pages for each in progress if isinstance(each, Landed)) == 3
+    assert executor.storage_counters().reads_missing >= 1
+
+
+def test_a_corrupt_page_is_a_miss_and_never_data(start: Start) -> None:
+    shelf = Shelf()
+    executor = start(mixed_layout(), MemoryBackend(shelf))
+    persisted(executor, 1)
+    digest, (header, payload) = next(iter(shelf.objects.items()))
+    shelf.objects[digest] = (header, bytes([payload[0] ^ 1]) + payload[1:])
+
+    progress = happened(executor, [Fetch(2, objects(1), LONG_S)], includes(Capped(2, 0)))
+
+    assert not any(isinstance(each, Landed) for each in progress)
+    assert executor.storage_counters().reads_corrupt == 1
+
+
+def test_batches_that_end_out_of_order_are_reported_as_a_growing_prefix(start: Start) -> None:
+    store = HeldStore()
+    executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
+    persisted(executor, 4)
+    while not store.entered.empty():
+        store.entered.get()
+    first, _, third, _ = keys(4)
+    store.hold(first, third)
+
+    executor.carry_out([Fetch(2, objects(4), LONG_S)])
+    for _ in range(4):
+        store.next_entered()
+    assert waited_for_nothing(executor)
+    store.let_go(first)
+    assert waited(executor, includes(Landed(2, 2)))[-1] == Landed(2, 2)
+    store.let_go(third)
+    assert waited(executor, includes(Landed(2, 4)))[-1] == Landed(2, 4)
+
+
+def waited_for_nothing(executor: RankExecutor) -> bool:
+    """Say that nothing is reported although the store has served what it could."""
+    executor.wait(SOON_S)
+    return executor.progress() == []
+
+
+def test_batches_beyond_the_cap_are_not_read(start: Start) -> None:
+    store = HeldStore()
+    executor = start(
+        plain_layout(ONE_CALL_BYTES), store, host_pages=4, inflight_bytes=ONE_CALL_BYTES
+    )
+
+    happened(executor, [Fetch(1, objects(4), LONG_S)], includes(Capped(1, 0)))
+
+    assert happened(executor, [Cancel(1, LONG_S)], bool) == [Quiesced(1)]
+    assert store.entered.qsize() == 1
+
+
+def test_a_fetch_whose_store_hangs_expires_all_the_same(start: Start) -> None:
+    store = HeldStore(stubborn=True)
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+
+    progress = happened(executor, [Fetch(1, objects(1), SOON_S)], includes(Expired(1)))
+
+    # Where its time was up before the loop came to it, it is capped as well.
+    assert set(progress) <= {Capped(1, 0), Expired(1)}
+
+
+def test_an_operation_is_quiet_only_when_its_last_call_has_returned(start: Start) -> None:
+    store = HeldStore(stubborn=True)
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+    executor.carry_out([Fetch(1, objects(1), LONG_S)])
+    store.next_entered()
+
+    assert happened(executor, [Cancel(1, SOON_S)], bool) == [QuiesceExpired(1)]
+
+    assert waited_for_nothing(executor)
+    store.let_go()
+    assert waited(executor, includes(Quiesced(1)))[-1] == Quiesced(1)
+
+
+def test_a_call_that_can_be_cancelled_is_quiet_at_once(start: Start) -> None:
+    store = HeldStore()
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+    executor.carry_out([Fetch(1, objects(1), LONG_S)])
+    store.next_entered()
+
+    progress = happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
+
+    assert progress == [Capped(1, 0), Quiesced(1)]
+
+
+def test_a_cancel_drops_the_batches_that_have_not_begun(start: Start) -> None:
+    store = HeldStore()
+    store.hold(*keys(8))
+    executor = start(
+        plain_layout(ONE_CALL_BYTES), store, host_pages=8, inflight_bytes=2 * ONE_CALL_BYTES
+    )
+    executor.carry_out([Persist(1, objects(8), LONG_S)])
+    began = [store.next_entered() for _ in range(2)]
+
+    progress = happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
+
+    assert progress == [Ended(1, ok=False), Quiesced(1)]
+    assert began == [(key.hex(),) for key in keys(2)]
+    assert store.entered.empty()
+
+
+def test_an_operation_that_has_ended_or_never_was_is_quiet_at_once(start: Start) -> None:
+    executor = start(mixed_layout(), MemoryBackend())
+    persisted(executor, 2, operation=1)
+
+    executor.carry_out([Cancel(1, LONG_S), Cancel(77, LONG_S)])
+
+    assert executor.progress() == [Quiesced(1), Quiesced(77)]
+
+
+class LoopWithAClockOfItsOwn(asyncio.SelectorEventLoop):
+    """As a loop of another make may be."""
+
+    def time(self) -> float:
+        return super().time() + 100 * LONG_S
+
+
+def test_deadlines_are_kept_by_one_clock_whatever_the_loops_own_one_says(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio, "new_event_loop", LoopWithAClockOfItsOwn)
+    executor = start(mixed_layout(), MemoryBackend())
+
+    happened(executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+
+    happened(executor, [look_up(2, keys(2), LONG_S)], includes(Answered(2, 2)))
+
+
+def test_a_persist_whose_time_is_up_has_failed_and_is_quiet_later(start: Start) -> None:
+    store = HeldStore(stubborn=True)
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+
+    assert happened(executor, [Persist(1, objects(2), SOON_S)], bool) == [Ended(1, ok=False)]
+
+    executor.carry_out([Cancel(1, LONG_S)])
+    assert executor.progress() == []
+    store.let_go()
+    assert waited(executor, bool) == [Quiesced(1)]
+
+
+def test_a_lookup_whose_store_hangs_expires(start: Start) -> None:
+    store = HeldStore(stubborn=True)
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+
+    assert happened(executor, [look_up(1, keys(1), SOON_S)], bool) == [Expired(1)]
+
+    store.let_go()
+    assert happened(executor, [look_up(2, keys(1), LONG_S)], bool) == [Answered(2, 0)]
+
+
+def test_a_fetch_that_has_landed_whole_does_not_expire_any_more(start: Start) -> None:
+    executor = start(mixed_layout(), MemoryBackend())
+    persisted(executor, 1)
+
+    happened(executor, [Fetch(2, objects(1), LONG_S)], includes(Landed(2, 1)))
+
+    assert executor._flights.next_deadline() is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_fetch_that_stopped_short_still_expires(start: Start) -> None:
+    executor = start(mixed_layout(), MemoryBackend())
+
+    progress = happened(executor, [Fetch(1, objects(1), SOON_S)], includes(Expired(1)))
+
+    assert progress == [Capped(1, 0), Expired(1)]
+    executor.carry_out([Cancel(1, LONG_S)])
+    assert executor.progress() == [Quiesced(1)]
+
+
+class FaultyStore(MemoryBackend):
+    """Raises where the contract says that a backend must not."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__()
+        self._fault = fault
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        raise self._fault
+
+
+def test_a_store_that_raises_fails_the_operation_and_not_the_rank(start: Start) -> None:
+    executor = start(mixed_layout(), FaultyStore(ValueError("a bug of the store's")))
+    persisted(executor, 2)
+
+    assert happened(executor, [Fetch(2, objects(2), LONG_S)], bool) == [Capped(2, 0)]
+
+    assert executor.trouble() is None
+    answer = happened(executor, [look_up(3, keys(3), LONG_S)], bool)
+    assert answer == [Answered(3, 2)]
+
+
+def test_a_storage_loop_that_has_died_is_trouble_and_its_orders_fail(start: Start) -> None:
+    executor = start(mixed_layout(), FaultyStore(SystemExit("gone")))
+    persisted(executor, 1)
+
+    assert happened(executor, [Fetch(2, objects(1), LONG_S)], bool) == [Capped(2, 0)]
+
+    assert "storage loop" in str(executor.trouble())
+    progress = happened(
+        executor,
+        [
+            look_up(3, keys(1), LONG_S),
+            Fetch(4, objects(1), LONG_S),
+            Persist(5, objects(1), LONG_S),
+        ],
+        lambda progress: len(progress) == 3,
+    )
+    assert progress == [Answered(3, 0), Capped(4, 0), Ended(5, ok=False)]
+    assert happened(executor, [Cancel(2, SOON_S)], bool) == [QuiesceExpired(2)]
+
+
+class DeadlyToAsk(HeldStore):
+    """Ends the thread that looks anything up."""
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        raise SystemExit("gone")
+
+
+def test_a_storage_loop_that_dies_says_so_though_one_of_its_calls_does_not_return(
+    start: Start,
+) -> None:
+    store = DeadlyToAsk(stubborn=True)
+    store.hold(*keys(1))
+    executor = start(mixed_layout(), store)
+    executor.carry_out([Fetch(1, objects(1), LONG_S)])
+    store.next_entered()
+
+    progress = happened(
+        executor, [look_up(2, keys(1), LONG_S)], lambda progress: len(progress) == 2
+    )
+
+    assert set(progress) == {Capped(1, 0), Answered(2, 0)}
+    assert "storage loop" in str(executor.trouble())
+
+
+def test_a_page_that_the_pool_does_not_have_fails_its_operation_alone(start: Start) -> None:
+    executor = start(mixed_layout(), MemoryBackend(), host_pages=2)
+    wrong = (ObjectTransfer(KV_POOL, keys(1), (2,)),)
+
+    progress = happened(
+        executor,
+        [Fetch(1, wrong, LONG_S), Persist(2, wrong, LONG_S)],
+        lambda progress: len(progress) == 2,
+    )
+
+    assert set(progress) == {Capped(1, 0), Ended(2, ok=False)}
+
+
+def test_without_a_store_nothing_is_there_and_nothing_is_written(start: Start) -> None:
+    executor = start(mixed_layout(), None)
+
+    executor.carry_out(
+        [
+            look_up(1, keys(1), LONG_S),
+            Fetch(2, objects(1), LONG_S),
+            Persist(3, objects(1), LONG_S),
+        ]
+    )
+
+    assert executor.progress() == [Answered(1, 0), Capped(2, 0), Ended(3, ok=False)]
+    assert executor.storage_counters().reads_ok == 0
+
+
+def test_the_bytes_in_flight_stay_within_their_bound(start: Start) -> None:
+    store = HeldStore()
+    executor = start(
+        plain_layout(ONE_CALL_BYTES), store, host_pages=8, inflight_bytes=3 * ONE_CALL_BYTES
+    )
+    store.hold(*keys(8))
+
+    executor.carry_out(
+        [Persist(1, objects(5), LONG_S), Persist(2, objects(3, first_key=5), LONG_S)]
+    )
+    began = [store.next_entered() for _ in range(3)]
+    assert store.entered.empty()
+    for finished in keys(2):
+        store.let_go(finished)
+        began.append(store.next_entered())
+    store.let_go()
+    waited(executor, includes(Ended(1, ok=True), Ended(2, ok=True)))
+
+    assert [int(key, 16) for (key,) in began] == [0, 1, 2, 3, 5], "operations do not take turns"
+    assert store.bytes_running_max == 3 * ONE_CALL_BYTES
+
+
+def test_a_page_larger_than_the_bound_goes_alone(start: Start) -> None:
+    store = HeldStore()
+    executor = start(mixed_layout(), store, inflight_bytes=1)
+
+    persisted(executor, 3)
+
+    assert store.bytes_running_max == executor.host_pool.layout.page_bytes
+
+
+def test_close_ends_in_time_although_the_store_hangs() -> None:
+    store = HeldStore(stubborn=True)
+    store.hold(*keys(1))
+    executor = make_executor(mixed_layout(), backend=store, close_timeout_s=0.2)
+    executor.carry_out([Fetch(1, objects(1), LONG_S)])
+    store.next_entered()
+
+    executor.close()
+    executor.close()
+
+    assert store.closed.wait(PATIENCE_S), "the store is closed although a call never returns"
+    with pytest.raises(UsageError, match="closed"):
+        executor.carry_out([Cancel(1, LONG_S)])
+    store.let_go()
+    assert waited(executor, includes(Capped(1, 0)))
+
+
+def test_close_cancels_what_runs_and_closes_the_store() -> None:
+    store = HeldStore()
+    store.hold(*keys(2))
+    executor = make_executor(mixed_layout(), backend=store)
+    executor.carry_out([Fetch(1, objects(2), LONG_S), look_up(2, keys(2), LONG_S)])
+    store.next_entered()
+
+    executor.close()
+
+    assert store.closed.is_set()
+    assert store.bytes_running == 0
+
+
+def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
+    store = HeldStore()
+    store.hold(*keys(1))
+    executor = make_executor(mixed_layout(), backend=store)
+    executor.carry_out([Fetch(1, objects(1), LONG_S)])
+    store.next_entered()
+
+    def close(number: int, frame: FrameType | None) -> None:
+        executor.close()
+
+    before = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, SOON_S)
+        executor.wait(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert store.closed.is_set()
+    assert executor.progress() == [Capped(1, 0)]
+
+
+class Unopenable(MemoryBackend):
+    """A store that cannot be reached: it refuses at once, or never answers."""
+
+    def __init__(self, *, answers: bool) -> None:
+        super().__init__()
+        self._answers = answers
+        self.let_go = threading.Event()
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:
+        if self._answers:
+            raise ConfigError("store x: nobody answers; start it")
+        await asyncio.to_thread(self.let_go.wait)
+
+
+def test_a_store_that_does_not_open_is_refused_with_its_own_words() -> None:
+    with pytest.raises(ConfigError, match="nobody answers; start it"):
+        make_executor(mixed_layout(), backend=Unopenable(answers=True))
+
+
+def test_a_store_that_never_opens_is_refused_in_time() -> None:
+    store = Unopenable(answers=False)
+
+    with pytest.raises(ConfigError, match="did not open within"):
+        make_executor(mixed_layout(), backend=store, open_timeout_s=SOON_S, close_timeout_s=SOON_S)
+    store.let_go.set()
+
+
+def test_nothing_is_reported_twice(start: Start, store: StorageBackend) -> None:
+    executor = start(mixed_layout(), store)
+    persisted(executor, 4)
+
+    seen: list[Progress] = happened(
+        executor, [Fetch(2, objects(4), LONG_S)], includes(Landed(2, 4))
+    )
+    seen += happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
+
+    assert len(seen) == len(set(seen))

@@ -1,0 +1,270 @@
+"""An engine lends the pages of every component: what a window still has, and a state's slot."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.errors import UsageError
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Recurrent, SlidingWindow
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost
+from lockstep.ranks.replica.answers import Wait
+from lockstep.ranks.replica.requests import LoadState
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+
+COLUMNS = (Column(name="k", layers=1, heads=4, elements=1),)
+PAGE = PageLayout(page_tokens=PAGE_TOKENS, columns=COLUMNS)
+STATE = PageLayout(page_tokens=1, columns=COLUMNS)
+PROMPT = list(range(6 * PAGE_TOKENS))
+BEGUN = [*PROMPT, 1, 2]
+"""Six pages, and two tokens of a seventh."""
+GONE = [-1]
+
+
+def hybrid(*, window_pages: int = 2, window_host_pages: int = 16) -> HostRanksInTurn:
+    """Two ranks of a model with a window of some pages less a token, and with a state."""
+    window = SlidingWindow(
+        window_tokens=window_pages * PAGE_TOKENS - 1,
+        layout=PAGE,
+        device_pages=0,
+        host_pages=window_host_pages,
+    )
+    state = Recurrent(checkpoint_tokens=PAGE_TOKENS, layout=STATE, device_pages=0, host_pages=8)
+    return HostRanksInTurn(components=(window, state), store=False)
+
+
+def lent(pages: int, *, window: Sequence[int]) -> dict[str, Sequence[int]]:
+    """Return so many pages of full attention, those of a window, and a slot for the state."""
+    return {KV_POOL: range(pages), "window": window, "state": [3]}
+
+
+def begin(ranks: HostRanksInTurn) -> None:
+    for cache in ranks.caches:
+        cache.begin_loads()
+        cache.begin_backups()
+
+
+def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], window: Sequence[int]) -> None:
+    pages = lent(len(tokens) // PAGE_TOKENS, window=window)
+    assert ranks.every(lambda cache: cache.back_up(name, tokens, pages)) == len(tokens)
+    begin(ranks)
+
+
+def retract(ranks: HostRanksInTurn, tokens: list[int], window: Sequence[int]) -> None:
+    pages = lent(-(-len(tokens) // PAGE_TOKENS), window=window)
+    assert ranks.every(lambda cache: cache.retract("r", tokens, pages))
+    begin(ranks)
+
+
+def state_of(ranks: HostRanksInTurn) -> LoadState:
+    return ranks.every(lambda cache: cache.load_state("r"))
+
+
+def brought(ranks: HostRanksInTurn) -> dict[str, list[int]]:
+    """Return by pool the device pages that the load in flight fills."""
+    (order,) = ranks.executors[0].given(CopyToDevice)
+    return {
+        pool: sorted(
+            page for each in order.transfers if each.pool == pool for page in each.destinations
+        )
+        for pool in (KV_POOL, "window", "state")
+    }
+
+
+def known(ranks: HostRanksInTurn) -> None:
+    """Let the cache know the request, of which host memory has nothing."""
+    assert ranks.every(lambda cache: cache.hit("r", PROMPT)) == 0
+
+
+def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
+    """Found by simulation: the pins stayed, and nobody had their receipts."""
+    ranks = hybrid()
+    known(ranks)
+    retract(ranks, PROMPT, [0, 1, 2, 3, 4, 5])
+    ranks.settle()
+
+    resumed = lent(6, window=[0, 1, 2, 3, 4, 5])
+    assert ranks.every(lambda cache: cache.resume("r", resumed)) is None
+    begin(ranks)
+    ranks.settle()
+
+    assert state_of(ranks) is LoadState.READY
+    residence = ranks.caches[0].replica.prefixes.residence
+    assert residence.available(1, 0) == residence.pools[1][0].capacity
+
+
+def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
+    """Found by simulation: the engine gave pages away that a failed backup was still reading."""
+    ranks = hybrid()
+    back_up(ranks, "r", PROMPT[:8], [0, 1])
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
+    for executor in ranks.executors:
+        executor.said.append(Ended(backup, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.obey_only(CopyToHost)
+    ranks.step()
+
+    before = state_of(ranks)
+    ranks.settle()
+
+    assert before is LoadState.SAVING
+    assert state_of(ranks) is LoadState.SAVED
+
+
+def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> None:
+    """Found by simulation: in between the request was said to be loading."""
+    ranks = hybrid()
+    known(ranks)
+    retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
+    (operation,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    for executor in ranks.executors:
+        executor.said.append(Ended(operation, ok=False))
+    ranks.step()
+
+    before = state_of(ranks)
+    for executor in ranks.executors:
+        executor.take(Cancel)
+        executor.said.append(Quiesced(operation))
+    ranks.step()
+
+    assert before is LoadState.SAVING
+    assert state_of(ranks) is LoadState.FAILED
+
+
+WRONG: dict[str, Callable[[HostCache], object]] = {
+    "back_up": lambda cache: cache.back_up("r", PROMPT, lent(6, window=range(6))),
+    "load": lambda cache: cache.load("r", PROMPT, lent(6, window=range(6))),
+    "retract": lambda cache: cache.retract("r", PROMPT, lent(6, window=range(6))),
+    "fence": lambda cache: cache.fence("r"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_request_that_is_saved_lends_nothing_before_it_is_resumed(
+    wrong: Callable[[HostCache], object],
+) -> None:
+    """Found by simulation: a backup was an error of Lockstep's own, and a load was begun."""
+    ranks = hybrid()
+    known(ranks)
+    retract(ranks, PROMPT, range(6))
+    ranks.settle()
+
+    with pytest.raises(UsageError, match="is retracted; resume or release it"):
+        wrong(ranks.caches[0])
+
+
+def test_a_window_that_has_left_pages_behind_is_retracted_and_resumed() -> None:
+    """Found by simulation: one run of tokens held the window's pages and those that were gone."""
+    ranks = hybrid()
+    known(ranks)
+
+    retract(ranks, PROMPT, [*GONE * 4, 8, 9])
+    ranks.settle()
+    resumed = lent(6, window=[*GONE * 4, 5, 7])
+    assert ranks.every(lambda cache: cache.resume("r", resumed)) is None
+
+    assert brought(ranks) == {KV_POOL: [0, 1, 2, 3, 4, 5], "window": [5, 7], "state": [3]}
+
+
+def test_a_begun_page_needs_less_of_the_window_than_a_match_does() -> None:
+    """Found by simulation: the retract was refused, and a resume without that page as well."""
+    ranks = hybrid()
+    known(ranks)
+
+    retract(ranks, BEGUN, [*GONE * 5, 8, 9])
+    ranks.settle()
+    resumed = lent(7, window=[*GONE * 5, 5, 7])
+    assert ranks.every(lambda cache: cache.resume("r", resumed)) is None
+
+    assert brought(ranks) == {KV_POOL: [0, 1, 2, 3, 4, 5, 6], "window": [5, 7], "state": [3]}
+
+
+def test_a_resume_brings_what_lies_behind_the_pages_that_the_engine_has_kept() -> None:
+    ranks = hybrid()
+    known(ranks)
+    retract(ranks, BEGUN, range(7))
+    ranks.settle()
+
+    resumed = {KV_POOL: [7], "window": [8], "state": [2]}
+    unit = 6 * PAGE_TOKENS
+    assert ranks.every(lambda cache: cache.resume("r", resumed, device_tokens=unit)) is None
+
+    assert brought(ranks) == {KV_POOL: [7], "window": [8], "state": [2]}
+
+
+@pytest.mark.parametrize(
+    ("first", "window", "filled"),
+    [(5, [9], [9]), (1, [*GONE * 3, 8, 9], [8, 9])],
+    ids=["on the device", "behind it"],
+)
+def test_a_load_fills_the_window_that_begins(
+    first: int, window: list[int], filled: list[int]
+) -> None:
+    ranks = hybrid()
+    back_up(ranks, "first", PROMPT, range(6))
+    ranks.settle()
+    start, pages = first * PAGE_TOKENS, lent(6 - first, window=window)
+    assert ranks.every(lambda c: c.hit("r", PROMPT, device_tokens=start)) == len(PROMPT) - start
+
+    ranks.every(lambda cache: cache.load("r", PROMPT, pages, device_tokens=start))
+
+    assert brought(ranks) == {KV_POOL: list(range(6 - first)), "window": filled, "state": [3]}
+
+
+def test_a_load_without_a_page_that_the_window_needs_is_refused() -> None:
+    ranks = hybrid()
+    back_up(ranks, "first", PROMPT, range(6))
+    ranks.settle()
+    ranks.every(lambda cache: cache.hit("r", PROMPT))
+
+    with pytest.raises(UsageError, match="what pool 'window' needs for the pages 4 to 6"):
+        ranks.caches[0].load("r", PROMPT, lent(6, window=[*GONE * 5, 9]))
+
+
+def test_a_request_whose_backup_has_failed_is_lost_when_it_is_resumed() -> None:
+    ranks = hybrid()
+    back_up(ranks, "r", PROMPT, range(6))
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    retract(ranks, PROMPT, range(6))
+    for executor in ranks.executors:
+        executor.said.append(Ended(backup, ok=False))
+    ranks.settle()
+    assert state_of(ranks) is LoadState.SAVED
+
+    assert ranks.every(lambda cache: cache.resume("r", lent(6, window=range(6)))) is Wait.LOST
+
+
+def test_a_backup_copies_all_of_a_run_that_a_window_divides() -> None:
+    """Found by simulation: the run was divided after it was counted, and its first half left out."""
+    ranks = hybrid()
+
+    back_up(ranks, "r", PROMPT, [*GONE * 4, 8, 9])
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.match(PROMPT)).host_tokens == len(PROMPT)
+
+
+def test_a_backup_counts_what_it_keeps_of_a_longer_run_as_kept() -> None:
+    """Found by simulation: the part of a window that stays was taken for room to be had."""
+    ranks = hybrid(window_pages=3, window_host_pages=3)
+    prefix, other, longer = PROMPT[:20], [99] * PAGE_TOKENS, [*PROMPT, 1, 2, 3, 4]
+    back_up(ranks, "first", prefix, range(5))
+    ranks.settle()
+    # Its run is divided, so that the other prefix takes no more of it than it needs.
+    ranks.every(lambda cache: cache.hit("second", prefix, device_tokens=12))
+    ranks.every(lambda c: c.load("second", prefix, lent(2, window=[0, 1]), device_tokens=12))
+    begin(ranks)
+    ranks.settle()
+    back_up(ranks, "third", other, [0])
+    ranks.settle()
+    ranks.every(lambda cache: cache.hit("fourth", other))
+    ranks.every(lambda cache: cache.load("fourth", other, lent(1, window=[0])))
+
+    back_up(ranks, "first", longer, range(7))
+    ranks.settle()
+
+    assert ranks.every(lambda cache: cache.match(longer)).last_host_tokens == len(longer)

@@ -1,0 +1,262 @@
+"""R10: what never falls quiet keeps a bounded part of the pools; then store or epoch ends."""
+
+from contextlib import suppress
+
+import pytest
+
+from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
+from lockstep.errors import RankUnhealthy
+from lockstep.ranks.config import Bounds
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.replica.answers import Wait
+from lockstep.ranks.replica.attaching import StoreState
+from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
+
+PAGES = 4
+
+
+def prompt(number: int) -> list[int]:
+    return list(range(100 * number, 100 * number + PAGES * PAGE_TOKENS))
+
+
+def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
+    """Let a request's backup hang on rank 1, up to the step before all hear of it."""
+    ranks.publish(f"r{number}", prompt(number))
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    for rank, executor in enumerate(ranks.executors):
+        executor.said.append(Ended(backup, ok=rank == 0))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.take(Cancel)
+    ranks.executors[0].said.append(Quiesced(backup))
+    ranks.executors[1].said.append(QuiesceExpired(backup))
+    return backup
+
+
+def ended_by(ranks: RanksInTurn) -> list[str]:
+    """Take a step, and return in which words it ends the group on each rank."""
+    words: list[str] = []
+    for cache in ranks.caches:
+        cache.open_round()
+    for cache in ranks.caches:
+        with pytest.raises(RankUnhealthy) as raised:
+            cache.close_round()
+        words.append(str(raised.value))
+    return words
+
+
+def test_copies_that_keep_more_than_half_of_a_pool_end_the_epoch_in_the_same_words() -> None:
+    ranks = RanksInTurn(device_pages=64, host_pages=24, store=False)
+    for number in range(3):
+        compute_and_hang(ranks, number)
+        ranks.step()
+
+    last = compute_and_hang(ranks, 3)
+
+    words = ended_by(ranks)
+    assert words[0] == (
+        "4 copies that do not end keep 16 of 24 host pages, and 12 may be kept"
+        f" (bounds.quarantine_pages); the last is backup {last}, which hangs on rank 1"
+    )
+    assert words == words[:1] * 2
+
+
+def test_a_device_that_is_smaller_than_host_memory_is_guarded_as_well() -> None:
+    ranks = RanksInTurn(device_pages=12, host_pages=64, store=False)
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    compute_and_hang(ranks, 1)
+
+    assert "keep 8 of 12 device pages, and 6 may be kept" in ended_by(ranks)[0]
+
+
+def test_the_bound_of_the_configuration_counts() -> None:
+    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=PAGES))
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    compute_and_hang(ranks, 1)
+
+    assert f"and {PAGES} may be kept" in ended_by(ranks)[0]
+
+
+def test_after_the_end_every_call_raises_the_same_words() -> None:
+    """Rule P8."""
+    ranks = RanksInTurn(store=False, bounds=Bounds(quarantine_pages=0))
+    compute_and_hang(ranks, 0)
+    (words, _) = ended_by(ranks)
+
+    with pytest.raises(RankUnhealthy, match=words.partition(" (")[0]):
+        ranks.caches[0].step()
+
+
+def test_copies_within_the_bound_cost_their_pages_until_they_fall_quiet() -> None:
+    ranks = RanksInTurn(device_pages=16, host_pages=16, store=False)
+    first, second = compute_and_hang(ranks, 0), 0
+    ranks.step()
+    second = compute_and_hang(ranks, 1)
+    ranks.step()
+    assert ranks.phase(first) == ranks.phase(second) == "QUARANTINED"
+    assert free(ranks) == [8, 8]
+    full = ranks.every(lambda cache: cache.load_back("more", [], reserve_tokens=9 * PAGE_TOKENS))
+    assert full is Wait.NO_ROOM
+
+    for executor in ranks.executors:
+        executor.said += [Quiesced(first), Quiesced(second)]
+    ranks.step()
+    ranks.step()
+
+    assert ranks.phase(first) == ranks.phase(second) == "DONE"
+    answer = ranks.every(lambda cache: cache.load_back("more", [], reserve_tokens=16 * PAGE_TOKENS))
+    assert not isinstance(answer, Wait)
+
+
+def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
+    ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
+    shared = prompt(0)
+    compute_and_hang(ranks, 0)
+    ranks.step()
+
+    for number in (1, 2):
+        ranks.publish(f"s{number}", shared + [1000 * number] * PAGE_TOKENS)
+        (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+        for executor in ranks.executors:
+            executor.said.append(Ended(backup, ok=False))
+        ranks.step()
+        for executor in ranks.executors:
+            executor.said.append(QuiesceExpired(backup))
+        ranks.step()
+
+    assert ranks.every(lambda cache: cache.replica.lost) is None
+
+
+def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
+    """Of the device it keeps one page; the pages above it can be evicted all the same."""
+    ranks = RanksInTurn(device_pages=20, host_pages=64, store=False)
+    long = list(range(12 * PAGE_TOKENS))
+    ranks.compute("a", long)
+    ranks.compute("b", [*long, *[9] * PAGE_TOKENS])
+    ranks.every(lambda cache: cache.load_back("fill", [], reserve_tokens=8 * PAGE_TOKENS))
+    ranks.every(lambda cache: cache.release("fill"))
+    ranks.every(lambda cache: cache.pin("kept", [*long, *[9] * PAGE_TOKENS], ttl_s=1000.0))
+
+    ranks.every(lambda cache: cache.load_back("x", [*long, *[9] * PAGE_TOKENS]))
+    (load,) = {executor.take(CopyToDevice)[0].operation for executor in ranks.executors}
+    for executor in ranks.executors:
+        executor.said.append(Ended(load, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.said.append(QuiesceExpired(load))
+    ranks.step()
+
+    assert ranks.phase(load) == "QUARANTINED"
+    assert ranks.every(lambda cache: cache.replica.lost) is None
+
+
+def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
+    """The engine holds all that it lends for them, and no pool of the replica's shows it."""
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
+    words = [hang_lent(ranks, number) for number in range(2)]
+
+    assert words[0] is None
+    assert "keep 8 of 10 lent device pages, and 5 may be kept" in (words[1] or "")
+
+
+def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
+    """An engine that waited for the copy would wait for ever."""
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
+    for cache in ranks.caches:
+        cache.hit("r", prompt(0), device_tokens=0)
+        assert cache.retract("r", prompt(0), range(PAGES))
+        cache.begin_backups()
+    hang(ranks)
+
+    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED
+    assert ranks.every(lambda cache: cache.lends("r"))
+    assert not ranks.every(lambda cache: cache.release("r"))
+    assert not ranks.every(lambda cache: cache.pending_frees)
+    assert not ranks.every(lambda cache: cache.settle_copies())
+
+
+def test_a_request_is_saved_though_an_earlier_copy_of_its_pages_hangs() -> None:
+    ranks = HostRanksInTurn(1, host_pages=400, store=False, engine_pages=100)
+    (cache,) = ranks.caches
+    cache.back_up("r", prompt(0), range(PAGES))
+    cache.begin_backups()
+    hang(ranks)
+    cache.keep_off("r")
+    ranks.executors[0].orders.clear()
+
+    assert cache.retract("r", [*prompt(0), 7], range(PAGES + 1))
+    ranks.settle()
+
+    assert cache.load_state("r") is LoadState.SAVED
+    assert cache.lends("r")
+
+
+def test_what_a_request_lends_to_two_copies_that_hang_counts_once() -> None:
+    ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=10)
+    words = [hang_lent(ranks, number, "r") for number in range(2)]
+
+    assert words == [None, None]
+
+
+def test_a_store_that_hangs_is_detached_before_what_its_writes_pin_is_the_host() -> None:
+    """A write of one page pins the prefix above it."""
+    ranks = RanksInTurn(device_pages=200, host_pages=100)
+    for number in range(3):
+        hang_write(ranks, number)
+
+    assert ranks.every(lambda cache: cache.store_state()) is not StoreState.ATTACHED
+
+
+def hang_write(ranks: RanksInTurn, number: int) -> None:
+    """Let the write of one page that continues a long prefix hang, where there is a store."""
+    shared = list(range(1000 * number, 1000 * number + 12 * PAGE_TOKENS))
+    ranks.compute(f"a{number}", shared)
+    ranks.publish(f"b{number}", [*shared, *[9] * PAGE_TOKENS])
+    for executor in ranks.executors:
+        executor.obey_only(CopyToHost)
+    ranks.step()
+    for executor in ranks.executors:
+        for write in executor.take(Persist):
+            executor.said.append(Ended(write.operation, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        for cancel in executor.take(Cancel):
+            executor.said.append(QuiesceExpired(cancel.operation))
+    ranks.step()
+
+
+def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None:
+    """Let a backup of an engine's pages hang; return why the group is over, if it is."""
+    for cache in ranks.caches:
+        cache.back_up(name or f"r{number}", prompt(number), range(PAGES))
+        cache.begin_backups()
+    return hang(ranks)
+
+
+def hang(ranks: HostRanksInTurn) -> str | None:
+    """Let the copy to the host that was ordered hang; return why the group is over, if it is."""
+    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    for executor in ranks.executors:
+        executor.said.append(Ended(backup, ok=False))
+    ranks.step()
+    for executor in ranks.executors:
+        executor.said.append(QuiesceExpired(backup))
+    for half in (RankCache.open_round, RankCache.close_round):
+        for cache in ranks.caches:
+            with suppress(RankUnhealthy):
+                half(cache)
+    return ranks.every(lambda cache: cache.replica.lost)
+
+
+def free(ranks: RanksInTurn) -> list[int]:
+    """Return the pages of device and host that are free or can be evicted."""
+    return ranks.every(
+        lambda cache: [cache.replica.prefixes.residence.available(t, 0) for t in (DEVICE, HOST)]
+    )

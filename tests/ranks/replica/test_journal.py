@@ -1,0 +1,147 @@
+"""The journal: what equal histories have in common, whenever and however it is asked for."""
+
+import re
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+
+import pytest
+
+from lockstep.errors import UsageError
+from lockstep.ranks.replica.journal import Journal
+from tests.kit.ranks.in_turn import HostRanksInTurn
+
+HISTORY: list[Sequence[object]] = [
+    ("take", "host", 2, "from", 7, (1 << 64) - 1),
+    ("backup", 3, 4, [2, 0]),
+    ("decide", None, "why"),
+    ("engine", 1.5, True, b"fact"),
+]
+
+
+def journal_of(entries: Sequence[Sequence[object]]) -> Journal:
+    journal = Journal()
+    for entry in entries:
+        journal.record(*entry)
+    return journal
+
+
+def test_a_digest_that_is_read_on_the_way_ends_as_one_that_is_not() -> None:
+    """A rank may look at its statistics at any time."""
+    read = Journal()
+    seen = {read.digest}
+    for entry in HISTORY:
+        read.record(*entry)
+        seen.add(read.digest)
+        assert read.digest in seen
+
+    assert len(seen) == len(HISTORY) + 1
+    assert read.digest == journal_of(HISTORY).digest
+    assert 0 <= read.digest < 1 << 63
+
+
+@pytest.mark.parametrize("left_out", range(len(HISTORY)))
+def test_a_history_that_lacks_an_entry_has_another_digest(left_out: int) -> None:
+    shorter = HISTORY[:left_out] + HISTORY[left_out + 1 :]
+
+    assert journal_of(shorter).digest != journal_of(HISTORY).digest
+
+
+def test_entries_in_another_order_have_another_digest() -> None:
+    assert journal_of(HISTORY[::-1]).digest != journal_of(HISTORY).digest
+
+
+def test_the_same_parts_divided_otherwise_have_another_digest() -> None:
+    histories: list[list[Sequence[object]]]
+    histories = [[("ab", "c")], [("a", "bc")], [("ab",), ("c",)], [("abc",)]]
+
+    assert len({journal_of(history).digest for history in histories}) == len(histories)
+
+
+def test_equal_entries_have_one_digest_however_their_parts_are_shared() -> None:
+    """Text may be one object on one rank and several on another."""
+    known, made = sys.intern("request seven"), b"request seven".decode()
+    assert known is not made
+
+    assert journal_of([(known, known)]).digest == journal_of([(known, made)]).digest
+
+
+def test_a_list_that_changes_after_it_was_recorded_counts_as_it_was() -> None:
+    counts = [2, 0]
+    journal = journal_of([("backup", counts)])
+    counts[0] = 9
+
+    assert journal.digest == journal_of([("backup", [2, 0])]).digest
+
+
+@pytest.mark.parametrize(
+    ("fact", "named"),
+    [
+        (frozenset({"alice", "bob", "carol"}), "frozenset frozenset({"),
+        (Decimal("1.5"), "Decimal Decimal('1.5')"),
+        (object(), "object <object object at"),
+        (1 << 64, "int 18446744073709551616"),
+        ("half a pair: \ud800", r"str 'half a pair: \ud800'"),
+        (("adapter", {"alice"}), "tuple ('adapter', {'alice'})"),
+    ],
+    ids=["set", "kind", "object", "number", "text", "nested"],
+)
+def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
+    fact: object, named: str
+) -> None:
+    """Rule R2: its `repr` may be another one in each process, and so would the digest be."""
+    ranks = HostRanksInTurn()
+    before = ranks.every(lambda cache: (cache.replica.digest, cache.replica.journal.count))
+
+    for cache in ranks.caches:
+        with pytest.raises(
+            UsageError, match=rf"^engine: {re.escape(named)}.* has no bytes that are"
+        ):
+            cache.witness("adapters", fact)
+
+    after = ranks.every(lambda cache: (cache.replica.digest, cache.replica.journal.count))
+    assert after == before
+    ranks.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("\ud800", "^request: str "), (0, "^the name of a request must be text, not 0$")],
+    ids=["half a pair", "number"],
+)
+def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str, said: str) -> None:
+    ranks = HostRanksInTurn()
+
+    for cache in ranks.caches:
+        with pytest.raises(UsageError, match=said):
+            cache.prefetch(name, [1, 2, 3, 4])
+
+    assert ranks.every(lambda cache: len(list(cache.replica.requests))) == 0
+
+
+def test_facts_that_differ_are_told_apart() -> None:
+    told, again, other = (journal_of([("engine", "x", fact)]) for fact in (1.5, 1.5, 2.5))
+
+    assert told.digest == again.digest
+    assert told.digest != other.digest
+
+
+def test_a_fact_that_changes_after_it_was_told_is_shown_as_it_was() -> None:
+    fact = [1, 2]
+    journal = journal_of([("engine", fact)])
+    fact[0] = 9
+
+    assert journal.last(1) == (0, ["engine [1, 2]"])
+
+
+def test_no_error_tells_a_tenant_s_namespace() -> None:
+    """A salt keeps tenants apart, and is not for others to read."""
+    ranks = HostRanksInTurn()
+    ranks.every(lambda cache: cache.prefetch("r", [1, 2, 3, 4], "s3kr1t"))
+
+    with pytest.raises(UsageError, match="another namespace") as raised:
+        ranks.caches[0].prefetch("r", [1, 2, 3, 4], "0th3r")
+
+    assert "s3kr1t" not in str(raised.value)
+    assert "0th3r" not in str(raised.value)
+    assert "s3kr1t" not in str(ranks.caches[0].replica.journal.last(100))

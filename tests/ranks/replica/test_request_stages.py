@@ -1,0 +1,110 @@
+"""What moves a request from stage to stage: one table, and nothing else."""
+
+from itertools import product
+
+import pytest
+
+from lockstep.errors import InternalError
+from lockstep.ranks.replica.requests import (
+    STAGES,
+    Event,
+    LoadState,
+    Request,
+    Requests,
+    Stage,
+)
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
+
+
+def requests() -> tuple[Requests, Request]:
+    """Return the requests of a replica, and one of them that has just come."""
+    known = RanksInTurn(1, store=False).caches[0].replica.requests
+    return known, known.enter("r", "")
+
+
+@pytest.mark.parametrize(
+    ("event", "stage"), list(product(Event, Stage)), ids=lambda each: each.name
+)
+def test_an_event_moves_a_request_as_the_table_says_or_is_a_bug_of_ours(
+    event: Event, stage: Stage
+) -> None:
+    known, request = requests()
+    request.stage = stage
+    following = STAGES.get((event, stage))
+
+    if following is None:
+        with pytest.raises(InternalError, match=f"cannot {event.name} while it is {stage.name}"):
+            known.move(request, event)
+    else:
+        known.move(request, event)
+    assert request.stage is (following or stage)
+
+
+def test_every_stage_is_reached_from_known_and_left_again() -> None:
+    reached = {Stage.KNOWN}
+    for _ in Stage:
+        reached |= {after for (_, before), after in STAGES.items() if before in reached}
+
+    assert reached == set(Stage)
+    assert {before for _, before in STAGES} == set(Stage)
+
+
+def test_every_event_moves_something() -> None:
+    assert {event for event, _ in STAGES} == set(Event)
+
+
+@pytest.mark.parametrize("stage", Stage, ids=lambda each: each.name)
+def test_what_an_engine_is_told_follows_from_the_stage_alone(stage: Stage) -> None:
+    _, request = requests()
+    request.stage = stage
+
+    if stage is Stage.KNOWN:
+        assert request.load_state is None
+    else:
+        assert isinstance(request.load_state, LoadState)
+    assert request.barred == (stage in {Stage.FAILED, Stage.BARRED})
+    assert request.admitted == (stage not in {Stage.KNOWN, Stage.FAILED})
+
+
+def test_a_request_whose_device_is_the_replicas_goes_there_and_back() -> None:
+    ranks = RanksInTurn(2, store=False)
+    tokens = list(range(2 * PAGE_TOKENS + 1))
+
+    def stage() -> Stage:
+        return ranks.every(lambda cache: cache.replica.requests.known("r").stage)
+
+    ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=len(tokens)))
+    assert stage() is Stage.READY
+    ranks.every(lambda cache: cache.retract("r", tokens))
+    assert stage() is Stage.SAVING
+    ranks.settle()
+    assert stage() is Stage.SAVED
+    ranks.every(lambda cache: cache.resume("r"))
+    assert stage() is Stage.LOADING
+    ranks.settle()
+    assert stage() is Stage.READY
+
+
+def test_a_request_whose_engine_lends_pages_is_barred_from_loads_once_one_has_failed() -> None:
+    ranks = HostRanksInTurn(2, store=False)
+    tokens = list(range(2 * PAGE_TOKENS))
+
+    def stage() -> Stage:
+        return ranks.every(lambda cache: cache.replica.requests.known("r").stage)
+
+    ranks.every(lambda cache: cache.back_up("w", tokens, [0, 1]))
+    ranks.settle()
+    ranks.every(lambda cache: cache.hit("r", tokens))
+    assert stage() is Stage.KNOWN
+    ranks.every(lambda cache: cache.load("r", tokens, [2, 3]))
+    assert stage() is Stage.LOADING
+    ranks.executors[1].fail()
+    ranks.obey()
+    assert stage() is Stage.STOPPING
+    ranks.settle()
+    assert stage() is Stage.BARRED
+    assert ranks.every(lambda cache: cache.hit("r", tokens)) == 0
+    ranks.every(lambda cache: cache.fence("r"))
+    assert stage() is Stage.FAILED
+    ranks.every(lambda cache: cache.back_up("r", tokens, [4, 5]))
+    assert stage() is Stage.BARRED

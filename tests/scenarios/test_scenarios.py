@@ -1,0 +1,83 @@
+"""The protocol, told: every scenario says what comes out of each command and each round.
+
+`make scenarios` writes anew what came out; what changes in the files is to be read.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from lockstep.coordinator.expectations import Expectation
+from lockstep.ranks.orders import Order
+from lockstep.ranks.replica.notices import Notice
+from tests.kit.scenarios.language import parse
+from tests.kit.scenarios.run import run_here
+from tests.kit.scenarios.text import spaced
+from tests.kit.scenarios.workers import Workers
+
+FILES = sorted(Path(__file__).parent.glob("*.txt"))
+EVERY_SCENARIO = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(3) as started:
+        yield started
+
+
+@EVERY_SCENARIO
+def test_ranks_that_have_a_replica_each_do_what_the_scenario_says(
+    file: Path, request: pytest.FixtureRequest
+) -> None:
+    told = run_here(parse(file.read_text()))
+
+    if request.config.getoption("write_scenarios"):
+        file.write_text(told)
+    assert told == file.read_text()
+
+
+@EVERY_SCENARIO
+def test_one_replica_and_ranks_in_processes_of_their_own_do_the_same(
+    file: Path, workers: Workers
+) -> None:
+    assert workers.run(parse(file.read_text())) == file.read_text()
+
+
+def test_every_order_expectation_and_notice_is_told_by_some_scenario() -> None:
+    lines = [line for file in FILES for line in file.read_text().splitlines()]
+    told = {re.sub(r"^notice \d+", "notice", line) for line in lines}
+
+    missing = [
+        f"{start}: {spaced(kind.__name__)}"
+        for start, kinds in (("order", Order), ("expect", Expectation), ("notice", Notice))
+        for kind in get_args(kinds)
+        if not any(line.startswith(f"{start}: {spaced(kind.__name__)}") for line in told)
+    ]
+
+    assert missing == []
+
+
+def test_a_report_that_may_be_about_two_operations_is_refused() -> None:
+    scenario = parse(
+        "# Two lookups.\nsettings:\n\nprefetch a A\n\nprefetch b B\n\nrank 0: answered 1"
+    )
+
+    with pytest.raises(ValueError, match=r"operations \[1, 2\]; write 'op 1 answered'"):
+        run_here(scenario)
+
+
+@pytest.mark.parametrize("text", ["prefetch a A", "# No settings.\n\nstep"])
+def test_what_does_not_begin_with_a_title_and_settings_is_no_scenario(text: str) -> None:
+    with pytest.raises(ValueError, match="begins with a title"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["settings: hosts=4\n\nstep", "settings:\n\nload_back a rserve=4 A"]
+)
+def test_a_name_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not one of"):
+        run_here(parse(f"# A slip.\n{text}"))

@@ -1,0 +1,401 @@
+"""Planted bugs: each is one that has happened somewhere, and the simulator must find it.
+
+A bug is planted by putting the ranks together with a part that does one step wrong. The claim is that
+some schedule among the first seeds ends in a violation, and that the violation says what is wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from lockstep.coordinator.ballot import Ended, Landed, Progress, Quiesced
+from lockstep.coordinator.operation import Outcome
+from lockstep.coordinator.verdict import Arrived
+from lockstep.errors import CollectiveTimeout
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.orders import Cancel, Fetch, Order
+from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.device.owned import OwnedDevice
+from lockstep.ranks.replica.notices import Why
+from lockstep.ranks.replica.operations.agenda import Agenda
+from lockstep.ranks.replica.operations.backing_up import BackingUp
+from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
+from lockstep.ranks.replica.parts import Parts
+from lockstep.ranks.replica.prefetch.prefetching import Prefetching
+from lockstep.ranks.replica.requests import Request, Requests
+from lockstep.ranks.replica.tree import prefixes as prefixes_module
+from lockstep.ranks.replica.tree import tree as tree_module
+from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
+from lockstep.ranks.replica.tree.pages import PageRun
+from lockstep.ranks.replica.tree.prefixes import Prefixes
+from lockstep.ranks.replica.tree.residence import Residence
+from lockstep.ranks.replica.tree.room import Room
+from lockstep.ranks.replica.tree.tokens import TOKEN_BYTES
+from lockstep.simulation.checkers.findings.group import InvariantBroken
+from lockstep.simulation.checkers.findings.pages import WrongOffer
+from lockstep.simulation.epoch import Build, make_executor
+from lockstep.simulation.models import LLAMA
+from lockstep.simulation.rank.conditions import Conditions, Page
+from lockstep.simulation.rank.executor import SimulatedExecutor
+from lockstep.simulation.rank.memory import Memory, Store
+from lockstep.simulation.schedule import Schedule
+from lockstep.simulation.world import ENGINE, REPLICA, draw_world
+from tests.kit.planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
+
+# Bugs of one rank: the replicas part ways.
+
+
+class _ReversesAFreeList(Cache):
+    def open_round(self) -> None:
+        super().open_round()
+        if self.rank == 1:
+            self.replica.prefixes.residence.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
+
+
+class _SettlesAlone(Cache):
+    """Gives a page back when its own copy has ended, as in sglang#33442."""
+
+    def open_round(self) -> None:
+        super().open_round()
+        pools = self.replica.prefixes.residence.pools
+        for operation in self.replica.agenda.in_flight.values() if self.rank == 1 else ():
+            if isinstance(operation, Copy) and self.ballot.sightings(operation.id).ended:
+                assert operation.fills is not None
+                pages = operation.owned_pages(operation.fills, 0)[:1]
+                pools[operation.fills][0].give_back(pages)
+
+
+class _LosesReleases(Cache):
+    def release(self, request: str) -> None:
+        if self.rank != 1:
+            super().release(request)
+
+
+class _LosesAHostPage(Cache):
+    """Loses a page of host memory on one rank when it is made."""
+
+    def __init__(self, *parts: Any, **others: Any) -> None:
+        super().__init__(*parts, **others)
+        if self.rank == 0:
+            self.replica.prefixes.residence.pools[HOST][0]._free.pop()  # pyright: ignore[reportPrivateUsage]
+
+
+class _LosesPriorities(Cache):
+    def load_back(self, *asked: Any, priority: int = 0, **others: Any) -> Admission | Wait:
+        return super().load_back(*asked, priority=priority if self.rank != 1 else 0, **others)
+
+
+class _SkipsIdleRounds(Cache):
+    """Has its collective behind an early return, as in sglang#30760."""
+
+    def open_round(self) -> None:
+        if self.rank != 1 or not self.replica.idle:
+            super().open_round()
+
+
+class _GathersInAStep(Cache):
+    def open_round(self) -> None:
+        super().open_round()
+        with suppress(CollectiveTimeout):
+            self._collective.gather(b"", 1.0)
+
+
+class _CountsTokens(Requests):
+    def witness_tokens(self, command: str, name: str, tokens: bytes, *facts: object) -> None:
+        self._journal.record("tokens", command, name, len(tokens), *facts)
+
+
+def test_a_free_list_in_another_order_on_one_rank_is_found() -> None:
+    found = violations(Build(cache=_ReversesAFreeList))
+    assert_found(found, "rank 0 answers", "digests differ")
+
+
+def test_pages_given_back_on_local_evidence_are_found() -> None:
+    assert_found(violations(Build(cache=_SettlesAlone)), "belongs to", "digests differ")
+
+
+def test_a_command_that_one_rank_does_not_get_is_found() -> None:
+    assert_found(violations(Build(cache=_LosesReleases)), "digests differ")
+
+
+def test_a_change_that_no_digest_tells_of_is_found() -> None:
+    """In a group that is asked for nothing, so that no step changes a replica."""
+    world = draw_world(4, ranks=2, steps=100, profile=LLAMA, faults="calm", depth=0, l1=REPLICA)
+    schedule = Schedule(replace(world, arrival_rate=0.0), build=Build(cache=_LosesAHostPage))
+
+    violation = schedule.run().violation
+
+    assert violation is not None
+    assert violation.finding == InvariantBroken(0, 7, "1 host pages belong to nobody")
+    assert violation.step == 7
+
+
+def test_a_priority_that_one_rank_does_not_hear_of_is_found() -> None:
+    assert_found(violations(Build(cache=_LosesPriorities)), "digests differ")
+
+
+def test_a_time_that_is_not_that_of_the_last_clock_is_found() -> None:
+    """The ranks agree on the largest of what their clocks say, and not on the smallest."""
+    clocks: list[Callable[[], int]] = []
+
+    class GoesByTheFirstClock(Cache):
+        def __init__(self, *parts: Any, clock_ms: Callable[[], int], **others: Any) -> None:
+            clocks.append(clock_ms)
+            latest = clocks[-2:]
+            super().__init__(*parts, clock_ms=lambda: max(each() for each in latest), **others)
+
+    assert_found(violations(Build(cache=GoesByTheFirstClock)), "the ranks agree on")
+
+
+def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
+    made: list[SimulatedExecutor] = []
+
+    class ReadsOfRank0(SimulatedExecutor):
+        def _read_object(self, page: Page) -> int | None:
+            return SimulatedExecutor._read_object(made[-2], page)
+
+    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+        kind = ReadsOfRank0 if conditions.rank else SimulatedExecutor
+        made.append(make_executor(conditions, memory, store, kind=kind))
+        return made[-1]
+
+    found = list(violations(Build(make=make), seeds=range(12)))
+
+    plain = [finding.say().plain for finding in found if isinstance(finding, WrongOffer)]
+    assert plain
+    assert all("rank 0's part of a prefix where rank 1's belongs" in each for each in plain)
+
+
+def test_a_rank_that_writes_what_another_has_is_found() -> None:
+    """Both write to the place of rank 0, as when the rank is missing from an object's name."""
+    made: list[SimulatedExecutor] = []
+
+    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+        made.append(make_executor(conditions, memory, store))
+        if conditions.rank:
+            made[-1].stores.used = made[-2].stores.used
+        return made[-1]
+
+    assert_found(violations(Build(make=make)), "a persist stores content")
+
+
+def test_a_rank_that_skips_the_round_when_it_is_idle_is_found() -> None:
+    found = violations(Build(cache=_SkipsIdleRounds))
+    assert_found(found, "reached 0 collectives", "ends the epoch for no reason")
+
+
+def test_a_second_collective_in_a_step_is_found() -> None:
+    assert_found(violations(Build(cache=_GathersInAStep)), "reached 2 collectives")
+
+
+@pytest.mark.parametrize("l1", [REPLICA, ENGINE])
+def test_a_digest_that_counts_tokens_and_does_not_read_them_is_found(l1: str) -> None:
+    """Rule R2: engines that have sampled apart are told so in the round after."""
+    found = violations(Build(parts=Parts(requests=_CountsTokens)), l1=l1)
+    assert_found(found, "sampled_apart struck rank")
+
+
+# Bugs of every rank alike: the replicas stay equal, and all of them are wrong.
+
+
+class _SettlesAll(Prefetching):
+    def _settle(self, operation: Prefetch, why: Why | None) -> None:
+        operation.landed = operation.wanted_count
+        super()._settle(operation, why)
+
+
+class _TakesItsCeilingForTheGroups(Prefetching):
+    """Reads the ceiling of one rank as what has landed."""
+
+    def arrived(self, verdict: Arrived) -> None:
+        operation = self.active.get(verdict.operation)
+        if operation is not None and verdict.ceiling is not None:
+            operation.landed = verdict.ceiling
+        super().arrived(verdict)
+
+
+class _FreesWhenItStops(Agenda):
+    def stop(self, operation: Operation, outcome: Outcome) -> None:
+        super().stop(operation, outcome)
+        self.release_receipts(operation)
+        self._residence.pools[HOST][0].give_back(operation.owned_pages(HOST, 0))
+        if isinstance(operation, Moving):
+            operation.owned.clear()
+        elif isinstance(operation, Prefetch):
+            operation.assign(())
+
+
+class _EvictsWhatIsLocked(Residence):
+    def evictable(self, tier: int, component: int, node: Node) -> bool:
+        return node.values[tier][component] is not None and not node.occupied_children[tier]
+
+
+class _ForgetsOperations(Prefixes):
+    def split(self, node: Node, pages: int) -> None:
+        self.residence.was_split(self.tree.split(node, pages))
+
+
+class _LosesAPage(OwnedDevice):
+    def _publish(self, request: Request, node: Node) -> None:
+        duplicate = node.values[DEVICE][0] is not None
+        super()._publish(request, node)
+        if duplicate:
+            self._residence.pools[DEVICE][0].take(1)
+
+
+class _KeepsNothing(Room):
+    """Safe, and useless: nothing wrong is served, because nothing is."""
+
+    def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
+        self.evict_everything(tier)
+        return super().take(tier, counts)
+
+
+class _TakesFailuresForBackups(BackingUp):
+    def failed(self, operation: Backup) -> None:
+        self.settle(operation)
+
+
+class _WaitsForAll(Prefetching):
+    """Applies no deadline of a prefetch."""
+
+    def arrived(self, verdict: Arrived) -> None:
+        operation = self.active.get(verdict.operation)
+        if operation is not None and verdict.pages == operation.wanted_count:
+            super().arrived(verdict)
+
+
+@seeds_from(7)
+def test_pages_that_have_not_landed_and_are_offered_are_found(seeds: range) -> None:
+    build = Build(parts=Parts(prefetching=_SettlesAll))
+    found = violations(build, faults="storage", seeds=seeds)
+    assert_found(found, "the tree offers host kv page", "still writes")
+
+
+@seeds_from(10, among=3 * SEEDS_MAX)
+def test_a_count_of_this_rank_taken_for_the_group_is_found(seeds: range) -> None:
+    build = Build(parts=Parts(prefetching=_TakesItsCeilingForTheGroups))
+    found = violations(build, faults="storage", seeds=seeds)
+    assert_found(found, "the tree offers host kv page", "still writes", "holds")
+
+
+@seeds_from(7)
+def test_pages_freed_without_waiting_for_quiet_are_found(seeds: range) -> None:
+    build = Build(parts=Parts(agenda=_FreesWhenItStops))
+    found = violations(build, faults="storage", seeds=seeds)
+    assert_found(found, "still writes it", "still read it")
+
+
+def test_an_unlocked_prefix_that_is_evicted_under_a_request_is_found() -> None:
+    found = violations(Build(parts=Parts(residence=_EvictsWhatIsLocked)), faults="pressure")
+    assert_found(found, "of a request", "page table", "locked", "AssertionError")
+
+
+def test_keys_that_forget_what_came_before_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of a page's own tokens serves one prefix's page to another."""
+
+    def unchained(seed: bytes, tokens: bytes, page_tokens: int) -> list[bytes]:
+        step = page_tokens * TOKEN_BYTES
+        return [
+            sha256(tokens[at : at + step]).digest() for at in range(0, len(tokens) - step + 1, step)
+        ]
+
+    for module in (prefixes_module, tree_module):
+        monkeypatch.setattr(module, "page_keys", unchained)
+    assert_found(violations(), "under the key of content")
+
+
+def test_a_split_that_forgets_the_operations_of_a_node_is_found() -> None:
+    found = violations(Build(parts=Parts(prefixes=_ForgetsOperations)))
+    assert_found(found, "pages of another length")
+
+
+def test_a_leaked_page_is_found() -> None:
+    assert_found(violations(Build(parts=Parts(owned=_LosesAPage))), "belong to nobody")
+
+
+def test_a_cache_that_never_hits_is_found() -> None:
+    found = violations(Build(parts=Parts(room=_KeepsNothing)))
+    assert_found(found, "never had to leave", "could be evicted")
+
+
+def test_a_failed_backup_taken_for_a_good_one_is_found() -> None:
+    found = violations(Build(parts=Parts(backing_up=_TakesFailuresForBackups)))
+    assert_found(found, "the tree offers host kv page", "copies host kv page", "stores")
+
+
+@seeds_from(14)
+def test_a_vote_that_never_ends_is_found(seeds: range) -> None:
+    build = Build(parts=Parts(prefetching=_WaitsForAll))
+    assert_found(violations(build, faults="storage", seeds=seeds), "stands in TRANSFER")
+
+
+# Bugs of an executor: the replica believes what it is told, so the memory must tell.
+
+
+class _Impatient(SimulatedExecutor):
+    """Says that it is quiet as soon as it is told to stop."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
+        for order in orders:
+            if isinstance(order, Cancel):
+                self.conditions.say(Quiesced(order.operation))
+
+
+class _Hasty(SimulatedExecutor):
+    """Says that a page has landed when its read begins."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
+        for order in orders:
+            if isinstance(order, Fetch):
+                self.conditions.say(Landed(order.operation, 1))
+
+
+class _Mute(SimulatedExecutor):
+    """Never says that a copy or write has ended."""
+
+    def progress(self) -> list[Progress]:
+        return [each for each in super().progress() if not isinstance(each, Ended)]
+
+
+class _Careless(SimulatedExecutor):
+    """Takes whatever lies under a name for the object: no checksum."""
+
+    def _read_object(self, page: Page) -> int | None:
+        content = super()._read_object(page)
+        return 1_000_000 if content is None else content
+
+
+@seeds_from(5, among=3 * SEEDS_MAX)
+def test_an_executor_that_does_not_wait_for_its_transfers_is_found(seeds: range) -> None:
+    found = violations(making(_Impatient), seeds=seeds)
+    assert_found(found, "still writes it", "still read it")
+
+
+@seeds_from(5)
+def test_an_executor_that_reports_a_page_too_early_is_found(seeds: range) -> None:
+    found = violations(making(_Hasty), seeds=seeds)
+    assert_found(found, "the tree offers host kv page", "still writes it", "holds")
+
+
+def test_an_executor_that_never_answers_is_found() -> None:
+    assert_found(violations(making(_Mute)), "stands in ISSUED")
+
+
+def test_a_read_without_a_checksum_is_found() -> None:
+    found = violations(making(_Careless), faults="storage")
+    assert_found(found, "the tree offers host kv page", "holds content 1000000")
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(SEEDS_MAX // 3), pytest.param(range(SEEDS_MAX // 3, SEEDS_MAX), marks=pytest.mark.slow)],
+)
+def test_without_a_planted_bug_the_same_seeds_are_clean(seeds: range) -> None:
+    assert not list(violations(seeds=seeds))

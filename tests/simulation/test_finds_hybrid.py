@@ -1,0 +1,93 @@
+"""Planted bugs of models that have more than full attention; see `test_finds`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from lockstep.coordinator.ballot import Landed
+from lockstep.ranks.orders import KV_POOL, Fetch, Fork, Order
+from lockstep.ranks.replica.tree.components.recurrent import Recurrent
+from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindow
+from lockstep.ranks.replica.tree.pages import PageRun
+from lockstep.simulation.rank.conditions import Page
+from lockstep.simulation.rank.executor import SimulatedExecutor
+from tests.kit.planted_bugs import assert_found, making, seeds_from, violations
+
+GEMMA, QWEN_NEXT = "gemma", "qwen-next"
+WINDOW = "window"
+
+# Bugs of every rank alike.
+
+
+def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers would read a page that holds another request's tokens by then."""
+
+    def needed_from(self: SlidingWindow, end: int) -> int:
+        assert self.span is not None
+        return max(0, min(end, end - self.span + 1))
+
+    monkeypatch.setattr(SlidingWindow, "needed_from", needed_from)
+    assert_found(violations(profile=GEMMA), "page table of pool 'window'")
+
+
+def test_a_state_that_stays_with_the_wrong_half_of_a_split_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def split(self: Recurrent, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
+        del self, pages
+        return run, None
+
+    monkeypatch.setattr(Recurrent, "split", split)
+    assert_found(violations(profile=QWEN_NEXT), "the tree offers device state page")
+
+
+# Bugs of an executor.
+
+
+class _Forgetful(SimulatedExecutor):
+    """Forgets to copy checkpoints, so a request computes upon another's state."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out([order for order in orders if not isinstance(order, Fork)])
+
+
+class _FirstPoolOnly(SimulatedExecutor):
+    """Takes a prefetch for complete when full attention's pages are there, as in incident C."""
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        super().carry_out(orders)
+        for order in orders:
+            if isinstance(order, Fetch) and order.transfers[0].pool == KV_POOL:
+                total = sum(len(transfer.pages) for transfer in order.transfers)
+                self.conditions.say(Landed(order.operation, total))
+
+
+class _WrongPool(SimulatedExecutor):
+    """Reads full attention's objects into the pages of a window: their keys are the same."""
+
+    def _read_object(self, page: Page) -> int | None:
+        return super()._read_object(replace(page, pool=KV_POOL) if page.pool == WINDOW else page)
+
+
+def test_a_checkpoint_that_is_never_copied_is_found() -> None:
+    found = violations(profile=QWEN_NEXT, build=making(_Forgetful))
+    assert_found(found, "state page")
+
+
+@seeds_from(24)
+def test_a_prefetch_that_is_over_before_its_last_pool_is_found(seeds: range) -> None:
+    """The ranks agree that everything has landed, and a state has not."""
+    found = violations(
+        profile=QWEN_NEXT,
+        faults="storage",
+        build=making(_FirstPoolOnly, every_rank=True),
+        seeds=seeds,
+    )
+    assert_found(found, "the tree offers host state page", "state page")
+
+
+@seeds_from(8)
+def test_a_page_of_full_attention_where_one_of_a_window_belongs_is_found(seeds: range) -> None:
+    found = violations(profile=GEMMA, faults="storage", build=making(_WrongPool), seeds=seeds)
+    assert_found(found, "the tree offers host window page")

@@ -1,0 +1,354 @@
+"""`file://` stays within its bounds: of time, of calls to the kernel, and of what lies in the way."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import StorageError
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.file import quarantine as file_quarantine
+from lockstep.storage_backends.file import turns as file_turns
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
+from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
+from lockstep.storage_backends.file.quarantine import PLACES
+from lockstep.storage_backends.file.unsound import unsound_files
+from lockstep.storage_backends.thread_calls import Stop
+from tests.kit.storage.calls import (
+    KIB,
+    get,
+    listed,
+    object_name,
+    opened,
+    page,
+    put,
+    run,
+    soon_off_loop,
+)
+from tests.kit.storage.files import FileStore
+
+SIZE = 16 * KIB
+NAME = object_name(1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def opened_files(store: FileStore, *, direct: bool = False) -> ObjectFiles:
+    files = ObjectFiles(store.root, Durability.NONE, direct=direct)
+    files.open()
+    return files
+
+
+def fill_places(store: FileStore, depth: int, files: int) -> None:
+    """Put a directory with files at each level of it into every place of the quarantine."""
+    for number in range(PLACES):
+        directory = store.root / "quarantine" / f"{number:02x}"
+        for level in range(depth):
+            directory = directory / f"d{level}"
+        directory.mkdir(parents=True)
+        for each in range(files):
+            (directory / f"f{each}").write_bytes(b"x")
+            (directory.parent / f"f{each}").write_bytes(b"x")
+
+
+def make_directory_of(store: FileStore, number: int) -> None:
+    store.path(object_name(number)).mkdir(parents=True)
+    (store.path(object_name(number)) / "inside").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("depth", [1, 40])
+def test_a_quarantine_full_of_directories_takes_files_and_directories_all_the_same(
+    store: FileStore, tmp_path: Path, depth: int
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            fill_places(store, depth, files=3)
+            for number in range(PLACES):
+                place = store.root / "quarantine" / f"{number:02x}"
+                (place / "link").symlink_to(outside)
+            for number in range(3):
+                make_directory_of(store, number)
+                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
+                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+                store.spoil(object_name(number))
+                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
+
+    run(scenario())
+    assert len(store.quarantined()) <= PLACES
+    assert (outside / "precious").exists()
+
+
+def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_quarantine, "TAKEN_APART_MAX", 4)
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            fill_places(store, 2, files=6)
+            await put(backend, NAME, page(1))
+            store.spoil(NAME)
+            # What is a file is not kept then, but its name is free at once.
+            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+            make_directory_of(store, 1)
+            outcomes = [(await get(backend, NAME))[0] for _ in range(20)]
+            assert outcomes[0] is ReadOutcome.CORRUPT
+            assert outcomes[-1] is ReadOutcome.MISSING
+
+    run(scenario())
+
+
+def test_a_quarantine_full_of_files_takes_a_directory(store: FileStore) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for number in range(PLACES):
+                (store.root / "quarantine" / f"{number:02x}").write_bytes(b"x")
+            make_directory_of(store, 1)
+            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+
+    run(scenario())
+    assert len(store.quarantined()) == PLACES
+
+
+def test_what_is_quarantined_takes_no_place_that_is_taken_while_others_are_free(
+    store: FileStore,
+) -> None:
+    """Each opening begins at a place of its own, and there are many between two looks at them."""
+
+    async def quarantine_one() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            store.spoil(NAME)
+            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+
+    for _ in range(PLACES):
+        run(quarantine_one())
+
+    assert len(store.quarantined()) == PLACES
+
+
+class Impatient(Stop):
+    """Is due when it has been asked so many times."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        super().__init__(soon_off_loop())
+        self.left = left
+
+    def due(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_nobody_waits_for_a_turn_beyond_the_deadline(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_turns, "_TIMEOUT_S", 20.0)
+    files = opened_files(store)
+    content, shape = [memoryview(page(1))], ObjectShape.whole(SIZE)
+    assert files.write(NAME, content, shape, Stop(soon_off_loop())) is WriteOutcome.OK
+    store.spoil(NAME)
+    held = os.open(store.root / "quarantine", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    stop = Impatient(5)
+
+    assert files.read(NAME, [memoryview(bytearray(SIZE))], shape, stop) is ReadOutcome.CORRUPT
+
+    assert stop.left < 0
+    assert store.path(NAME).exists()
+    os.close(held)
+    files.close()
+
+
+@pytest.mark.parametrize("nbytes", [SIZE, 2 << 20])
+def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
+    store: FileStore, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened_files(store)
+    pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
+
+    def write_the_last(*arguments: Any) -> int:
+        stop.asked = True
+        written.append(pwritev(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr(os, "pwritev", write_the_last)
+    outcome = files.write(NAME, [memoryview(page(1, nbytes))], ObjectShape.whole(nbytes), stop)
+    monkeypatch.undo()
+
+    # What is one piece is done by then.
+    assert outcome is (WriteOutcome.OK if nbytes == SIZE else WriteOutcome.TIMED_OUT)
+    assert files.exists(NAME) == (nbytes == SIZE)
+    assert sum(written) < 1 << 20
+    assert store.temporary() == []
+    files.close()
+
+
+def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_files(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened_files(store)
+    link = os.link
+    root_fd = os.open(store.root, os.O_RDONLY)
+
+    def link_and_be_swept(*names: Any, **directories: Any) -> None:
+        link(*names, **directories)
+        sweep(root_fd)
+
+    monkeypatch.setattr(os, "link", link_and_be_swept)
+    assert isinstance(choose_publisher(root_fd, 0), UnnamedFiles)
+    os.close(root_fd)
+    files.close()
+    assert store.temporary() == []
+
+
+def broken_open(broken: Path, error: int) -> Any:
+    """`os.open` that fails for what has this last name."""
+    real_open = os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **named: Any) -> int:
+        if str(path).endswith(broken.name) and not flags & os.O_PATH:
+            raise OSError(error, os.strerror(error))
+        return real_open(path, flags, *args, **named)
+
+    return refuse
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("level", ["namespace", "digits", "object"])
+def test_what_cannot_be_read_is_told_and_not_passed_over(
+    store: FileStore, error: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            path = store.path(NAME)
+            broken = {"object": path, "digits": path.parent, "namespace": path.parent.parent}
+            monkeypatch.setattr(os, "open", broken_open(broken[level], error))
+            complaint = f"{broken[level]} cannot be read: {os.strerror(error)}"
+            with pytest.raises(StorageError, match=complaint):
+                await listed(backend)
+            for put_away in (False, True):
+                with pytest.raises(StorageError, match=complaint):
+                    list(unsound_files(store.root, put_away=put_away))
+            monkeypatch.undo()
+            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
+
+    run(scenario())
+
+
+def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            monkeypatch.setattr(os, "preadv", broken)
+            with pytest.raises(StorageError, match="cannot be read"):
+                await listed(backend)
+            with pytest.raises(StorageError, match="cannot be read"):
+                list(unsound_files(store.root, put_away=True))
+            monkeypatch.undo()
+            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
+
+    run(scenario())
+
+
+def test_what_goes_away_meanwhile_is_passed_over(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            await put(backend, object_name(2), page(2))
+            monkeypatch.setattr(os, "open", broken_open(store.path(NAME), errno.ENOENT))
+            assert [each.name for each in await listed(backend)] == [object_name(2)]
+
+    run(scenario())
+
+
+def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
+    store: FileStore,
+) -> None:
+    digits = store.path(NAME).parent
+    digits.mkdir(parents=True)
+    for number in range(3000):
+        (digits / f"{number:064x}").touch()
+
+    tracemalloc.start()
+    found = sum(1 for _ in unsound_files(store.root))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert found == 3000
+    assert peak < 256 * KIB
+
+
+def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
+    store: FileStore,
+) -> None:
+    async def scenario() -> None:
+        backend = store.backend()
+        await backend.open()
+        for number in range(3):
+            await put(backend, object_name(number), page(number))
+        listing = backend.objects()
+        await anext(listing)
+        await backend.close()
+        with pytest.raises(StorageError, match="closed while it was listed; open it again"):
+            _ = [each async for each in listing]
+
+    run(scenario())
+
+
+def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
+    async def scenario() -> None:
+        backend = store.backend(threads=1)
+        await backend.open()
+        await put(backend, NAME, page(1))
+        busy, go_on = threading.Event(), threading.Event()
+        files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
+        read = files.read
+
+        def held(*arguments: Any) -> ReadOutcome:
+            busy.set()
+            assert go_on.wait(60)
+            outcome: ReadOutcome = read(*arguments)
+            return outcome
+
+        files.read = held
+        reader = asyncio.create_task(get(backend, NAME))
+        assert await asyncio.to_thread(busy.wait, 60)
+        listing = asyncio.create_task(listed(backend))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(backend.close())
+        with pytest.raises(StorageError, match="closed before it answered"):
+            await listing
+        go_on.set()
+        await closing
+        # The close has asked it to begin nothing more.
+        assert (await reader)[0] is ReadOutcome.TIMED_OUT
+
+    run(scenario())

@@ -1,0 +1,107 @@
+"""`file://` with `read_only=1`: what is there is read, and nothing in the directory changes."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.registry import open_backend
+from tests.kit.storage.calls import get, listed, object_name, page, put, run, soon
+from tests.kit.storage.files import FileStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """With pages 1 and 2, of which the second one is spoilt."""
+    store = FileStore(tmp_path / "store")
+
+    async def fill() -> None:
+        backend = store.backend()
+        await backend.open()
+        for number in (1, 2):
+            await put(backend, object_name(number), page(number))
+        await backend.close()
+
+    run(fill())
+    store.spoil(object_name(2))
+    return store
+
+
+def everything(root: Path) -> dict[Path, tuple[float, bytes]]:
+    return {
+        path: (path.stat().st_mtime, path.read_bytes() if path.is_file() else b"")
+        for path in [root, *root.rglob("*")]
+    }
+
+
+async def looking(store: FileStore) -> StorageBackend:
+    return await open_backend(f"{store.root.as_uri()}?read_only=1&ttl_s=1&quota_bytes=1&direct=1")
+
+
+def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_stays(
+    store: FileStore,
+) -> None:
+    before = everything(store.root)
+
+    async def scenario() -> None:
+        backend = await looking(store)
+        for _ in range(2):
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+            assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(3)))[0] is ReadOutcome.MISSING
+        assert len(await listed(backend)) == 2
+        await backend.close()
+
+    run(scenario())
+    assert everything(store.root) == before
+
+
+def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
+    before = everything(store.root)
+
+    async def scenario() -> None:
+        backend = await looking(store)
+        for number in (1, 2, 3):
+            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+        names = [object_name(number) for number in (1, 3)]
+        assert await backend.remove(names, deadline=soon()) == [False, True]
+        await backend.close()
+
+    run(scenario())
+    assert everything(store.root) == before
+
+
+def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -> None:
+    backend = FileBackend(store.root, read_only=True, limits=SweepLimits(ttl_s=1))
+
+    async def scenario() -> None:
+        await backend.open()
+        assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
+        await backend.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("missing", ["store", "objects"])
+def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path: Path, missing: str) -> None:
+    nowhere = FileStore(tmp_path / "nowhere")
+    if missing == "objects":
+        nowhere.root.mkdir()
+    before = list(tmp_path.rglob("*"))
+
+    with pytest.raises(ConfigError, match=r"this process may read$|no folder 'objects'"):
+        run(looking(nowhere))
+
+    assert list(tmp_path.rglob("*")) == before
+
+
+def test_a_directory_that_anybody_could_have_written_to_is_refused_all_the_same(
+    store: FileStore,
+) -> None:
+    (store.root / "objects").chmod(0o777)
+
+    with pytest.raises(ConfigError, match="could forge pages"):
+        run(looking(store))

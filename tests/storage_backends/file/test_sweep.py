@@ -1,0 +1,657 @@
+"""`file://` with a quota and a time to live: what goes, what stays, and who does it. Virtual time."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import random
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.page_format.page_object import name_digest
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.file.sweep import (
+    EMPTY_AGE_S,
+    LOCK,
+    LOW_WATER,
+    SweepLimits,
+    Swept,
+    sweep_store,
+)
+from lockstep.storage_backends.file.sweeper import Sweeper
+from lockstep.storage_backends.records.manifest import Manifest
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.thread_calls import Stop
+from tests.kit.storage.calls import (
+    get,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    soon_off_loop,
+    writing,
+)
+from tests.kit.storage.files import FileStore, flip
+
+SIZE = 16 << 10
+ROOM = SIZE + BLOCK_BYTES
+"""What an object takes; whole blocks."""
+LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=2, heads=4, elements=8),))
+NOW = time.time() + 1e6
+"""Virtual, and later than any file here is really written; for a pass that is told what time it is."""
+YEARS_S = 1e8
+PATIENCE_S = 30.0
+"""What only a thread takes that does not end; shorter than what a sweeper sleeps."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@contextmanager
+def root_of(store: FileStore) -> Generator[int]:
+    fd = os.open(store.root, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def fill(store: FileStore, ages_s: list[float]) -> None:
+    """Write an object for each age, and let it be that old."""
+    files = ObjectFiles(store.root, Durability.NONE, direct=False)
+    files.open()
+    shape = ObjectShape.whole(SIZE)
+    for number, age_s in enumerate(ages_s):
+        content = [memoryview(page(number, SIZE))]
+        outcome = files.write(object_name(number), content, shape, Stop(soon_off_loop()))
+        assert outcome is WriteOutcome.OK
+        make_old(store.path(object_name(number)), age_s)
+    files.close()
+
+
+def make_old(path: Path, age_s: float) -> None:
+    os.utime(path, (NOW - age_s, NOW - age_s))
+
+
+def make_really_old(path: Path, age_s: float) -> None:
+    """As `make_old`, for passes that go by the filesystem's clock."""
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+
+
+def left(store: FileStore) -> list[int]:
+    return [number for number in range(200) if store.path(object_name(number)).exists()]
+
+
+def sweep(store: FileStore, limits: SweepLimits, stop_after: int | None = None) -> Swept:
+    asked = iter(range(1 << 30))
+    with root_of(store) as root_fd:
+        return sweep_store(
+            root_fd,
+            limits,
+            now=NOW,
+            stop=lambda: stop_after is not None and next(asked) >= stop_after,
+        )
+
+
+def path_of(store: FileStore, number: int) -> str:
+    digest = name_digest(object_name(number))
+    assert digest is not None
+    return object_path(object_name(number).namespace, digest)
+
+
+def no_turns(sweeper: Sweeper) -> None:
+    """In place of `Sweeper.begin`: the test makes the turns itself, and waits for no other."""
+
+
+@contextmanager
+def sweeper_of(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
+    """A sweeper whose turns a test makes itself, by the filesystem's clock."""
+    files = ObjectFiles(store.root, Durability.NONE, direct=False)
+    files.open()
+    sweeper = files.sweeper(limits)
+    try:
+        yield sweeper
+    finally:
+        sweeper.end().result(60)
+        files.close()
+
+
+def test_what_nobody_has_used_for_the_time_to_live_goes(store: FileStore) -> None:
+    fill(store, [10, 99, 101, 5000])
+
+    swept = sweep(store, SweepLimits(ttl_s=100))
+
+    assert left(store) == [0, 1]
+    assert swept == Swept(
+        files_removed=2, bytes_removed=2 * ROOM, bytes_left=2 * ROOM, finished=True
+    )
+
+
+def test_over_the_quota_the_least_recently_used_go_down_to_the_low_water_mark(
+    store: FileStore,
+) -> None:
+    ages = [float(10 * (number + 1)) for number in range(40)]
+    random.Random(4).shuffle(ages)
+    fill(store, ages)
+    quota = 20 * ROOM
+
+    swept = sweep(store, SweepLimits(quota_bytes=quota))
+
+    youngest = sorted(range(40), key=lambda number: ages[number])[:18]
+    assert left(store) == sorted(youngest)
+    assert swept.bytes_left == 18 * ROOM <= quota * LOW_WATER
+
+
+def test_below_the_high_water_mark_nothing_goes(store: FileStore) -> None:
+    fill(store, [1e5] * 18)
+
+    assert sweep(store, SweepLimits(quota_bytes=20 * ROOM)).files_removed == 0
+
+
+def test_of_files_of_one_age_no_more_go_than_have_to(store: FileStore) -> None:
+    fill(store, [500.0] * 30)
+
+    sweep(store, SweepLimits(quota_bytes=20 * ROOM))
+
+    assert len(left(store)) == 18
+
+
+def test_a_file_with_holes_does_not_push_the_others_out(store: FileStore) -> None:
+    fill(store, [10.0] * 5)
+    hole = store.path(object_name(0)).with_name("ff" * 32)
+    hole.touch()
+    os.truncate(hole, 1 << 40)
+
+    assert sweep(store, SweepLimits(quota_bytes=20 * ROOM)).files_removed == 0
+
+
+def test_what_is_in_quarantine_counts_and_goes_first(store: FileStore) -> None:
+    fill(store, [10.0] * 10)
+    for number in range(10):
+        bad = store.root / "quarantine" / f"{number:02x}"
+        bad.write_bytes(bytes(ROOM))
+        make_old(bad, 1.0)
+
+    sweep(store, SweepLimits(quota_bytes=12 * ROOM))
+
+    assert len(left(store)) == 10
+    assert store.quarantined() == []
+
+
+def test_what_dead_writers_left_goes_and_what_living_ones_write_stays(store: FileStore) -> None:
+    fill(store, [10.0])
+    dead, living = (store.root / "temporary" / name for name in ("00", "01"))
+    dead.write_bytes(b"x")
+    with living.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        sweep(store, SweepLimits(ttl_s=1e9))
+
+    assert store.temporary() == [living]
+
+
+def test_no_link_is_followed_and_nothing_outside_goes(store: FileStore, tmp_path: Path) -> None:
+    fill(store, [1e5])
+    outside = tmp_path / "outside" / "ab"
+    outside.mkdir(parents=True)
+    precious = outside / ("cd" * 32)
+    precious.write_bytes(b"precious")
+    make_old(precious, 1e5)
+    objects = store.root / "objects"
+    namespace = next(objects.iterdir())
+    (objects / "link").symlink_to(outside.parent)
+    (namespace / "li").symlink_to(outside)
+    (namespace / "fi").write_bytes(b"no directory")
+    (store.path(object_name(0)).parent / "link").symlink_to(precious)
+
+    sweep(store, SweepLimits(ttl_s=1, quota_bytes=1))
+
+    assert left(store) == []
+    assert precious.read_bytes() == b"precious"
+    assert (store.path(object_name(0)).parent / "link").is_symlink()
+
+
+def test_empty_directories_go_when_they_are_old_and_come_back_with_the_next_write(
+    store: FileStore,
+) -> None:
+    fill(store, [])
+    digits = store.path(object_name(0)).parent
+    young = digits.with_name("yy")
+    for directory, age_s in ((digits, 2 * EMPTY_AGE_S), (young, EMPTY_AGE_S / 2)):
+        directory.mkdir(parents=True)
+        make_old(directory, age_s)
+
+    sweep(store, SweepLimits(ttl_s=1))
+
+    assert list(digits.parent.iterdir()) == [young]
+    fill(store, [1.0])
+    assert left(store) == [0]
+
+
+def test_a_pass_that_is_told_to_stop_stops_at_the_next_file(store: FileStore) -> None:
+    fill(store, [1e5] * 20)
+
+    swept = sweep(store, SweepLimits(ttl_s=1), stop_after=12)
+
+    assert not swept.finished
+    assert 0 < swept.files_removed <= 12
+    assert len(left(store)) == 20 - swept.files_removed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_ages_and_limits_a_pass_leaves_what_the_definition_says(
+    store: FileStore, seed: int
+) -> None:
+    draw = random.Random(seed)
+    ages = [draw.choice([0.1, 1.0, 50.0, 3e3, 1e6]) * draw.uniform(1.0, 2.0) for _ in range(30)]
+    ttl_s = draw.choice([None, 60.0, 1e5])
+    quota = draw.choice([None, draw.randint(1, 40) * ROOM])
+    fill(store, ages)
+
+    sweep(store, SweepLimits(ttl_s=ttl_s, quota_bytes=quota))
+
+    kept = left(store)
+    assert all(ttl_s is None or ages[number] <= ttl_s for number in kept)
+    assert quota is None or len(kept) * ROOM <= quota
+    gone = [n for n in range(30) if n not in kept and (ttl_s is None or ages[n] <= ttl_s)]
+    # Ages are told apart down to a hundredth of them, and a hundredth of a second.
+    assert all(ages[one] >= ages[two] / 1.02 - 0.02 for one in gone for two in kept)
+
+
+def test_only_one_sweeps_at_a_time_and_the_others_go_on(store: FileStore) -> None:
+    fill(store, [1e5])
+    make_really_old(store.path(object_name(0)), 1e5)
+    limits = SweepLimits(ttl_s=1)
+    with sweeper_of(store, limits) as sweeper:
+        with (store.root / LOCK).open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            assert sweeper.turn(wanted=True) is None
+            assert left(store) == [0]
+        swept = sweeper.turn(wanted=True)
+        assert swept is not None
+        assert swept.files_removed == 1
+
+
+def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
+    store: FileStore,
+) -> None:
+    limits = SweepLimits(quota_bytes=1 << 30)
+    with sweeper_of(store, limits) as first, sweeper_of(store, limits) as second:
+        assert first.turn(wanted=False) is not None
+        assert second.turn(wanted=False) is None
+        assert second.turn(wanted=True) is not None
+        # Whoever only asks does not put the next pass off.
+        ended = (store.root / LOCK).stat().st_mtime_ns
+        assert second.turn(wanted=False) is None
+        assert (store.root / LOCK).stat().st_mtime_ns == ended
+        make_really_old(store.root / LOCK, first.interval_s)
+        assert second.turn(wanted=False) is not None
+
+
+def test_a_pass_that_ended_in_the_future_by_a_wrong_clock_puts_off_nobody(
+    store: FileStore,
+) -> None:
+    with sweeper_of(store, SweepLimits(ttl_s=100)) as sweeper:
+        assert sweeper.turn(wanted=False) is not None
+        make_really_old(store.root / LOCK, -YEARS_S)
+        assert sweeper.turn(wanted=False) is not None
+
+
+def test_without_locks_each_sweeps_for_itself(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    fill(store, [1e5])
+    make_really_old(store.path(object_name(0)), 1e5)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with sweeper_of(store, SweepLimits(ttl_s=1)) as sweeper:
+        assert sweeper.turn(wanted=True) is not None
+    assert left(store) == []
+
+
+def test_what_was_read_is_as_good_as_new(store: FileStore) -> None:
+    fill(store, [1e5, 1e5, 1e5])
+    for number in range(3):
+        make_really_old(store.path(object_name(number)), 1e5)
+    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+        sweeper.used([object_name(1), object_name(77)])
+        sweeper.turn(wanted=True)
+    assert left(store) == [1]
+
+
+def test_a_name_that_no_file_can_have_does_not_keep_the_others_from_being_marked(
+    store: FileStore,
+) -> None:
+    fill(store, [1e5, 1e5])
+    for number in range(2):
+        make_really_old(store.path(object_name(number)), 1e5)
+    no_name = ObjectName("\ud800", "0", "kv", "all")
+    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+        sweeper.used([no_name, object_name(1)])
+        sweeper.turn(wanted=True)
+    assert left(store) == [1]
+
+
+def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_too(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sweeper, "begin", no_turns)
+    fill(store, [1e5] * 4)
+    for number in range(4):
+        make_really_old(store.path(object_name(number)), 1e5)
+
+    async def scenario() -> None:
+        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))
+        await backend.open()
+        assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
+        assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
+        sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
+        assert sweeper is not None
+        sweeper.turn(wanted=True)
+        await backend.close()
+
+    run(scenario())
+    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+        sweeper.turn(wanted=True)
+    assert left(store) == [0, 2]
+
+
+def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_beyond_its_time(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, [0.0] * 3)
+    paths = [store.path(object_name(number)) for number in range(3)]
+    for path in paths:
+        make_really_old(path, 10.0)
+    real_time = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real_time() + YEARS_S)
+        patch.setattr(Sweeper, "begin", no_turns)
+
+        async def scenario() -> None:
+            backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
+            await backend.open()
+            assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
+            sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
+            assert sweeper is not None
+            assert sweeper.turn(wanted=True) is not None
+            await backend.close()
+
+        run(scenario())
+    assert left(store) == [0, 1, 2]
+    assert paths[0].stat().st_mtime > paths[1].stat().st_mtime
+    assert paths[0].stat().st_mtime < time.time() + 3600
+
+
+def test_what_was_marked_by_a_clock_that_was_years_ahead_is_as_good_as_new_and_ages_from_then(
+    store: FileStore,
+) -> None:
+    fill(store, [-YEARS_S, 10.0])
+    bad = store.root / "quarantine" / "00"
+    bad.write_bytes(b"x")
+    make_old(bad, -YEARS_S)
+
+    assert sweep(store, SweepLimits(ttl_s=100)).files_removed == 0
+
+    # Marked anew by the filesystem, whose clock is far behind the virtual one.
+    assert sweep(store, SweepLimits(ttl_s=100)).files_removed == 2
+    assert left(store) == [1]
+
+
+@pytest.mark.parametrize("limits", [SweepLimits(ttl_s=1e9), SweepLimits(quota_bytes=1 << 40)])
+def test_a_directory_in_quarantine_goes_with_all_that_is_in_it_when_it_is_old(
+    store: FileStore, tmp_path: Path, limits: SweepLimits
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"precious")
+    fill(store, [1.0])
+    for name, age_s in (("00", 2 * EMPTY_AGE_S), ("01", EMPTY_AGE_S / 2)):
+        directory = store.root / "quarantine" / name
+        deep = directory.joinpath(*(["deep"] * 30))
+        deep.mkdir(parents=True)
+        for number in range(5):
+            (deep / f"{number}").write_bytes(b"x")
+            (deep.parent / f"{number}").write_bytes(b"x")
+        (deep / "link").symlink_to(outside)
+        make_old(directory, age_s)
+
+    sweep(store, limits)
+
+    assert [path.name for path in store.quarantined()] == ["01"]
+    assert (outside / "precious").exists()
+    assert left(store) == [0]
+
+
+def test_over_the_quota_directories_in_quarantine_go_before_any_object(store: FileStore) -> None:
+    fill(store, [10.0] * 10)
+    directory = store.root / "quarantine" / "00"
+    directory.mkdir()
+    (directory / "inside").write_bytes(b"x")
+    make_old(directory, 1.0)
+
+    sweep(store, SweepLimits(quota_bytes=5 * ROOM))
+
+    assert store.quarantined() == []
+
+
+@pytest.mark.parametrize("nbytes", [100, SIZE])
+def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
+    store: FileStore, nbytes: int
+) -> None:
+    room = BLOCK_BYTES + max(nbytes, BLOCK_BYTES)
+    quota = 40 * room
+
+    async def scenario() -> None:
+        backend = FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))
+        await backend.open()
+        for number in range(120):
+            written = await put(backend, object_name(number), page(number, nbytes))
+            assert written is WriteOutcome.OK
+        give_up = time.monotonic() + 30
+        while len(left(store)) * room > quota:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.01)
+        # A pass may still be on its way down to the mark that it ends at.
+        await backend.close()
+        async with opened(store) as reader:
+            for number in left(store):
+                assert await get(reader, object_name(number), nbytes) == (
+                    ReadOutcome.OK,
+                    page(number, nbytes),
+                )
+
+    run(scenario())
+
+
+def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
+    """Whatever a pass takes: each read is right or a miss, and each write succeeds."""
+    ended = threading.Event()
+
+    def sweep_all() -> None:
+        with root_of(store) as root_fd:
+            while not ended.is_set():
+                # Later than everything, so that empty directories go as well.
+                later = time.time() + 2 * EMPTY_AGE_S
+                sweep_store(root_fd, SweepLimits(ttl_s=1), now=later, stop=ended.is_set)
+
+    async def scenario() -> None:
+        backend = store.backend()
+        await backend.open()
+        sweeping = threading.Thread(target=sweep_all)
+        sweeping.start()
+        try:
+            for start in range(0, 200, 20):
+                numbers = range(start, start + 20)
+                writes = [writing(object_name(n), page(n, SIZE)) for n in numbers]
+                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+                buffers = [bytearray(SIZE) for _ in numbers]
+                reads = [
+                    reading(object_name(n), each) for n, each in zip(numbers, buffers, strict=True)
+                ]
+                outcomes = await backend.read(reads, deadline=soon())
+                for number, outcome, each in zip(numbers, outcomes, buffers, strict=True):
+                    assert outcome in (ReadOutcome.OK, ReadOutcome.MISSING)
+                    assert outcome is ReadOutcome.MISSING or each == page(number, SIZE)
+        finally:
+            ended.set()
+            await asyncio.to_thread(sweeping.join)
+            await backend.close()
+        assert store.quarantined() == []
+
+    run(scenario())
+
+
+def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: FileStore) -> None:
+    def descriptors() -> int:
+        found = 0
+        for each in Path("/proc/self/fd").iterdir():
+            # Somebody else's may go meanwhile.
+            with suppress(FileNotFoundError):
+                found += each.readlink().is_relative_to(store.root)
+        return found
+
+    def sweeping() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("lockstep-sweep")}
+
+    async def scenario() -> None:
+        before = sweeping()
+        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
+        await backend.open()
+        (thread,) = sweeping() - before
+        assert descriptors() > 0
+        await backend.close()
+        assert descriptors() == 0
+        # What it was waited for is the last thing that it does.
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("quota_gib=1&quota_bytes=5", "one too many"),
+        ("quota_bytes=0", "quota_bytes is 0, must be from 1"),
+        ("quota_gib=much", "quota_gib is 'much', must be a number"),
+        ("quota_gib=-1", "'-1', must be a number such as 2 or 0.01, from 0.000001 to 1073741824$"),
+        ("quota_gib=0", "quota_gib is 0, must be from 0.000001 to 1073741824$"),
+        ("ttl_s=0.5", "ttl_s is 0.5, must be from 1"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(options: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make_backend(f"file:///nowhere?{options}")
+
+
+def test_limits_come_from_the_uri() -> None:
+    backend = make_backend("file:///nowhere?quota_gib=1.5&ttl_s=60")
+    assert isinstance(backend, FileBackend)
+    limits = backend._limits  # pyright: ignore[reportPrivateUsage]
+    assert limits == SweepLimits(quota_bytes=3 << 29, ttl_s=60.0)
+
+
+def records(namespace: str, models: int) -> list[Write]:
+    """The manifests of some models, and the marks of two groups."""
+    writes: list[Write] = []
+    for number in range(models):
+        manifest = Manifest(model=f"m{number}", weights_version="1", layouts={"kv": LAYOUT})
+        content = memoryview(manifest.encode())
+        writes.append(Write(manifest.name, (content,), ObjectShape.whole(16 << 10)))
+    for size in (1, 2):
+        mark = ObjectName(namespace, namespace, "sharding", f"stage0of1.tp{size}")
+        writes.append(Write(mark, (memoryview(b"\1"),), ObjectShape.whole(1)))
+    return writes
+
+
+def keep_records(store: FileStore, models: int = 1) -> list[Path]:
+    """Write records that nobody has used for very long."""
+    writes = records(object_name(0).namespace, models)
+
+    async def scenario() -> None:
+        backend = store.backend()
+        await backend.open()
+        assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+        await backend.close()
+
+    run(scenario())
+    paths = [store.path(write.name) for write in writes]
+    for path in paths:
+        make_old(path, 1e9)
+    return paths
+
+
+@pytest.mark.parametrize("limits", [SweepLimits(ttl_s=100), SweepLimits(quota_bytes=5 * ROOM)])
+def test_records_stay_whatever_their_age_since_pages_are_found_by_them(
+    store: FileStore, limits: SweepLimits
+) -> None:
+    kept = keep_records(store)
+    fill(store, [10.0, 20.0] + [1e5] * 30)
+
+    sweep(store, limits)
+
+    assert all(path.exists() for path in kept)
+    assert left(store) == [0, 1]
+
+
+def test_the_room_of_records_counts_and_is_not_taken_for_room_that_can_be_had(
+    store: FileStore,
+) -> None:
+    kept = keep_records(store, models=12)
+    fill(store, [float(10 * (number + 1)) for number in range(40)])
+    quota = 30 * ROOM
+
+    swept = sweep(store, SweepLimits(quota_bytes=quota))
+
+    assert all(path.exists() for path in kept)
+    assert swept.bytes_left <= quota * LOW_WATER
+    # Twelve manifests and two marks take the room of thirteen pages, nearly.
+    assert left(store) == list(range(14))
+
+
+def test_what_only_claims_to_be_a_record_goes(store: FileStore) -> None:
+    kept = keep_records(store)
+    copies = [store.path(object_name(number)) for number in (1, 2)]
+    for one, other in zip(kept, copies, strict=False):
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(one.read_bytes())
+    flip(kept[2], 8 * 100)
+    for path in (*copies, kept[2]):
+        make_old(path, 1e9)
+
+    sweep(store, SweepLimits(ttl_s=100))
+
+    assert [path.exists() for path in kept] == [True, True, False]
+    assert left(store) == []
+
+
+def test_a_record_that_cannot_be_read_now_stays(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keep_records(store)
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", broken)
+    sweep(store, SweepLimits(ttl_s=100))
+    assert all(path.exists() for path in kept)

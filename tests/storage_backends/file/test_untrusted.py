@@ -1,0 +1,290 @@
+"""`file://` in a directory where others put things: all of it is a miss, and none of it is followed.
+
+What a bad file may look like is in `test_file`; here is what lies around it, and who owns it.
+"""
+
+import os
+import resource
+import socket
+import stat
+import tracemalloc
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
+from lockstep.page_format.page_object import encode_header, name_digest
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.file.backend import FileBackend
+from lockstep.storage_backends.file.contents import BLOCK_BYTES
+from lockstep.storage_backends.file.sweep import SweepLimits
+from lockstep.storage_backends.file.trust import Trust
+from lockstep.storage_backends.registry import open_backend
+from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
+from tests.kit.storage.files import FileStore
+
+SIZE = 16 << 10
+NAME = object_name(1)
+TERABYTES = 1 << 42
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.fixture
+def few_bytes() -> Generator[None]:
+    """Fails the test if it takes more memory than a few pages; what Python itself counts."""
+    tracemalloc.start()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def in_place_of(store: FileStore, make: Callable[[Path], object]) -> None:
+    path = store.path(NAME)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+def bind_socket(path: Path) -> None:
+    # A socket's path may have 108 bytes at most.
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def make_device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        # Only the superuser may; a link to one is as good here.
+        path.symlink_to("/dev/zero")
+
+
+def make_holes(path: Path) -> None:
+    path.touch()
+    os.truncate(path, TERABYTES)
+
+
+def claim_terabytes(path: Path) -> None:
+    """A header that is right in itself, of an object with very long parts, over holes."""
+    parts = (Part((1 << 32) - 1, ALWAYS),) * 143
+    shape = ObjectShape(parts, tuple(range(len(parts))))
+    digest = name_digest(NAME)
+    assert digest is not None
+    header = encode_header(NAME, digest, 0, shape.plan(0), bytes(16 * len(parts)))
+    path.write_bytes(header)
+    os.truncate(path, BLOCK_BYTES + shape.nbytes)
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "a directory": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": bind_socket,
+    "a device": make_device,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "terabytes of holes": make_holes,
+    "a sound header that claims terabytes": claim_terabytes,
+}
+
+
+@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE.keys())
+def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_write(
+    store: FileStore, strange: Callable[[Path], object]
+) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+            in_place_of(store, strange)
+            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+            in_place_of(store, strange)
+            # Listing must not hang, and may tell of a header that is right in itself.
+            assert len(await listed(backend)) <= 1
+            assert await put(backend, NAME, page(2)) is WriteOutcome.OK
+            assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
+            in_place_of(store, strange)
+            assert await backend.remove([NAME], deadline=soon()) == [True]
+            assert await backend.exists([NAME], deadline=soon()) == [False]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("level", ["digits", "namespace"])
+@pytest.mark.parametrize("first", ["read", "write", "remove"])
+def test_a_directory_that_is_a_link_out_of_the_store_is_not_followed(
+    store: FileStore, tmp_path: Path, level: str, first: str
+) -> None:
+    outside = tmp_path / "outside"
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, NAME, page(1))
+        directory = store.path(NAME).parent
+        directory = directory if level == "digits" else directory.parent
+        directory.rename(outside)
+        directory.symlink_to(outside)
+        before = sorted(outside.rglob("*"))
+        async with opened(store) as backend:
+            assert await listed(backend) == []
+            match first:
+                case "read":
+                    assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+                case "write":
+                    assert await put(backend, NAME, page(2)) is WriteOutcome.OK
+                case _:
+                    assert await backend.remove([NAME], deadline=soon()) == [True]
+            assert sorted(outside.rglob("*")) == before
+            assert await put(backend, NAME, page(2)) in (WriteOutcome.OK, WriteOutcome.PRESENT)
+            assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
+            assert sorted(outside.rglob("*")) == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "part", ["..", "a/b", "/etc", "a\0b", "é", "A", "", "a" * 129, "a\n", "\ud800"]
+)
+@pytest.mark.parametrize("at", ["namespace", "key", "pool", "shard"])
+def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
+    store: FileStore, part: str, at: str
+) -> None:
+    parts = {"namespace": "ab", "key": "cd", "pool": "kv", "shard": "s"}
+    name = ObjectName(**(parts | {at: part}))
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            # Dots alone are letters of a name like others: they get no nearer to a path than these.
+            allowed = part == ".."
+            wrote = await put(backend, name, page(1))
+            assert wrote is (WriteOutcome.OK if allowed else WriteOutcome.FAILED)
+            read, _ = await get(backend, name)
+            assert read is (ReadOutcome.OK if allowed else ReadOutcome.FAILED)
+            assert len(store.objects()) == allowed
+
+    run(scenario())
+
+
+def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:
+    async def scenario() -> None:
+        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
+        await backend.open()
+        await put(backend, NAME, page(1))
+        await put(backend, object_name(2), page(2))
+        store.spoil(object_name(2))
+        assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
+        sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
+        assert sweeper is not None
+        sweeper.turn(wanted=True)
+        await backend.close()
+
+    before = os.umask(0)
+    try:
+        run(scenario())
+    finally:
+        os.umask(before)
+    assert store.quarantined()
+    for path in [store.root, *store.root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+@pytest.mark.parametrize("below", ["", "objects", "temporary", "quarantine"])
+@pytest.mark.parametrize(
+    ("mode", "said", "trusts"),
+    [
+        (0o777, "by everybody.*chmod go-w.*trust=any", ["any"]),
+        (0o770, "by group [0-9]+,.*chmod g-w.*trust=group", ["group", "any"]),
+    ],
+)
+def test_a_directory_that_others_can_write_to_is_refused_unless_they_are_trusted(
+    store: FileStore, below: str, mode: int, said: str, trusts: list[str]
+) -> None:
+    (store.root / below).mkdir(parents=True)
+    (store.root / below).chmod(mode)
+    before = list(store.root.rglob("*"))
+    with pytest.raises(ConfigError, match=said):
+        run(FileBackend(store.root).open())
+    assert list(store.root.rglob("*")) == before
+
+    async def trusting(trust: str) -> WriteOutcome:
+        backend = await open_backend(f"{store.root.as_uri()}?trust={trust}")
+        outcome = await put(backend, object_name(trusts.index(trust)), page(1))
+        await backend.close()
+        return outcome
+
+    assert [run(trusting(each)) for each in trusts] == [WriteOutcome.OK] * len(trusts)
+
+
+def test_the_group_of_a_directory_is_trusted_without_everybody_else(store: FileStore) -> None:
+    store.root.mkdir()
+    store.root.chmod(0o777)
+    with pytest.raises(ConfigError, match="by everybody"):
+        run(FileBackend(store.root, trust=Trust.GROUP).open())
+
+
+@pytest.mark.parametrize("below", ["objects", "temporary", "quarantine"])
+def test_a_directory_that_is_a_link_is_refused(
+    store: FileStore, tmp_path: Path, below: str
+) -> None:
+    store.root.mkdir()
+    (tmp_path / "outside").mkdir()
+    (store.root / below).symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match=f"{below} is a link"):
+        run(FileBackend(store.root).open())
+    assert [path.name for path in store.root.iterdir()] == [below]
+
+
+def test_in_a_sticky_directory_what_others_made_first_is_refused(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store.root / "objects").mkdir(parents=True)
+    store.root.chmod(0o1777)
+    real_stat = os.stat
+
+    def stat_of_another(path: Any, **named: Any) -> os.stat_result:
+        fields = list(real_stat(path, **named))
+        fields[stat.ST_UID] = 12345 if path == "objects" else fields[stat.ST_UID]
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "stat", stat_of_another)
+    with pytest.raises(ConfigError, match="objects belongs to user 12345"):
+        run(FileBackend(store.root).open())
+
+
+def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
+    """Strange things in every directory of the store, with descriptors running short."""
+    for below in (".", "objects", "temporary", "quarantine"):
+        directory = store.root / below
+        directory.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(directory / "pipe")
+        (directory / "link").symlink_to("/dev/zero")
+        (directory / "inside").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 32, hard)
+    )
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            assert await listed(backend) == []
+            assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
+
+    try:
+        run(scenario())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,153 @@
+"""Writers of one object with different columns in a Mooncake Store, their steps interleaved by hand."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.mooncake.client import MooncakeClient
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory
+from lockstep.storage_backends.mooncake.names import Wanted, key_of
+from lockstep.storage_backends.mooncake.pieces import Code
+from lockstep.storage_backends.mooncake.reads import ObjectReader
+from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
+from lockstep.storage_backends.thread_calls import Stop
+from tests.kit.servers.mooncake_master import MooncakeStore, mooncake_store, shared
+from tests.kit.storage.calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
+
+__all__ = ["mooncake_store", "shared"]
+
+NAME = object_name(1)
+
+
+class Engine(NamedTuple):
+    """What one process does with the store, in the thread that asks for it."""
+
+    client: MooncakeClient
+    reader: ObjectReader
+    writer: ObjectWriter
+
+    @classmethod
+    def of(cls, store: MooncakeStore) -> "Engine":
+        client = store.lend(store.settings())
+        memory = RegisteredMemory(client, [])
+        reader = ObjectReader(client, memory)
+        return cls(client, reader, ObjectWriter(client, memory, reader, RoomComplaint("it")))
+
+    def put(self, present: int, author: int = 1) -> WriteOutcome:
+        want = wanted(present, full_page(present, author))
+        (outcome,) = self.writer.write([New(NAME, want)], Stop(soon_off_loop()))
+        return outcome
+
+    def get(self, present: int) -> tuple[ReadOutcome, bytearray]:
+        buffer = bytearray(columns(present).nbytes)
+        (outcome,) = self.reader.read([wanted(present, buffer)], Stop(soon_off_loop()))
+        return outcome, buffer
+
+
+def wanted(present: int, content: bytearray) -> Wanted:
+    return Wanted(digest_of(NAME), [memoryview(content)], columns(present))
+
+
+def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
+    """Something that writes pages with these columns when it is first called."""
+    waiting = list(others)
+
+    def write() -> None:
+        while waiting:
+            assert by.put(waiting.pop(0)) is WriteOutcome.OK
+
+    return write
+
+
+class TestOvertakenWriters:
+    """One has looked what there is, and before it begins others replace that, and remove it."""
+
+    @pytest.mark.parametrize(
+        ("standing", "others"),
+        [((), (0b001, 0b010)), ((0,), (0b001, 0b010)), ((), (0, 0b001, 0b010))],
+        ids=str,
+    )
+    def test_s8_the_columns_of_a_writer_that_was_overtaken_are_added_to_those_of_the_others(
+        self,
+        shared: MooncakeStore,
+        monkeypatch: pytest.MonkeyPatch,
+        standing: Sequence[int],
+        others: Sequence[int],
+    ) -> None:
+        slow, quick = Engine.of(shared), Engine.of(shared)
+        begin, overtake = slow.client.begin, meanwhile(quick, others)
+
+        def late(keys: list[str], sizes: list[int]) -> list[int]:
+            overtake()
+            return begin(keys, sizes)
+
+        for present in standing:
+            quick.put(present)
+        monkeypatch.setattr(slow.client, "begin", late)
+        assert slow.put(0b100) is WriteOutcome.OK
+        for asked in range(EVERY + 1):
+            assert quick.get(asked) == (ReadOutcome.OK, full_page(asked))
+        slow.client.close()
+        quick.client.close()
+
+    def test_s6_a_writer_that_was_overtaken_leaves_the_object_as_the_others_wrote_it(
+        self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow, quick = Engine.of(shared), Engine.of(shared)
+        begin, overtake = slow.client.begin, meanwhile(quick, (0b001, 0b010))
+
+        def late(keys: list[str], sizes: list[int]) -> list[int]:
+            overtake()
+            return begin(keys, sizes)
+
+        monkeypatch.setattr(slow.client, "begin", late)
+        assert slow.put(0b010, author=2) is WriteOutcome.PRESENT
+        for asked in range(0b011 + 1):
+            assert quick.get(asked) == (ReadOutcome.OK, full_page(asked))
+        slow.client.close()
+        quick.client.close()
+
+    def test_where_the_master_does_not_say_whether_others_were_quicker_nothing_is_written(
+        self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = Engine.of(shared)
+
+        def silent(keys: list[str]) -> list[int]:
+            return [int(Code.NO_MASTER)] * len(keys)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.client, "presence", silent)
+            assert engine.put(0b001) is WriteOutcome.FAILED
+        assert engine.get(0)[0] is ReadOutcome.MISSING
+        assert engine.put(0b001) is WriteOutcome.OK
+        engine.client.close()
+
+
+class TestReadersOfWhatIsReplaced:
+    @pytest.mark.parametrize("question", range(4))
+    def test_s8_a_reader_finds_an_object_that_is_replaced_between_any_two_of_its_steps(
+        self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch, question: int
+    ) -> None:
+        """The keys of one question are looked at in the worst order, and others come between."""
+        quick, other = Engine.of(shared), Engine.of(shared)
+        quick.put(0)
+        quick.put(0b001)
+        presence, replace = other.client.presence, meanwhile(quick, (0b010,))
+        asked: list[str] = []
+
+        def slowly(keys: list[str]) -> list[int]:
+            codes: list[int] = []
+            for key in reversed(keys):
+                codes.insert(0, presence([key])[0])
+                asked.append(key)
+                if len(asked) > question:
+                    replace()
+            return codes
+
+        monkeypatch.setattr(other.client, "presence", slowly)
+        assert other.get(0b001) == (ReadOutcome.OK, full_page(0b001))
+        assert asked[0] == key_of(digest_of(NAME), 1)
+        other.client.close()
+        quick.client.close()

@@ -1,0 +1,333 @@
+"""Objects in a real Mooncake Store: the contract, the memory that they lie in, and their writers."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
+from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory, address_of
+from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.thread_calls import Stop
+from lockstep.storage_backends.uri import parse_uri
+from tests.kit.servers.mooncake_master import MooncakeStore, free_port, mooncake_store, pool, shared
+from tests.kit.storage.calls import (
+    KIB,
+    StoreUnderTest,
+    full_page,
+    get,
+    get_columns,
+    object_name,
+    opened,
+    page,
+    put,
+    put_columns,
+    reading,
+    run,
+    soon,
+    soon_off_loop,
+    writing,
+)
+from tests.kit.storage.contract import StorageContract
+
+__all__ = ["mooncake_store", "shared"]
+
+
+def anything(_: RegisteredMemory, views: Sequence[memoryview]) -> bool:
+    return True
+
+
+class TestMooncakeContract(StorageContract):
+    """The suite, with buffers that are registered and with others."""
+
+    @pytest.fixture(params=["copied", "straight"])
+    def store(
+        self,
+        request: pytest.FixtureRequest,
+        shared: MooncakeStore,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> StoreUnderTest:
+        if request.param == "straight":
+            # The suite's buffers lie anywhere, and over TCP any memory will do.
+            monkeypatch.setattr(RegisteredMemory, "covers", anything)
+        return shared
+
+
+class TestMemory:
+    def test_pages_in_the_pool_are_written_without_a_copy(
+        self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        memory = pool(8 << 20)
+        pages = [memory[n << 20 : (n + 1) << 20] for n in range(4)]
+        back = [memory[n << 20 : (n + 1) << 20] for n in range(4, 8)]
+
+        async def scenario() -> None:
+            async with opened(shared, [memory]) as backend:
+                for number, each in enumerate(pages):
+                    each[:] = page(number, 1 << 20)
+                writes = [writing(object_name(n), each) for n, each in enumerate(pages)]
+                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+                reads = [reading(object_name(n), each) for n, each in enumerate(back)]
+                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+                assert back == pages
+
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.writes.in_rooms", None)
+        run(scenario())
+
+    def test_a_page_larger_than_our_own_memory_goes_through_it_in_pieces(
+        self, shared: MooncakeStore
+    ) -> None:
+        nbytes = (9 << 20) + 5
+
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
+                assert await get(backend, object_name(1), nbytes) == (
+                    ReadOutcome.OK,
+                    page(1, nbytes),
+                )
+
+        run(scenario())
+
+    def test_only_what_lies_in_the_pool_from_end_to_end_is_covered(
+        self, shared: MooncakeStore
+    ) -> None:
+        around = pool(16 * KIB)
+        client = shared.lend(shared.settings())
+        registered = RegisteredMemory(client, [around[4 * KIB : 8 * KIB], around[12 * KIB :]])
+        cases = {(4, 8): True, (5, 6): True, (12, 16): True, (3, 5): False, (7, 13): False}
+        for (start, end), covered in cases.items():
+            view = around[start * KIB : end * KIB]
+            assert registered.covers([view]) is covered
+            assert registered.covers([around[4 * KIB : 5 * KIB], view]) is covered
+        client.close()
+
+    def test_buffers_that_do_not_fit_cost_their_key_alone(self, shared: MooncakeStore) -> None:
+        shape = ObjectShape.whole(16 * KIB)
+        strided = memoryview(bytes(32 * KIB))[::2]
+        wrong = [memoryview(page(1, 16 * KIB + each)) for each in (-1, 1)]
+
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                writes = [writing(object_name(0), page(0))]
+                for content in (*wrong, strided):
+                    writes.append(Write(object_name(len(writes)), (content,), shape))
+                writes.append(writing(object_name(4), page(4)))
+                good, bad = WriteOutcome.OK, WriteOutcome.FAILED
+                assert await backend.write(writes, deadline=soon()) == [good, bad, bad, bad, good]
+                room = bytearray(16 * KIB)
+                unfit = [*wrong, memoryview(bytearray(32 * KIB))[::2], memoryview(bytes(16 * KIB))]
+                reads = [Read(object_name(0), (view,), shape) for view in unfit]
+                reads.append(reading(object_name(4), room))
+                outcomes = await backend.read(reads, deadline=soon())
+                assert outcomes == [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK]
+                assert room == page(4)
+
+        run(scenario())
+
+    def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
+        memory = pool(64 * KIB)
+
+        async def scenario() -> None:
+            # The client that is lent to the second one is the first one's.
+            for _ in range(2):
+                async with opened(shared, [memory]) as backend:
+                    await put(backend, object_name(1), memory)
+
+        run(scenario())
+
+
+class TestLeases:
+    """The master holds an object for a reader for a while, and the library drops what took longer."""
+
+    @pytest.mark.parametrize(
+        ("nbytes", "part", "parts"),
+        [(16 * KIB, 0, 1), (5 << 20, 1, 3)],
+        ids=["in one piece", "after its header"],
+    )
+    def test_an_object_whose_lease_runs_out_on_the_way_is_read_under_another(
+        self,
+        shared: MooncakeStore,
+        monkeypatch: pytest.MonkeyPatch,
+        nbytes: int,
+        part: int,
+        parts: int,
+    ) -> None:
+        buffer = bytearray(nbytes)
+        fetch = MooncakeClient.fetch
+        fetched: list[object] = []
+
+        def late(*arguments: Any) -> list[int]:
+            if len(fetched) == part:
+                shared.outlast_leases()
+            fetched.append(arguments)
+            return fetch(*arguments)
+
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                await put(backend, object_name(1), page(1, nbytes))
+                monkeypatch.setattr(MooncakeClient, "fetch", late)
+                reads = [reading(object_name(1), buffer)]
+                assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+                assert buffer == page(1, nbytes)
+                assert len(fetched) == parts
+
+        run(scenario())
+
+    def test_a_reader_goes_on_where_another_has_lost_the_lease_that_they_share(
+        self, shared: MooncakeStore
+    ) -> None:
+        class AfterOneLook(Stop):
+            def due(self) -> bool:
+                before, self.asked = self.asked, True
+                return before
+
+        memory = pool(KIB)
+        pieces = [[Piece(address_of(memory), KIB, 0)]]
+        content = bytes(page(1, KIB))
+        assert shared.owner.put("shared", content) == 0
+        client = shared.lend(shared.settings())
+        assert client.register(address_of(memory), KIB)
+        with client.reading(["shared"]) as first:
+            with client.reading(["shared"]) as second:
+                assert first == second == [0]
+                shared.outlast_leases()
+                given_up = client.fetch(["shared"], pieces, AfterOneLook(soon_off_loop()))
+                assert given_up == [Code.MASTER_LATE]
+            assert client.fetch(["shared"], pieces, Stop(soon_off_loop())) == [KIB]
+        assert memory == content
+        client.close()
+
+
+class TestWriters:
+    def test_who_waits_for_a_writer_that_never_ends_is_late_and_not_blocked(
+        self, shared: MooncakeStore
+    ) -> None:
+        other = shared.lend(shared.settings())
+        key = shared.key(object_name(1))
+        assert other.begin([key], [HEADER_BYTES + 16 * KIB]) == [0]
+
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+                writes = [writing(object_name(1), page(1))]
+                (outcome,) = await backend.write(writes, deadline=time.monotonic() + 0.1)
+                assert outcome is WriteOutcome.TIMED_OUT
+                other.give_up([key])
+                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+
+        run(scenario())
+        other.close()
+
+    def test_a_key_that_stands_twice_in_a_call_is_written_once(self, shared: MooncakeStore) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                writes = [writing(object_name(1), page(n)) for n in range(3)]
+                assert await backend.write(writes, deadline=soon()) == [
+                    WriteOutcome.OK,
+                    WriteOutcome.PRESENT,
+                    WriteOutcome.PRESENT,
+                ]
+                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(0))
+
+        run(scenario())
+
+    def test_an_object_that_was_just_read_can_be_removed(self, shared: MooncakeStore) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                await put(backend, object_name(1), page(1))
+                await get(backend, object_name(1))
+                # Without force, the reader's lease would hold it.
+                assert shared.owner.remove(shared.key(object_name(1))) == -706
+                assert await backend.remove([object_name(1)], deadline=soon()) == [True]
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+    def test_of_an_object_that_was_replaced_only_the_fuller_one_is_left(
+        self, shared: MooncakeStore
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                first = shared.key(object_name(1))
+                for present in (0, 0b001, 0b011, 0b111):
+                    await put_columns(backend, object_name(1), present)
+                assert shared.key(object_name(1)) != first
+                assert shared.owner.is_exist(first) == 0
+                assert await backend.exists([object_name(1)], deadline=soon()) == [True]
+                assert await get_columns(backend, object_name(1), 0b101) == (
+                    ReadOutcome.OK,
+                    full_page(0b101),
+                )
+                assert await backend.remove([object_name(1)], deadline=soon()) == [True]
+                assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+
+class TestOpening:
+    def test_a_master_that_is_not_there_is_refused_by_name(self) -> None:
+        pytest.importorskip("mooncake.store", reason="needs the extra mooncake")
+        address = f"127.0.0.1:{free_port()}"
+        backend = from_uri(parse_uri(f"mooncake://{address}"))
+        with pytest.raises(ConfigError, match=f"{address}: no master answers"):
+            run(backend.open())
+        run(backend.close())
+
+    def test_a_host_that_no_master_can_have_is_refused_like_one_that_is_not_there(self) -> None:
+        pytest.importorskip("mooncake.store", reason="needs the extra mooncake")
+        backend = from_uri(parse_uri("mooncake://a..b:5"))
+        with pytest.raises(ConfigError, match="no master answers"):
+            run(backend.open())
+
+    def test_every_option_has_its_place(self) -> None:
+        uri = (
+            "mooncake://h:1?segment_bytes=7&buffer_bytes=8&protocol=rdma&device=mlx5_0"
+            "&metadata=http://m:2/metadata&host=10.0.0.1&replicas=2"
+        )
+        assert settings_of(parse_uri(uri)) == MooncakeSettings(
+            master="h:1",
+            segment_bytes=7,
+            buffer_bytes=8,
+            protocol="rdma",
+            device="mlx5_0",
+            metadata="http://m:2/metadata",
+            host="10.0.0.1",
+            replicas=2,
+        )
+        assert settings_of(parse_uri("mooncake://h:1")) == MooncakeSettings(master="h:1")
+
+    @pytest.mark.parametrize(
+        ("uri", "complaint"),
+        [
+            ("mooncake://", "must name the master"),
+            ("mooncake://host", "must name the master"),
+            ("mooncake://host:0", "must name the master"),
+            ("mooncake://host:x", "must name the master"),
+            (f"mooncake://host:{'9' * 5000}", "must name the master"),
+            ("mooncake://host:1?device=\ud800", "half a character"),
+            ("mooncake://host:1/path", "has a path"),
+            ("mooncake://host:1?protocol=udp", "must be one of: tcp, rdma"),
+            ("mooncake://host:1?replicas=0", "from 1 to"),
+            ("mooncake://host:1?segment=5", "unknown option 'segment'"),
+        ],
+    )
+    def test_a_uri_that_makes_no_sense_is_refused(self, uri: str, complaint: str) -> None:
+        with pytest.raises(ConfigError, match=complaint):
+            from_uri(parse_uri(uri))
+
+    def test_a_store_is_opened_through_its_own_client(self, shared: MooncakeStore) -> None:
+        async def scenario() -> None:
+            backend = MooncakeBackend(shared.settings())
+            await backend.open()
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+            await backend.close()
+
+        run(scenario())

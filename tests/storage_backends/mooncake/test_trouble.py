@@ -1,0 +1,440 @@
+"""A Mooncake Store in trouble: owners that die, disks, no room, and masters that stop or restart."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
+from lockstep.storage_backends.mooncake.client import MooncakeClient, left_behind
+from lockstep.storage_backends.mooncake.memory import address_of
+from lockstep.storage_backends.mooncake.pieces import Code, Piece
+from lockstep.storage_backends.mooncake.writes import RoomComplaint
+from lockstep.storage_backends.thread_calls import Stop
+from tests.kit.servers.mooncake_master import (
+    MooncakeStore,
+    a_store,
+    line_of,
+    pool,
+    process,
+    shared,
+    stop_process,
+    tell,
+    until,
+    usable,
+)
+from tests.kit.servers.mooncake_process import NAMES
+from tests.kit.storage.calls import (
+    KIB,
+    get,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    soon_off_loop,
+    writing,
+)
+
+__all__ = ["shared"]
+
+
+@pytest.fixture(scope="module")
+def mooncake_store() -> Generator[MooncakeStore]:
+    """One store for all tests here, which is soon full: what was written stays for a minute."""
+    with a_store("--default_kv_lease_ttl=60000", segment_bytes=32 << 20) as store:
+        yield store
+
+
+class Lonely(NamedTuple):
+    """A store without memory of ours, and the process in whose memory all lies that it has."""
+
+    store: MooncakeStore
+    owner: "subprocess.Popen[str]"
+
+
+@pytest.fixture(scope="class")
+def lonely() -> Generator[Lonely]:
+    """A store whose owner the library gives up after a second; whoever stops it lets it go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in MOONCAKE_TIMEOUTS:
+            patch.setenv(name, "1")
+        prepare_for_mooncake()
+        assert {os.environ[name] for name in MOONCAKE_TIMEOUTS} == {"1"}
+        # The master would let go of an owner that is stopped for longer than usual.
+        with a_store("--client_ttl=60", segment_bytes=0) as store, process("own", store) as owner:
+            yield Lonely(store, owner)
+
+
+class TestManyProcesses:
+    def test_one_process_reads_from_the_memory_of_another_and_cannot_overwrite_it(
+        self, lonely: Lonely
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(lonely.store) as second:
+                assert await put(second, object_name(1), page(9)) is WriteOutcome.PRESENT
+                for number in range(4):
+                    assert await get(second, object_name(number)) == (
+                        ReadOutcome.OK,
+                        page(number),
+                    )
+                assert await put(second, object_name(9), page(9)) is WriteOutcome.OK
+
+        run(scenario())
+
+    def test_of_processes_that_write_the_same_keys_each_key_has_one_winner(
+        self, shared: MooncakeStore
+    ) -> None:
+        async def winners(writers: list[int]) -> list[int]:
+            contents = {writer: page(writer) for writer in writers}
+            async with opened(shared) as backend:
+                found: list[int] = []
+                for number in range(NAMES):
+                    outcome, content = await get(backend, object_name(number))
+                    assert outcome is ReadOutcome.OK
+                    found += [each for each in writers if contents[each] == content]
+                return found
+
+        with process("race", shared) as one, process("race", shared) as two:
+            tell(one)
+            tell(two)
+            said = [line_of(child).split() for child in (one, two)]
+        won = {int(writer): int(count) for writer, count in said}
+        assert sum(won.values()) == NAMES
+        found = run(winners(list(won)))
+        assert {writer: found.count(writer) for writer in won} == won
+
+    def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
+        self, lonely: Lonely
+    ) -> None:
+        memory = pool(16 * 16 * KIB)
+        views = [memory[n * 16 * KIB : (n + 1) * 16 * KIB] for n in range(16)]
+
+        async def scenario() -> None:
+            async with (
+                opened(lonely.store, [memory]) as straight,
+                opened(lonely.store) as copying,
+            ):
+                calls: list[Awaitable[list[ReadOutcome] | list[WriteOutcome]]] = []
+                some = [views[start : start + 4] for start in range(0, 16, 4)]
+                reads = [[reading(object_name(n), each[n]) for n in range(4)] for each in some[:2]]
+                writes = [
+                    [writing(object_name(10 * at + n), each[n]) for n in range(4)]
+                    for at, each in enumerate(some[2:], start=2)
+                ]
+                for at, backend in enumerate((straight, copying)):
+                    before = await backend.read(reads[at], deadline=soon())
+                    assert before == [ReadOutcome.OK] * 4
+                stop_process(lonely.owner.pid)
+                try:
+                    # Sooner than the library gives the owner up.
+                    deadline = time.monotonic() + 0.8
+                    for at, backend in enumerate((straight, copying)):
+                        calls.append(backend.read(reads[at], deadline=deadline))
+                        calls.append(backend.write(writes[at], deadline=deadline))
+                    outcomes = await asyncio.gather(*calls)
+                finally:
+                    os.kill(lonely.owner.pid, signal.SIGCONT)
+                read = [ReadOutcome.TIMED_OUT] * 4
+                written = [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3
+                assert outcomes == [read, written] * 2
+
+        run(scenario())
+
+    def test_existence_outlives_the_owner_and_the_read_decides(self) -> None:
+        names = [object_name(number) for number in range(4)]
+
+        async def scenario(store: MooncakeStore, owner: "subprocess.Popen[str]") -> None:
+            async with opened(store) as backend:
+                assert await backend.exists(names, deadline=soon()) == [True] * 4
+                owner.kill()
+                owner.wait()
+                assert await backend.exists(names, deadline=soon()) == [True] * 4
+                for name in names:
+                    assert (await get(backend, name))[0] is ReadOutcome.FAILED
+                assert await put(backend, names[0], page(9)) is WriteOutcome.FAILED
+                # It was not taken for corrupt, and removed: the owner may only be out of reach.
+                assert await backend.exists(names, deadline=soon()) == [True] * 4
+
+        flags = "--client_ttl=60"
+        with a_store(flags, segment_bytes=0) as store, process("own", store) as owner:
+            run(scenario(store, owner))
+
+    @pytest.mark.slow
+    def test_what_a_dead_owner_had_is_missing_once_the_master_has_let_go_of_it(self) -> None:
+        names = [object_name(number) for number in range(4)]
+
+        async def scenario(store: MooncakeStore, owner: "subprocess.Popen[str]") -> None:
+            async with opened(store) as backend:
+                owner.kill()
+                owner.wait()
+                deadline = soon()
+                while any(await backend.exists(names, deadline=soon())):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                assert (await get(backend, names[0]))[0] is ReadOutcome.MISSING
+
+        with a_store(segment_bytes=0) as store, process("own", store) as owner:
+            run(scenario(store, owner))
+
+
+class TestDisks:
+    @pytest.mark.slow
+    def test_other_bytes_that_a_reused_directory_brings_back_are_corrupt_and_go(
+        self, tmp_path: Path
+    ) -> None:
+        environment = {
+            "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
+            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
+            "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "2",
+        }
+
+        async def scenario(store: MooncakeStore) -> None:
+            async with opened(store) as backend:
+                deadline = soon()
+                names = [object_name(0), object_name(1)]
+                while not all(await backend.exists(names, deadline=soon())):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(0)))[0] is ReadOutcome.MISSING
+                assert await put(backend, object_name(0), page(0)) is WriteOutcome.OK
+                assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
+                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+
+        for once_more in (False, True):
+            with (
+                a_store("--enable_offload=true", segment_bytes=0) as store,
+                process("disk", store, str(tmp_path), **environment),
+            ):
+                if once_more:
+                    run(scenario(store))
+
+
+class TestFullStore:
+    def test_writes_that_find_no_room_are_failed_and_counted(self, shared: MooncakeStore) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                writes = [writing(object_name(n), page(n, 1 << 20)) for n in range(40)]
+                outcomes = await backend.write(writes, deadline=soon())
+                failed = outcomes.count(WriteOutcome.FAILED)
+                assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
+                seen = backend.counters()
+                assert (seen.writes_ok, seen.writes_failed) == (40 - failed, failed)
+                # Nothing of what failed is in the way later.
+                late = object_name(outcomes.index(WriteOutcome.FAILED))
+                shared.clear()
+                assert await put(backend, late, page(1)) is WriteOutcome.OK
+
+        run(scenario())
+
+    def test_a_store_whose_members_give_no_memory_says_so_once_and_what_to_do(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def scenario(store: MooncakeStore) -> None:
+            async with opened(store) as backend:
+                for number in range(3):
+                    assert await put(backend, object_name(number), page(1)) is WriteOutcome.FAILED
+
+        with a_store(segment_bytes=0) as store, caplog.at_level(logging.WARNING):
+            run(scenario(store))
+            address = store.master.address
+        said = [each.getMessage() for each in caplog.records if "no member" in each.getMessage()]
+        remedy = "start a process that owns a segment, or give segment_bytes=N"
+        assert said == [
+            f"no member of mooncake://{address} has memory left (or gives any): {remedy}"
+        ]
+
+    def test_that_there_is_no_room_is_said_again_after_a_good_write_but_not_within_a_minute(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        now = [0.0]
+        complaint = RoomComplaint("mooncake://host:1", lambda: now[0])
+
+        def said(*codes: int) -> int:
+            before = len(caplog.records)
+            complaint.note(codes)
+            return len(caplog.records) - before
+
+        assert said(0, Code.EXISTS, Code.NO_MASTER) == 0
+        assert said(Code.NO_ROOM, Code.NO_ROOM) == 1
+        now[0] = 600.0
+        assert said(Code.NO_ROOM) == 0
+        assert said(0, Code.NO_ROOM) == 1
+        now[0] = 659.0
+        assert said(0, Code.NO_ROOM) == 0
+        now[0] = 661.0
+        assert said(Code.NO_ROOM) == 1
+
+
+class TestMaster:
+    @pytest.fixture
+    def begun(self, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+        """Released whenever a thread is about to ask the master for what it reads or writes."""
+        begun = threading.Semaphore(0)
+
+        def telling(call: Callable[..., Any]) -> Callable[..., Any]:
+            def tell(*arguments: Any) -> Any:
+                begun.release()
+                return call(*arguments)
+
+            return tell
+
+        for name in ("reading", "exist"):
+            monkeypatch.setattr(MooncakeClient, name, telling(getattr(MooncakeClient, name)))
+        return begun
+
+    def test_what_a_stopped_master_holds_is_waited_for_and_what_has_not_begun_is_late(
+        self, shared: MooncakeStore, begun: threading.Semaphore
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                for number in range(THREADS):
+                    await put(backend, object_name(number), page(number))
+                while begun.acquire(blocking=False):
+                    pass
+                shared.master.stop()
+                try:
+                    held = [
+                        asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)
+                    ]
+                    for _ in held:
+                        assert await asyncio.to_thread(begun.acquire, timeout=60)
+                    # Every thread is held.
+                    reads = [reading(object_name(0), bytearray(16 * KIB))]
+                    late = await backend.read(reads, deadline=time.monotonic() + 0.05)
+                    assert late == [ReadOutcome.TIMED_OUT]
+                    assert not any(call.done() for call in held)
+                finally:
+                    shared.master.go_on()
+                for number, (outcome, content) in enumerate(await asyncio.gather(*held)):
+                    if outcome is ReadOutcome.OK:
+                        assert content == page(number)
+                await usable(backend, 100)
+
+        run(scenario())
+
+    def test_a_write_that_was_given_up_while_the_master_was_stopped_is_not_half_there(
+        self, shared: MooncakeStore, begun: threading.Semaphore
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                shared.master.stop()
+                try:
+                    content = page(1)
+                    call = asyncio.create_task(put(backend, object_name(1), content))
+                    assert await asyncio.to_thread(begun.acquire, timeout=60)
+                    call.cancel()
+                    # It returns only when nothing touches the buffer any more.
+                    await asyncio.wait([call], timeout=0.1)
+                    assert not call.done()
+                finally:
+                    shared.master.go_on()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+                content[:] = bytes(16 * KIB)
+                await usable(backend, 1)
+
+        run(scenario())
+
+    def test_closing_ends_while_the_master_is_stopped(
+        self,
+        shared: MooncakeStore,
+        begun: threading.Semaphore,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.backend._CLOSE_TIMEOUT_S", 0.1)
+
+        async def scenario() -> None:
+            backend = shared.backend()
+            await backend.open()
+            shared.master.stop()
+            try:
+                held = asyncio.create_task(get(backend, object_name(1)))
+                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await backend.close()
+                assert not held.done()
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+            finally:
+                shared.master.go_on()
+            await held
+
+        run(scenario())
+
+    def test_a_process_goes_on_when_it_leaves_a_store_with_a_stopped_master_or_enters_it(
+        self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lockstep.storage_backends.mooncake.client._REACH_TIMEOUT_S", 0.2)
+
+        async def scenario() -> None:
+            owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
+            await owner.open()
+            shared.master.stop()
+            try:
+                # The library would hold all threads of the process, and this one's clock, for a
+                # minute.
+                async with asyncio.timeout(25):
+                    await owner.close()
+                    with pytest.raises(ConfigError, match="no master answers"):
+                        await MooncakeBackend(shared.settings()).open()
+            finally:
+                shared.master.go_on()
+            left_behind.pop().close()
+
+        run(scenario())
+
+    def test_a_restarted_master_has_lost_its_keys_and_takes_new_ones(
+        self, shared: MooncakeStore
+    ) -> None:
+        async def scenario() -> None:
+            shared.link_often()
+            async with opened(shared) as backend:
+                await put(backend, object_name(1), page(1))
+                shared.master.kill()
+                written, (read, _), exist, removed = await asyncio.gather(
+                    put(backend, object_name(2), page(2)),
+                    get(backend, object_name(1)),
+                    backend.exists([object_name(1)], deadline=soon()),
+                    backend.remove([object_name(1)], deadline=soon()),
+                )
+                assert (written, read) == (WriteOutcome.FAILED, ReadOutcome.FAILED)
+                assert (exist, removed) == ([False], [False])
+                seen = backend.counters()
+                assert (seen.writes_failed, seen.reads_failed) == (1, 1)
+                shared.master.begin()
+                await usable(backend, 2)
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+    def test_a_write_that_the_master_did_not_live_to_see_the_end_of_can_be_repeated(
+        self, shared: MooncakeStore
+    ) -> None:
+        shared.link_often()
+        client = shared.lend(shared.settings())
+        memory = pool(4 * KIB)
+        assert client.register(address_of(memory), len(memory))
+        assert client.begin(["unfinished"], [4 * KIB]) == [0]
+        shared.master.kill()
+        pieces = [[Piece(address_of(memory), 4 * KIB, 0)]]
+        sent = client.send(["unfinished"], pieces, Stop(soon_off_loop()))
+        assert sent == [4 * KIB]
+        assert client.finish(["unfinished"])[0] in (Code.NO_MASTER, Code.MASTER_LATE)
+        shared.master.begin()
+        until(lambda: client.begin(["unfinished"], [4 * KIB]) == [0])
+        client.give_up(["unfinished"])
+        client.close()

@@ -1,0 +1,127 @@
+"""Page indexes with addresses that make no sense, with content nobody wrote, and in a crowd."""
+
+import sqlite3
+import threading
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError, StorageError
+from lockstep.storage_backends.page_index.contract import (
+    NOTHING,
+    Commit,
+    CommitOutcome,
+    Entry,
+    Settings,
+    make_index,
+)
+from lockstep.storage_backends.three_fs.backend import RINGS_MAX
+from tests.kit.servers.redis_server import RedisServer
+
+LONG_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sqlite://[x", "write sqlite:///absolute/path"),
+        ("sqlite:///%00", "a NUL character"),
+        ("redis://[x", "Invalid IPv6"),
+        ("redis://127.0.0.1:port", "port"),
+        ("redis://127.0.0.1:1?nosuch=1", "unknown option 'nosuch'"),
+        ("redis://127.0.0.1:1?ssl_cert_reqs=none", "ssl_cert_reqs"),
+    ],
+)
+def test_an_address_of_an_index_that_makes_no_sense_is_refused_in_one_line(
+    text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_index(text, "x").open()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sqlite_index_that_was_damaged_costs_errors_of_the_store(tmp_path: Path) -> None:
+    index = make_index(f"sqlite://{tmp_path}/pages.db", "")
+    index.open()
+    index.provide(4)
+    (lent,) = index.reserve(1, LONG_S)
+    old = Entry(key(1), "file", 0, 1 << 14, 0, lent.generation)
+    assert index.commit([Commit(old, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
+    for harm, call in (
+        ("UPDATE settings SET value = 'y' WHERE name = 'generation'", lambda: index.reserve(1, 9)),
+        ("UPDATE settings SET value = x'00' WHERE name = 'slots'", lambda: index.provide(1)),
+        ("UPDATE settings SET value = 9223372036854775807", lambda: index.reserve(3, 9)),
+        ("UPDATE entries SET used = 'zz'", lambda: list(index.entries())),
+        ("UPDATE settings SET value = 'y'", lambda: index.agree(Settings(1, 1))),
+        (
+            "DELETE FROM settings",
+            lambda: index.commit([Commit(old._replace(offset=1 << 70), 0, 0)]),
+        ),
+    ):
+        with sqlite3.connect(tmp_path / "pages.db") as database:
+            database.execute("INSERT OR REPLACE INTO settings VALUES ('fresh', 3)")
+            database.execute(harm)
+        database.close()
+        with suppress(StorageError):
+            call()
+    index.close()
+    with sqlite3.connect(tmp_path / "pages.db") as database:
+        database.execute("INSERT OR REPLACE INTO settings VALUES ('format', 'z')")
+    database.close()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        make_index(f"sqlite://{tmp_path}/pages.db", "").open()
+
+
+def test_a_redis_index_that_was_damaged_costs_errors_of_the_store(server: RedisServer) -> None:
+    redis = pytest.importorskip("redis")
+    index = make_index(server.url(), "damaged")
+    index.open()
+    client = redis.Redis.from_url(server.url())
+    settings, slots = "{lockstep:damaged}:settings", "{lockstep:damaged}:slots"
+    client.hset(settings, "slot_bytes", "x")
+    with pytest.raises(StorageError, match="damaged"):
+        index.agree(Settings(8192, 4))
+    index.provide(2)
+    client.zadd(slots, {"no number": 0})
+    with pytest.raises(StorageError, match="damaged"):
+        index.reserve(1, LONG_S)
+    client.close()
+    index.close()
+
+
+def test_as_many_threads_as_a_store_may_have_can_ask_a_redis_at_once(server: RedisServer) -> None:
+    redis = pytest.importorskip("redis")
+    index = make_index(server.url(), "crowded")
+    index.open()
+    index.provide(1)
+    client = redis.Redis.from_url(server.url())
+    answers: list[object] = []
+
+    def ask() -> None:
+        try:
+            answers.append(index.look_up([key(1)]))
+        except StorageError as error:
+            answers.append(error)
+
+    # All ask while the server answers nobody, and so all at once.
+    client.client_pause(500)
+    threads = [threading.Thread(target=ask) for _ in range(RINGS_MAX)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[None]] * RINGS_MAX
+    client.close()
+    index.close()

@@ -1,0 +1,150 @@
+"""`s3://` with `read_only=1`: what is there is read, and nothing in the bucket or its index changes."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.launch.stores import Run, run_store
+from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
+from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
+
+pytest.importorskip("obstore", reason="needs the extra s3")
+from lockstep.errors import ConfigError
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.s3.backend import S3Backend
+from lockstep.storage_backends.s3.requests import S3Requests
+from tests.kit.storage.s3 import BucketStore, PackedStore, Proxy
+
+__all__ = ["bucket", "keys", "packed", "s3_endpoint"]
+
+LOOKING = "&read_only=1"
+
+
+class Kept:
+    """A store with two objects, of which the second is bad, and how it is opened to be looked at."""
+
+    def __init__(self, store: BucketStore | PackedStore) -> None:
+        self.bucket = store if isinstance(store, BucketStore) else store.bucket
+        self.options = "" if isinstance(store, BucketStore) else store.options
+        self._store = store
+
+    async def fill(self) -> None:
+        async with opened(self._store) as backend:
+            for number in range(2):
+                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+        self._store.spoil(object_name(1))
+
+    def looking(self, endpoint: str | None = None) -> S3Backend:
+        return self.bucket.backend(endpoint, f"{self.options}{LOOKING}")
+
+    def paths(self) -> list[str]:
+        return self._store.paths()
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    yield from run_store(monkeypatch, capfd)
+
+
+@pytest.fixture(params=["single", "packed"])
+def kept(request: pytest.FixtureRequest, bucket: BucketStore, tmp_path: Path) -> Kept:
+    made: Callable[[], BucketStore | PackedStore] = (
+        (lambda: bucket)
+        if request.param == "single"
+        else (lambda: PackedStore(bucket, tmp_path / "pages.db"))
+    )
+    return Kept(made())
+
+
+def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Kept) -> None:
+    async def scenario() -> None:
+        await kept.fill()
+        before = kept.paths()
+        proxy = Proxy(kept.bucket.endpoint)
+        async with proxy.serving() as endpoint:
+            backend = kept.looking(endpoint)
+            await backend.open()
+            good, bad, new = (object_name(number) for number in range(3))
+            for _ in range(2):
+                assert await get(backend, good) == (ReadOutcome.OK, page(0))
+                assert (await get(backend, bad))[0] is ReadOutcome.CORRUPT
+            assert await backend.exists([good, bad, new], deadline=soon()) == [True, True, False]
+            assert {each.name for each in await listed(backend)} == {good, bad}
+            for name in (good, bad, new):
+                assert await put(backend, name, page(9)) is WriteOutcome.FAILED
+            removed = await backend.remove([good, bad, new], deadline=soon())
+            assert removed == [False, False, True]
+            damage = Damage(name=good, kind=DamageKind.FLIP, seed=1)
+            assert await backend.damage(damage, deadline=soon()) is False
+            assert backend.counters().writes_failed == 3
+            await backend.close()
+        assert set(proxy.requests) <= {"GET", "HEAD"}
+        assert kept.paths() == before
+
+    run(scenario())
+
+
+def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: BucketStore) -> None:
+    async def scenario() -> None:
+        backend = bucket.backend(options=LOOKING)
+        await backend.open()
+        assert await listed(backend) == []
+        await backend.close()
+
+    run(scenario())
+    assert bucket.paths() == []
+
+
+def test_an_index_that_does_not_exist_is_not_made_by_looking(
+    bucket: BucketStore, tmp_path: Path
+) -> None:
+    index = tmp_path / "no" / "pages.db"
+
+    async def scenario() -> None:
+        backend = bucket.backend(options=f"&index=sqlite://{index}{LOOKING}")
+        with pytest.raises(ConfigError, match=f"its index {index} does not exist"):
+            await backend.open()
+
+    run(scenario())
+    assert not index.parent.exists()
+
+
+def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await kept.fill()
+        backend = kept.looking()
+        await backend.open()
+        with caplog.at_level(logging.WARNING):
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+        await backend.close()
+        (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
+        assert "removed" not in said
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("command", ["ls", "stat", "verify"])
+def test_the_commands_that_look_put_nothing_and_remove_nothing(
+    lockstep: Run, kept: Kept, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    run(kept.fill())
+    before = kept.paths()
+
+    async def refused(*_: object) -> None:
+        raise AssertionError("the bucket was to be looked at only")
+
+    for change in ("create", "replace", "delete"):
+        monkeypatch.setattr(S3Requests, change, refused)
+    status, printed, said = lockstep(command, kept.bucket.uri(options=kept.options))
+    assert (status, said) == ((1, said) if command == "verify" else (0, ""))
+    assert "object" in printed
+    assert kept.paths() == before
+
+
+def test_read_only_is_yes_or_no(bucket: BucketStore) -> None:
+    with pytest.raises(ConfigError, match="read_only is 'maybe', must be one of: 0, 1"):
+        make_backend(bucket.uri(options="&read_only=maybe"))

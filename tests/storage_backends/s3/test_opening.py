@@ -1,0 +1,134 @@
+"""Opening an `s3://` store that cannot be used: one line says which, why, and what to do."""
+
+import asyncio
+
+import pytest
+
+from tests.kit.storage.calls import run
+from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
+
+pytest.importorskip("obstore", reason="needs the extra s3")
+from lockstep.errors import ConfigError
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.s3 import backend as s3
+from tests.kit.storage.s3 import BucketStore, Proxy
+
+__all__ = ["bucket", "keys", "s3_endpoint"]
+
+WRONG = "the server refuses the credentials of this process (403 Forbidden, InvalidAccessKeyId); "
+NONE = "the server refuses requests without credentials (403 Forbidden, InvalidAccessKeyId); "
+
+
+async def refused_opening(uri: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        await make_backend(uri).open()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("options", ["", "&read_only=1"])
+def test_a_bucket_that_does_not_exist_is_said_to_be_so_when_it_is_opened(
+    s3_endpoint: str, options: str
+) -> None:
+    said = run(refused_opening(f"s3://bucket-none/kv?endpoint={s3_endpoint}{options}"))
+    assert said == (
+        f"store s3://bucket-none/kv cannot be used: bucket 'bucket-none' does not exist at "
+        f"{s3_endpoint}; create it, or give another"
+    )
+
+
+@pytest.mark.parametrize("options", ["", "&read_only=1"])
+def test_a_server_that_is_down_is_said_to_be_so_when_it_is_opened(options: str) -> None:
+    endpoint = "http://127.0.0.1:1"
+    said = run(refused_opening(f"s3://bucket/kv?endpoint={endpoint}{options}"))
+    assert said == (
+        f"store s3://bucket/kv cannot be used: nothing answers at {endpoint} (connection refused); "
+        "start the server, or correct endpoint="
+    )
+
+
+def test_a_process_without_credentials_is_told_how_to_get_some(
+    bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    # The client asks its machine for a role, and here there is none to ask.
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    said = run(refused_opening(bucket.uri()))
+    assert said == (
+        f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: no credentials were found; set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give the machine a role, or add anonymous=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", f"{WRONG}give some that may read and write the bucket"),
+        ("&read_only=1", f"{WRONG}give some that may list and read the bucket"),
+        (
+            "&anonymous=1",
+            f"{NONE}leave anonymous=1 out, and give credentials that may read and write the bucket",
+        ),
+    ],
+)
+def test_wrong_credentials_are_said_to_be_wrong(
+    bucket: BucketStore, options: str, says: str
+) -> None:
+    body = b'<?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>No</Message></Error>'
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        said = await refused_opening(bucket.uri(endpoint, options))
+        assert said == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
+        server.close()
+
+    run(scenario())
+
+
+def test_a_bucket_that_is_not_for_everybody_is_refused_without_credentials(
+    bucket: BucketStore,
+) -> None:
+    said = run(refused_opening(bucket.uri(options="&anonymous=1")))
+    assert "requests without credentials (403 Forbidden" in said
+
+
+def test_a_server_that_is_silent_is_refused_when_it_is_opened(
+    bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "_OPEN_TIMEOUT_S", 0.1)
+
+    async def scenario() -> None:
+        proxy = Proxy(bucket.endpoint)
+        proxy.hang = True
+        async with proxy.serving() as endpoint:
+            with pytest.raises(ConfigError, match="did not answer"):
+                await bucket.backend(endpoint).open()
+
+    run(scenario())
+
+
+def test_a_server_that_ignores_conditions_is_refused(bucket: BucketStore) -> None:
+    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n')
+        writer.write(b"Connection: close\r\n\r\n")
+        await writer.drain()
+        await reader.read(1)
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(agree, "127.0.0.1", 0)
+        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConfigError, match="If-None-Match"):
+            await bucket.backend(endpoint).open()
+        server.close()
+
+    run(scenario())

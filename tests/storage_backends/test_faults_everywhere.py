@@ -1,0 +1,382 @@
+"""Each kind of fault in every store that tests have besides `memory` and `file`.
+
+The damage is done where the store's own check has to find it: under drawn faults not one wrong byte
+is served, nothing hangs, and each fault is counted under its name, as `test_faults` claims
+for the other two. A store fails alike for one seed, so the test's name says how to run it again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from random import Random
+from unittest.mock import ANY
+
+import pytest
+
+from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.mooncake import staged_reads as mooncake_staged
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory
+from lockstep.storage_backends.s3 import ranges as s3_ranges
+from lockstep.storage_backends.three_fs import reads as three_fs_reads
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
+from tests.kit.servers.mooncake_master import MooncakeStore, needs_mooncake, process, usable
+from tests.kit.storage.by_name import (
+    bucket,
+    keys,
+    make_store,
+    mooncake_store,
+    packed,
+    redis_server,
+    s3_endpoint,
+    shared,
+)
+from tests.kit.storage.calls import (
+    EVERY,
+    KIB,
+    StoreUnderTest,
+    full_page,
+    get,
+    get_columns,
+    object_name,
+    opened,
+    page,
+    put,
+    put_columns,
+    run,
+    soon,
+)
+from tests.kit.storage.drill import Drill, check_counts
+from tests.kit.storage.three_fs import SlotStore, small_store
+from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
+
+__all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
+
+FAULTS = {
+    "3fs-sqlite": 200,
+    "3fs-redis": 200,
+    "3fs-usrbio": 200,
+    "mooncake": 100,
+    "mooncake-straight": 100,
+    "s3": 50,
+    "s3-packs": 50,
+}
+"""As many as take half a second; a request to the S3 server of the tests takes milliseconds."""
+SLOW_TIMES = 50
+"""A slow run has so many times the faults of a quick one."""
+
+
+def anything(_: RegisteredMemory, views: Sequence[memoryview]) -> bool:
+    return True
+
+
+def whatever_is_there(*_: object) -> object:
+    """Checksums that equal any others."""
+    return ANY
+
+
+def with_usrbio(folder: Path) -> SlotStore:
+    """Slots that are reached through the memory of rings, as on a mounted 3FS."""
+    root = folder / "store"
+    index = f"sqlite://{folder}/index.db"
+    return SlotStore(root, index, make_rings=lambda: UsrbioRings(UsrbioStandIn(), str(root)))
+
+
+@pytest.fixture(params=FAULTS)
+def kind_of_store(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def store(
+    kind_of_store: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Generator[StoreUnderTest]:
+    if kind_of_store == "3fs-usrbio":
+        slots = with_usrbio(tmp_path)
+        yield slots
+        slots.clean()
+        return
+    if kind_of_store == "mooncake-straight":
+        # The buffers of these tests lie anywhere, and over TCP any memory will do.
+        monkeypatch.setattr(RegisteredMemory, "covers", anything)
+    yield make_store(kind_of_store.removesuffix("-straight"), request)
+
+
+async def damaged(
+    backend: StorageBackend,
+    kind: DamageKind,
+    *,
+    seed: int = 7,
+    other: int | None = 2,
+    deadline: float | None = None,
+) -> bool:
+    """Damage the object of number 1."""
+    assert isinstance(backend, Damageable)
+    names = object_name(1), None if other is None else object_name(other)
+    damage = Damage(name=names[0], kind=kind, seed=seed, other=names[1])
+    return await backend.damage(damage, deadline=soon() if deadline is None else deadline)
+
+
+class TestKinds:
+    @pytest.mark.parametrize("kind", DamageKind)
+    def test_a_damaged_object_is_corrupt_once_and_then_missing(
+        self, store: StoreUnderTest, kind: DamageKind
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for number in (1, 2, 3):
+                    await put(backend, object_name(number), page(number))
+                assert await damaged(backend, kind)
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+                for number in (2, 3):
+                    assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))
+                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+                assert backend.counters().reads_corrupt == 1
+
+        run(scenario())
+
+    @pytest.mark.parametrize("nbytes", [1, 40 * KIB])
+    def test_the_bytes_of_a_shorter_or_longer_object_are_as_wrong_under_the_name(
+        self, store: StoreUnderTest, nbytes: int
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put(backend, object_name(1), page(1))
+                await put(backend, object_name(2), page(2, nbytes))
+                assert await damaged(backend, DamageKind.WRONG)
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+                assert await get(backend, object_name(2), nbytes) == (
+                    ReadOutcome.OK,
+                    page(2, nbytes),
+                )
+
+        run(scenario())
+
+    def test_an_object_that_has_got_more_columns_is_damaged_as_it_is_now(
+        self, store: StoreUnderTest
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for present in (0, 2):
+                    await put_columns(backend, object_name(1), present, author=1)
+                assert await put_columns(backend, object_name(1), EVERY, author=1) is (
+                    WriteOutcome.OK
+                )
+                assert await get_columns(backend, object_name(1), EVERY) == (
+                    ReadOutcome.OK,
+                    full_page(EVERY),
+                )
+                assert await damaged(backend, DamageKind.TORN)
+                assert (await get_columns(backend, object_name(1), EVERY))[0] is ReadOutcome.CORRUPT
+                assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
+
+        run(scenario())
+
+    def test_no_damage_is_said_to_be_done_that_is_not(self, store: StoreUnderTest) -> None:
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for kind in DamageKind:
+                    assert not await damaged(backend, kind)
+                await put(backend, object_name(1), page(1))
+                for kind in DamageKind:
+                    assert not await damaged(backend, kind, deadline=time.monotonic())
+                for other in (None, 1, 2):
+                    assert not await damaged(backend, DamageKind.WRONG, other=other)
+                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+            assert not await damaged(backend, DamageKind.FLIP)
+
+        run(scenario())
+
+
+class TestSlots:
+    @pytest.mark.parametrize("kind", DamageKind)
+    def test_nothing_changes_but_the_bytes_of_one_slot(
+        self, tmp_path: Path, kind: DamageKind
+    ) -> None:
+        store = small_store(tmp_path)
+
+        def content() -> bytes:
+            return b"".join(path.read_bytes() for path in sorted(store.root.glob("slots-*")))
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                for number in range(6):
+                    await put(backend, object_name(number), page(number))
+                entries = [store.entry(object_name(number)) for number in range(6)]
+                entry, before = entries[1], content()
+                assert await damaged(backend, kind)
+                assert [store.entry(object_name(number)) for number in range(6)] == entries
+                number = int(entry.place.removeprefix("slots-"))
+                start = number * store.file_slots * store.slot_bytes + entry.offset
+                end = start + HEADER_BYTES + entry.length
+                after = content()
+                assert before[start:end] != after[start:end]
+                assert before[:start] == after[:start]
+                assert before[end:] == after[end:]
+
+        run(scenario())
+
+    def test_where_an_end_is_missing_every_byte_of_it_is_another_one(self, tmp_path: Path) -> None:
+        store = small_store(tmp_path)
+
+        def raw() -> bytes:
+            entry = store.entry(object_name(1))
+            content = (store.root / entry.place).read_bytes()[entry.offset :]
+            return content[: HEADER_BYTES + entry.length]
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put(backend, object_name(1), page(1))
+                before = raw()
+                assert await damaged(backend, DamageKind.SHORT)
+                at = Random(7).randrange(len(before))
+                after = raw()
+                assert after[:at] == before[:at]
+                assert all(a != b for a, b in zip(after[at:], before[at:], strict=True))
+
+        run(scenario())
+
+
+class TestMooncake:
+    def test_an_object_is_damaged_while_somebody_has_a_lease_on_it(
+        self, shared: MooncakeStore
+    ) -> None:
+        async def scenario() -> None:
+            async with opened(shared) as backend, opened(shared) as reader:
+                await put(backend, object_name(1), page(1))
+                await put(backend, object_name(2), page(2))
+                assert await get(reader, object_name(1)) == (ReadOutcome.OK, page(1))
+                # The master refuses to remove what is leased, if nobody insists.
+                assert shared.owner.remove(shared.key(object_name(1))) < 0
+                assert await damaged(backend, DamageKind.WRONG)
+                assert (await get(reader, object_name(1)))[0] is ReadOutcome.CORRUPT
+
+        run(scenario())
+
+    def test_an_object_that_loses_all_its_bytes_keeps_one_and_is_corrupt(
+        self, shared: MooncakeStore
+    ) -> None:
+        size = HEADER_BYTES + 1
+        seed = next(seed for seed in range(1 << 20) if not Random(seed).randrange(size))
+
+        async def scenario() -> None:
+            async with opened(shared) as backend:
+                await put(backend, object_name(1), page(1, 1))
+                assert await damaged(backend, DamageKind.SHORT, seed=seed)
+                assert len(shared.content(object_name(1))) == 1
+                assert (await get(backend, object_name(1), 1))[0] is ReadOutcome.CORRUPT
+
+        run(scenario())
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", [DamageKind.FLIP, DamageKind.SHORT])
+    def test_an_object_on_a_disk_is_damaged_as_one_in_memory_is(
+        self, tmp_path: Path, kind: DamageKind
+    ) -> None:
+        needs_mooncake()
+        environment = {
+            "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
+            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
+            "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "2",
+        }
+
+        async def scenario(store: MooncakeStore) -> None:
+            async with opened(store) as backend:
+                deadline = soon()
+                while not all(await backend.exists([object_name(1)], deadline=soon())):
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                await usable(backend, 2)
+                assert await damaged(backend, kind)
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+
+        for once_more in (False, True):
+            store = MooncakeStore("--enable_offload=true", segment_bytes=0)
+            try:
+                with process("disk", store, str(tmp_path), **environment):
+                    if once_more:
+                        run(scenario(store))
+            finally:
+                store.close()
+
+    @pytest.mark.slow
+    def test_a_damage_that_a_full_store_has_no_room_for_leaves_the_object_sound(self) -> None:
+        needs_mooncake()
+        store = MooncakeStore("--eviction_high_watermark_ratio=1.0", segment_bytes=32 << 20)
+        small, large = 1 << 20, 6 << 20
+
+        async def scenario() -> None:
+            async with opened(store) as backend:
+                await put(backend, object_name(1), page(1, small))
+                await put(backend, object_name(2), page(2, large))
+                number = 3
+                while await put(backend, object_name(number), page(3, small)) is WriteOutcome.OK:
+                    number += 1
+                assert not await damaged(backend, DamageKind.WRONG)
+                assert await get(backend, object_name(1), small) == (ReadOutcome.OK, page(1, small))
+
+        try:
+            run(scenario())
+        finally:
+            store.close()
+
+
+@pytest.fixture
+def fault_free_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a warning for each of thousands of bad objects."""
+    caplog.set_level(logging.ERROR, logger="lockstep.storage_backends")
+
+
+def drill(store: StoreUnderTest, seed: int, *, whole: bool, faults: int) -> Drill:
+    made = Drill(store.backend(), seed, whole)
+
+    async def scenario() -> None:
+        try:
+            await made.run(faults)
+        finally:
+            await made.backend.close()
+
+    run(scenario())
+    return made
+
+
+@pytest.mark.usefixtures("fault_free_log")
+class TestDrills:
+    def test_under_drawn_faults_no_wrong_byte_is_served_and_each_is_counted_under_its_name(
+        self, store: StoreUnderTest, kind_of_store: str
+    ) -> None:
+        check_counts(drill(store, 1, whole=True, faults=FAULTS[kind_of_store]))
+
+    def test_under_drawn_faults_readers_of_some_columns_are_served_no_wrong_byte(
+        self, store: StoreUnderTest, kind_of_store: str
+    ) -> None:
+        check_counts(drill(store, 2, whole=False, faults=FAULTS[kind_of_store] * 3 // 5))
+
+    @pytest.mark.slow
+    def test_damage_that_a_store_would_not_look_for_is_served_and_found_here(
+        self, store: StoreUnderTest, kind_of_store: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in (mooncake_staged, s3_ranges, three_fs_reads):
+            monkeypatch.setattr(module, "stated_checksums", whatever_is_there)
+        with pytest.raises(AssertionError, match="bytes that were not its own"):
+            drill(store, 1, whole=True, faults=2 * FAULTS[kind_of_store])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("whole", [True, False])
+    @pytest.mark.parametrize("seed", [3, 4])
+    def test_under_thousands_of_drawn_faults_no_wrong_byte_is_served(
+        self, store: StoreUnderTest, kind_of_store: str, seed: int, whole: bool
+    ) -> None:
+        check_counts(drill(store, seed, whole=whole, faults=FAULTS[kind_of_store] * SLOW_TIMES))

@@ -1,0 +1,219 @@
+"""What becomes of the threads of `file://` when the kernel holds them."""
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError, StorageError, UsageError
+from lockstep.storage_backends.base import ReadOutcome
+from lockstep.storage_backends.daemon_threads import DaemonThreads
+from lockstep.storage_backends.file import backend as file
+from lockstep.storage_backends.thread_calls import ThreadCalls
+from tests.kit.programs import program
+from tests.kit.storage.contract import get, object_name, opened, page, put, run
+from tests.kit.storage.files import FileStore
+
+PROGRAM = "tests.kit.storage.hung"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+class Gate:
+    """Stands in the kernel's place: calls of one function stop in it until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+        self._function: Callable[..., Any] = getattr(os, function)
+        self._opened = threading.Event()
+        self.entered = threading.Event()
+        monkeypatch.setattr(os, function, self._pass)
+
+    def _pass(self, *arguments: Any, **named: Any) -> Any:
+        self.entered.set()
+        assert self._opened.wait(60)
+        return self._function(*arguments, **named)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+others: set[threading.Thread] = set()
+"""Threads that were there before the test: another test's may still be in a call of the kernel's."""
+
+
+@pytest.fixture(autouse=True)
+def remember_others() -> Generator[None]:
+    others.update(threading.enumerate())
+    yield
+    others.clear()
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("lockstep-file") and thread not in others:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def files_open_below(root: Path) -> list[str]:
+    links = [Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names are enough.
+    return [str(link.readlink()) for link in links if link.is_symlink() and root in reach(link)]
+
+
+def reach(link: Path) -> list[Path]:
+    target = link.readlink()
+    return [target, *target.parents]
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_process_ends_after_close_though_the_kernel_never_gives_a_thread_back(
+    store: FileStore, call: str
+) -> None:
+    command = program(PROGRAM, store.root, call)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert ended.stdout == "closed\n"
+
+
+def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> None:
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            assert files_open_below(store.root) == [str(store.root)]
+        assert files_open_below(store.root) == []
+
+    run(scenario())
+    wait_for_threads()
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["overrun", "cancelled"])
+def test_a_close_that_is_too_short_gives_everything_back_when_the_last_call_ends(
+    store: FileStore, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "_CLOSE_TIMEOUT_S", 60.0 if cancelled else 0.05)
+
+    async def scenario() -> None:
+        backend = store.backend()
+        await backend.open()
+        await put(backend, object_name(1), page(1))
+        gate = Gate(monkeypatch, "preadv")
+        reading = asyncio.create_task(get(backend, object_name(1)))
+        assert await asyncio.to_thread(gate.entered.wait, 60)
+        closing = asyncio.create_task(backend.close())
+        await asyncio.wait([closing], timeout=0.01 if cancelled else 60)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled() == cancelled
+        assert not reading.done()
+        assert files_open_below(store.root)
+        gate.open()
+        assert (await reading)[0] is ReadOutcome.OK
+
+    run(scenario())
+    wait_for_threads()
+    assert files_open_below(store.root) == []
+
+
+def test_an_open_that_is_too_late_is_refused_and_leaves_nothing_open(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "_OPEN_TIMEOUT_S", 0.05)
+    gate = Gate(monkeypatch, "link")
+
+    async def scenario() -> None:
+        backend = store.backend()
+        with pytest.raises(ConfigError, match="did not answer within"):
+            await backend.open()
+        with pytest.raises(UsageError, match="make a new backend"):
+            await backend.open()
+
+    run(scenario())
+    gate.open()
+    wait_for_threads()
+    assert files_open_below(store.root) == []
+
+
+def test_a_store_that_is_closed_while_it_opens_leaves_nothing_open(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch, "link")
+
+    async def scenario() -> None:
+        backend = store.backend()
+        opening = asyncio.create_task(backend.open())
+        assert await asyncio.to_thread(gate.entered.wait, 60)
+        await backend.close()
+        gate.open()
+        with pytest.raises(UsageError, match="closed while it opened"):
+            await opening
+
+    run(scenario())
+    wait_for_threads()
+    assert files_open_below(store.root) == []
+
+
+def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_once() -> None:
+    begun, go_on, said = threading.Semaphore(0), threading.Event(), list[str]()
+
+    def work() -> int:
+        begun.release()
+        assert go_on.wait(60)
+        return 7
+
+    threads = DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end"))
+    running = [threads.submit(work) for _ in range(2)]
+    for _ in running:
+        assert begun.acquire(timeout=60)
+    queued = threads.submit(work)
+    ended = threads.end()
+    assert threads.end() is ended
+    assert queued.cancelled()
+    with pytest.raises(RuntimeError, match="told to end"):
+        threads.submit(work)
+    assert (said, ended.done()) == ([], False)
+    go_on.set()
+    assert [each.result(60) for each in running] == [7, 7]
+    ended.result(60)
+    assert said == ["end"]
+
+
+@pytest.mark.parametrize("ended_by", ["close", "cancel"])
+def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_by: str) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    async def scenario() -> None:
+        calls = ThreadCalls(1, "lockstep-file", at_end=lambda: None)
+        running = asyncio.create_task(calls.once(work, 60))
+        assert await asyncio.to_thread(begun.wait, 60)
+        queued = asyncio.create_task(calls.once(work, 60))
+        await asyncio.sleep(0)
+        if ended_by == "cancel":
+            queued.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await queued
+        closing = asyncio.create_task(calls.close(60))
+        if ended_by == "close":
+            with pytest.raises(StorageError, match="closed before it answered"):
+                await queued
+        go_on.set()
+        assert await closing
+        await running
+
+    run(scenario())
+
+
+def test_threads_that_never_began_end_at_once() -> None:
+    said = list[str]()
+    DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end")).end().result(0)
+    assert said == ["end"]

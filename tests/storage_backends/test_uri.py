@@ -1,0 +1,252 @@
+"""Store URIs: what they open, and how each mistake is refused by name."""
+
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError, LockstepError, StorageError
+from lockstep.storage_backends import registry
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend
+from lockstep.storage_backends.memory import MemoryBackend
+from lockstep.storage_backends.page_index.contract import make_index
+from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
+from lockstep.storage_backends.uri import (
+    StoreUri,
+    parse_uri,
+    telling_no_secrets,
+    without_secrets,
+)
+from tests.kit.storage.contract import get, object_name, page, put, run
+
+
+@pytest.mark.parametrize(
+    ("uri", "complaint"),
+    [
+        ("/var/kv", "is not a URI; write it as scheme://"),
+        ("://x", "'' is not a scheme"),
+        ("File:///var/kv", "'File' is not a scheme; schemes are in lower case"),
+        ("tape:///var/kv", "unknown scheme 'tape'; known: "),
+        ("slow+file:///var/kv", "unknown wrapper 'slow'; known: breaker, fault, limit"),
+        (
+            "+file:///var/kv",
+            "is not a scheme; schemes are in lower case, and wrappers stand before",
+        ),
+        ("file:///var/k v", "percent-encode it"),
+        ("file:///var/kv#part", "fragment"),
+        ("file:///var/%00", "NUL"),
+        ("file:///var/kv?direct", "name=value"),
+        ("file:///var/kv?direct=1&direct=1", "'direct' is given twice"),
+        ("file:///var/kv?dircet=1", "unknown option 'dircet'; file:// knows: direct, durability"),
+        ("file:///var/kv?direct=yes", "direct is 'yes', must be one of: 0, 1"),
+        ("file:///var/kv?durability=", "durability is '', must be one of: none, data, full"),
+        ("file:///var/kv?threads=0", "threads is 0, must be from 1 to 256"),
+        ("file:///var/kv?threads=-1", "threads is '-1', must be a whole number from 1 to 256"),
+        ("file://var/kv", "names a host; an absolute path needs three slashes"),
+        ("file://", "has no path; write file:///absolute/path"),
+        ("file:///", "has no path"),
+        ("memory://a/b", "has a path"),
+        ("memory://A_b", "may have only"),
+        ("memory://a?size=1", "unknown option 'size'; memory:// knows: none"),
+        ("memory://[::1", "Invalid IPv6 URL"),
+    ],
+)
+def test_a_wrong_uri_is_refused_by_name(uri: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_backend(uri)
+    assert complaint in str(raised.value)
+
+
+def test_the_parts_of_a_uri_are_told_apart() -> None:
+    uri = parse_uri("fault+retry+s3://bucket/a%20b?endpoint=http%3A%2F%2Fx&n=1")
+    assert uri.wrappers == ("fault", "retry")
+    assert (uri.scheme, uri.host, uri.path) == ("s3", "bucket", "/a b")
+    assert dict(uri.options) == {"endpoint": "http://x", "n": "1"}
+
+
+def test_wrappers_stand_before_the_backend_with_the_first_outermost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    def wrapper(_: StoreUri, name: str) -> registry.WrapBackend:
+        def wrap(uri: StoreUri, inner: StorageBackend) -> StorageBackend:
+            order.append(name)
+            return inner
+
+        return wrap
+
+    monkeypatch.setattr(registry, "_wrapper", wrapper)
+    assert isinstance(make_backend("outer+inner+memory://"), MemoryBackend)
+    assert order == ["inner", "outer"]
+
+
+def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        backend = await open_backend(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2")
+        await put(backend, object_name(1), page(1))
+        await backend.close()
+        assert (tmp_path / "a b" / "objects").is_dir()
+
+    run(scenario())
+
+
+def test_memory_with_a_name_is_shared_and_without_is_private() -> None:
+    async def scenario() -> None:
+        first, second = [await open_backend("memory://shared-by-two") for _ in range(2)]
+        await put(first, object_name(1), page(1))
+        assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
+        third, fourth = [await open_backend("memory://") for _ in range(2)]
+        await put(third, object_name(1), page(1))
+        assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
+        for backend in (first, second, third, fourth):
+            await backend.close()
+
+    run(scenario())
+
+
+def test_memory_with_a_name_lives_as_long_as_somebody_has_it() -> None:
+    async def scenario() -> None:
+        backend = await open_backend("memory://short-lived")
+        await put(backend, object_name(1), page(1))
+        del backend
+        backend = await open_backend("memory://short-lived")
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+    run(scenario())
+
+
+def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = EntryPoints(
+        EntryPoint(name, value, registry.ENTRY_POINT_GROUP)
+        for name, value in (
+            ("tape", "lockstep.storage_backends.memory:from_uri"),
+            ("broken", "no_such_package_at_all:make"),
+            ("file", "no_such_package_at_all:make"),
+        )
+    )
+
+    def entries_of(*, group: str) -> EntryPoints:
+        return entries.select(group=group)
+
+    monkeypatch.setattr(registry, "entry_points", entries_of)
+    assert isinstance(make_backend("tape://x"), MemoryBackend)
+    assert known_schemes() == sorted({*known_schemes(), "broken", "file", "memory", "tape"})
+    with pytest.raises(ConfigError, match="the package that provides broken://"):
+        make_backend("broken://x")
+    with pytest.raises(ConfigError, match="has no path"):
+        make_backend("file://")
+
+
+SECRET = "s3kr1t"  # noqa: S105 - nobody's.
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("file:///var/kv?threads=2", "file:///var/kv?threads=2"),
+        ("file:///var/kv@2/x:y@z", "file:///var/kv@2/x:y@z"),
+        ("mooncake://host:50051", "mooncake://host:50051"),
+        ("3fs:///m?index=redis://host:6379/0", "3fs:///m?index=redis://host:6379/0"),
+        (
+            "s3://b/p?endpoint=http%3A%2F%2Fhost%3A9000",
+            "s3://b/p?endpoint=http%3A%2F%2Fhost%3A9000",
+        ),
+        ("s3://bucket/a@b?region=us-east-1", "s3://bucket/a@b?region=us-east-1"),
+        (
+            f"3fs:///m?index=redis://user:{SECRET}@host:6379/0&files=4",
+            "3fs:///m?index=redis://***@host:6379/0&files=4",
+        ),
+        (f"3fs:///m?index=redis://:{SECRET}@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis://:a/b{SECRET}?@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis://:a@b{SECRET}@host", "3fs:///m?index=redis://***@host"),
+        (f"3fs:///m?index=redis%3A%2F%2Fu%3A{SECRET}%40host", "3fs:///m?index=redis://***@host"),
+        (
+            f"3fs:///m?index=redis://host/0%3Fpassword={SECRET}%26db=1",
+            "3fs:///m?index=redis://host/0?password=***%26db=1",
+        ),
+        (
+            f"3fs:///m?index=redis://host?password={SECRET}",
+            "3fs:///m?index=redis://host?password=***",
+        ),
+        (f"s3://AKIA{SECRET}:{SECRET}@bucket/p", "s3://***@bucket/p"),
+        (f"s3://AKIA{SECRET}@bucket/p", "s3://***@bucket/p"),
+        (f"s3://b?endpoint=http://k:{SECRET}@host", "s3://b?endpoint=http://***@host"),
+        (f"s3://b?access_key_id={SECRET}&region=r", "s3://b?access_key_id=***&region=r"),
+        (f"s3://b?aws_secret_access_key={SECRET}", "s3://b?aws_secret_access_key=***"),
+        (f"s3://b?session%5Ftoken={SECRET}", "s3://b?session%5Ftoken=***"),
+        (f"fault+tape://x?fault.password={SECRET}", "fault+tape://x?fault.password=***"),
+        (f"tape://x?APIKEY={SECRET}&a=1", "tape://x?APIKEY=***&a=1"),
+        (f"redis:user:{SECRET}@host", "***@host"),
+        ("", ""),
+    ],
+)
+def test_what_is_shown_of_a_uri_has_no_secret(uri: str, shown: str) -> None:
+    assert without_secrets(uri) == shown
+    assert without_secrets(shown) == shown
+    assert SECRET not in shown
+
+
+def test_uris_in_uris_without_end_are_shown_without_end_of_patience() -> None:
+    deep = "a://x?n=" * 5000 + f"redis://u:{SECRET}@h"
+    assert SECRET not in without_secrets(deep)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"memory://u:{SECRET}@host",
+        f"memory://x/y?token={SECRET}",
+        f"file://u:{SECRET}@host/x",
+        f"file:///x?token={SECRET}",
+        f"3fs://u:{SECRET}@host/x?index=sqlite:///i",
+        f"3fs:///x?index=postgres://u:{SECRET}@host",
+        f"3fs:///x?index=sqlite://u:{SECRET}@host/x",
+        f"s3://AKIA:{SECRET}@bucket",
+        f"s3://b?secret_access_key={SECRET}",
+        f"s3://bucket?endpoint=http://u:{SECRET}@h:9000",
+        f"s3://bucket?endpoint=ftp://h?token={SECRET}",
+        f"s3://bucket?pack=4&password={SECRET}",
+        f"tape://u:{SECRET}@host",
+        f"slow+file:///x?password={SECRET}",
+        f"file:///x?password={SECRET}&password={SECRET}",
+        f"file:///x?password={SECRET}#x",
+        f"redis:u:{SECRET}@host",
+        f"file:///x y?password={SECRET}",
+        f"redis://u:{SECRET}@[::1",
+        f"redis://u:{SECRET}\u2100@host",
+        f"file:///x?quota_bytes=u:{SECRET}@host",
+    ],
+)
+def test_no_refusal_of_a_uri_repeats_a_secret(uri: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_backend(uri)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StorageError("no r/ead from u"), "StorageError: no *** from u"),
+        (OSError("cannot use 'r/ead'"), "ConfigError: OSError: cannot use '***'"),
+        (ValueError("no port 'ead'"), "ConfigError: ValueError: no port '***'"),
+        (ValueError("no port"), "ValueError: no port"),
+    ],
+)
+def test_what_a_client_says_of_a_store_is_told_without_the_secrets_of_its_uri(
+    error: Exception, told: str
+) -> None:
+    with (
+        pytest.raises((LockstepError, ValueError)) as raised,
+        telling_no_secrets("3fs:///x?index=redis://u:r%2Fead@h"),
+    ):
+        raise error
+    assert f"{raised.typename}: {raised.value}" == told
+    assert raised.value.__cause__ is None
+
+
+def test_an_index_is_told_without_its_password() -> None:
+    for uri in (f"redis://u:{SECRET}@h:1/0", f"redis://h:1/0?password={SECRET}"):
+        told = make_index(uri, "x").text
+        assert SECRET not in told
+        assert "h:1/0" in told

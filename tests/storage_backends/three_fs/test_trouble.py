@@ -1,0 +1,402 @@
+"""`3fs://` with indexes that do not answer, stores that are full, and stores only looked at."""
+
+import asyncio
+import errno
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.errors import ConfigError, StorageError
+from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.page_index import sqlite as page_index_sqlite
+from lockstep.storage_backends.records.manifest import claim_model
+from lockstep.storage_backends.registry import make_backend
+from lockstep.storage_backends.three_fs import files as three_fs_files
+from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
+from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Kept, Run, run_store
+from tests.kit.servers.redis_server import RedisServer, redis_server
+from tests.kit.storage.calls import (
+    get,
+    listed,
+    object_name,
+    opened,
+    page,
+    put,
+    reading,
+    run,
+    soon,
+    writing,
+)
+from tests.kit.storage.three_fs import WatchedIndex, small_store
+
+__all__ = ["redis_server"]
+
+A_WHILE_S = 60.0
+"""What only a call that does not come back waits for."""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        url: str = request.getfixturevalue("redis_server").url()
+        return url
+    return f"sqlite://{tmp_path}/index.db"
+
+
+def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time of every call be up that runs now."""
+    real_time = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    yield from run_store(monkeypatch, capfd)
+
+
+def the_call(
+    backend: ThreeFsBackend, method: str, buffer: bytearray, deadline: float
+) -> Coroutine[Any, Any, list[Any]]:
+    match method:
+        case "exists":
+            return backend.exists([object_name(99)], deadline=deadline)
+        case "remove":
+            return backend.remove([object_name(1)], deadline=deadline)
+        case "read":
+            return backend.read([reading(object_name(1), buffer)], deadline=deadline)
+        case _:
+            return backend.write([writing(object_name(2), page(2))], deadline=deadline)
+
+
+@pytest.mark.parametrize("ends", ["by its deadline", "cancelled"])
+@pytest.mark.parametrize(
+    ("method", "held", "late"),
+    [
+        ("exists", "look_up", False),
+        ("remove", "remove", False),
+        ("read", "look_up", ReadOutcome.TIMED_OUT),
+        ("read", "confirm", ReadOutcome.TIMED_OUT),
+        ("write", "look_up", WriteOutcome.TIMED_OUT),
+        ("write", "reserve", WriteOutcome.TIMED_OUT),
+        ("write", "commit", WriteOutcome.TIMED_OUT),
+    ],
+)
+def test_no_call_waits_longer_for_an_index_than_for_anything_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    method: str,
+    held: str,
+    late: object,
+    ends: str,
+) -> None:
+    store = small_store(tmp_path)
+    index = WatchedIndex(f"{tmp_path}/index.db")
+
+    async def scenario() -> None:
+        backend = store.backend(index)
+        await backend.open()
+        await put(backend, object_name(1), page(1))
+        index.holds = held
+        buffer = bytearray(16 << 10)
+        call = asyncio.create_task(the_call(backend, method, buffer, soon()))
+        try:
+            assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
+            if ends == "cancelled":
+                call.cancel()
+            else:
+                let_time_pass(monkeypatch)
+            done, _ = await asyncio.wait([call], timeout=A_WHILE_S / 4)
+            assert done
+            if ends == "cancelled":
+                assert call.cancelled()
+            else:
+                assert call.result() == [late]
+        finally:
+            index.holds = ""
+            index.let_go.set()
+        assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
+        assert await get(backend, object_name(3)) == (ReadOutcome.OK, page(3))
+        await backend.close()
+
+    run(scenario())
+
+
+def test_slots_that_come_too_late_for_their_writer_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = small_store(tmp_path, file_slots=1, files=1)
+    index = WatchedIndex(f"{tmp_path}/index.db")
+
+    async def scenario() -> None:
+        backend = store.backend(index)
+        await backend.open()
+        index.holds = "reserve"
+        writing_late = asyncio.create_task(put(backend, object_name(1), page(1)))
+        assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
+        let_time_pass(monkeypatch)
+        assert await writing_late is WriteOutcome.TIMED_OUT
+        index.holds = ""
+        index.let_go.set()
+        assert await asyncio.to_thread(index.released.wait, A_WHILE_S)
+        assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
+        await backend.close()
+
+    run(scenario())
+
+
+def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> None:
+    redis = pytest.importorskip("redis")
+
+    async def scenario(server: RedisServer, process: int) -> None:
+        async with opened(small_store(tmp_path, server.url())) as backend:
+            await put(backend, object_name(1), page(1))
+            os.kill(process, signal.SIGSTOP)
+            try:
+                brief = time.monotonic() + 0.3
+                reads = [reading(object_name(1), bytearray(16 << 10))]
+                assert await backend.read(reads, deadline=brief) == [ReadOutcome.TIMED_OUT]
+                brief = time.monotonic() + 0.3
+                writes = [writing(object_name(2), page(2))]
+                assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
+            finally:
+                os.kill(process, signal.SIGCONT)
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+
+    with RedisServer() as server:
+        client = redis.Redis.from_url(server.url())
+        process = int(client.info("server")["process_id"])
+        client.close()
+        run(scenario(server, process))
+
+
+def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the write's time.
+    monkeypatch.setattr(page_index_sqlite, "_TIMEOUT_S", 0.6)
+
+    async def scenario() -> None:
+        async with opened(small_store(tmp_path)) as backend:
+            await put(backend, object_name(1), page(1))
+            lock = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
+            lock.execute("BEGIN IMMEDIATE")
+            writes = [writing(object_name(2), page(2))]
+            brief = time.monotonic() + 0.3
+            assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+            lock.execute("ROLLBACK")
+            lock.close()
+            assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
+
+    run(scenario())
+
+
+def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        backend = small_store(tmp_path).backend()
+        await backend.open()
+        for number in range(3):
+            await put(backend, object_name(number), page(number))
+        listing = backend.objects()
+        await anext(listing)
+        await backend.close()
+        with pytest.raises(StorageError, match="closed while it was listed; open it again"):
+            _ = [each async for each in listing]
+        assert await listed(backend) == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ("redis://127.0.0.1:1/0", "cannot be used"),
+        ("sqlite://{}/nodir/index.db", r"there is no directory .*/nodir; make it"),
+    ],
+)
+@pytest.mark.parametrize("there", [False, True])
+def test_an_open_that_fails_leaves_nothing_behind(
+    tmp_path: Path, *, index: str, told: str, there: bool
+) -> None:
+    root = tmp_path / "above" / "store"
+    if there:
+        root.mkdir(parents=True)
+    before = list(tmp_path.rglob("*"))
+
+    with pytest.raises(ConfigError, match=told):
+        run(make_backend(f"3fs://{root}?index={index.format(tmp_path)}").open())
+
+    assert list(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "said", "trust"),
+    [
+        (0o777, "by everybody.*chmod go-w", "any"),
+        (0o1777, "by everybody.*chmod go-w", "any"),
+        (0o770, "by group [0-9]+,.*chmod g-w", "group"),
+    ],
+)
+def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
+    tmp_path: Path, mode: int, said: str, trust: str
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(mode)
+    uri = f"3fs://{root}?index=sqlite://{root}/index.db&slot_bytes=32768&file_slots=4"
+
+    with pytest.raises(ConfigError, match=said):
+        run(make_backend(uri).open())
+    assert not list(root.iterdir())
+
+    async def trusting() -> None:
+        backend = make_backend(f"{uri}&trust={trust}")
+        await backend.open()
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+        await backend.close()
+
+    run(trusting())
+
+
+def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    uri = f"3fs://{root}?index=sqlite://{root}/index/pages.db&slot_bytes=32768&file_slots=4&files=1"
+
+    async def scenario() -> None:
+        backend = make_backend(uri)
+        await backend.open()
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+        await backend.close()
+
+    run(scenario())
+    assert (root / "index" / "pages.db").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errno.ENOSPC, "No space left on device; pages are not stored: give the store more room"),
+        (errno.EROFS, "Read-only file system; mount its filesystem for writing"),
+        (errno.EIO, "Input/output error; look at the device"),
+    ],
+)
+def test_writes_that_fail_are_named_once_with_what_the_system_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: int,
+    told: str,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    async def scenario() -> None:
+        backend = make_backend(small_uri(tmp_path))
+        await backend.open()
+        monkeypatch.setattr(three_fs_files, "allocate", refuse)
+        for number in range(5):
+            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+        await backend.close()
+
+    run(scenario())
+    (warning,) = caplog.messages
+    assert warning.startswith(f"store {small_uri(tmp_path)}: slots-000000 cannot be written: ")
+    assert told in warning
+
+
+def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"{small_uri(tmp_path)}&read_only=1"
+
+    async def scenario() -> None:
+        backend = make_backend(uri)
+        await backend.open()
+        for number in range(3):
+            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+        await backend.close()
+
+    run(scenario())
+    (warning,) = caplog.messages
+    assert f"store {uri}: it is read-only, and nothing is written" in warning
+
+
+def test_a_full_store_keeps_its_records_until_they_are_removed(tmp_path: Path, index: str) -> None:
+    store = small_store(tmp_path, index)
+    mark = ObjectName("ab" * 32, "ab" * 32, "sharding", "stage0of1.tp2")
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
+            assert await put(backend, mark, b"\1") is WriteOutcome.OK
+            for number in range(30):
+                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+                assert await get(backend, mark, 1) == (ReadOutcome.OK, bytearray(b"\1"))
+            assert len(await listed(backend)) == 8
+            with pytest.raises(ConfigError, match="page_tokens is 4 in the store and 8 here"):
+                await claim_model(backend, "m", "1", {"kv": OTHER_LAYOUT}, soon())
+            names = [stored.name for stored in await listed(backend)]
+            assert await backend.remove(names, deadline=soon()) == [True] * 8
+            assert await listed(backend) == []
+            for number in range(8):
+                await put(backend, object_name(number), page(number))
+            assert len(await listed(backend)) == 8
+
+    run(scenario())
+
+
+def small_uri(tmp_path: Path) -> str:
+    sizes = "slot_bytes=32768&file_slots=8&files=1"
+    return f"3fs://{tmp_path}/store?index=sqlite://{tmp_path}/index.db&{sizes}"
+
+
+def test_a_copy_into_a_store_that_is_too_small_is_incomplete(lockstep: Run, tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kv").fill(pages=range(10))
+
+    status, printed, _ = lockstep("copy", kept.uri, small_uri(tmp_path))
+
+    # 20 pages, a manifest and a mark into 8 slots, of which the records keep theirs.
+    assert status == 3
+    assert "14 objects written to TO and gone from it again" in printed
+    status, printed, _ = lockstep("copy", Kept(tmp_path / "few").fill().uri, small_uri(tmp_path))
+    assert status == 0
+
+
+def test_a_store_that_is_only_looked_at_stays_as_it_was(tmp_path: Path, lockstep: Run) -> None:
+    store = small_store(tmp_path)
+    uri = f"3fs://{store.root}?index={store.index}"
+
+    async def scenario() -> None:
+        async with opened(store) as backend:
+            for number in range(8):
+                await put(backend, object_name(number), page(number))
+        store.spoil(object_name(1))
+        looking = make_backend(f"{uri}&read_only=1")
+        await looking.open()
+        assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
+        for _ in range(2):
+            assert (await get(looking, object_name(1)))[0] is ReadOutcome.CORRUPT
+        assert await put(looking, object_name(9), page(9)) is WriteOutcome.FAILED
+        names = [object_name(2), object_name(9)]
+        assert await looking.remove(names, deadline=soon()) == [False, True]
+        assert len(await listed(looking)) == 8
+        assert "8 slots" in looking.describe()  # type: ignore[attr-defined] # of every 3fs store.
+        await looking.close()
+
+    run(scenario())
+    assert lockstep("verify", uri)[0] == 1
+
+    async def fill_up() -> None:
+        async with opened(store) as backend:
+            # Nobody has used it, so the first page is still the oldest.
+            await put(backend, object_name(8), page(8))
+            assert (await get(backend, object_name(0)))[0] is ReadOutcome.MISSING
+
+    run(fill_up())

@@ -1,0 +1,139 @@
+"""`metrics+`: every outcome under its name, latencies in their buckets, and a text that parses."""
+
+import asyncio
+import re
+
+import pytest
+
+from lockstep.storage_backends.base import Read
+from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.wrappers.metrics import BOUNDS_S, Call, MetricsBackend, exposition
+from tests.kit.storage.calls import EVERY, columns, now, object_name, put_columns
+from tests.kit.storage.layers import (
+    PAGE_BYTES,
+    Failing,
+    Watched,
+    a_while,
+    memory_store,
+    reads_of,
+    run_virtually,
+    writes_of,
+)
+
+SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} ([0-9.e+-]+)')
+
+
+def test_every_outcome_is_counted_under_its_name() -> None:
+    async def scenario() -> None:
+        store = await memory_store([1, 2, 3])
+        await put_columns(store, object_name(4), 0)
+        backend = MetricsBackend(Failing(store, {3: 1, 9: 1}), clock=now)
+        await store.damage(
+            Damage(name=object_name(2), kind=DamageKind.FLIP, seed=1), deadline=a_while()
+        )
+        full = columns(EVERY)
+        lacking = Read(object_name(4), (memoryview(bytearray(full.nbytes)),), full)
+        await backend.read([*reads_of(1, 2, 3, 7), lacking], deadline=a_while())
+        await backend.read(reads_of(1, 3), deadline=now())
+        await backend.write(writes_of(1, 5, 9), deadline=a_while())
+        await backend.write(writes_of(6), deadline=now())
+        await backend.exists([object_name(1), object_name(8)], deadline=a_while())
+        await backend.remove([object_name(1)], deadline=a_while())
+        await backend.remove([object_name(1)], deadline=now())
+        seen = backend.metrics()
+        assert seen[Call.READ].outcomes == {
+            "ok": 1,
+            "corrupt": 1,
+            "failed": 1,
+            "missing": 1,
+            "lacking": 1,
+            "timed_out": 2,
+        }
+        assert seen[Call.WRITE].outcomes == {"present": 1, "ok": 1, "failed": 1, "timed_out": 1}
+        assert seen[Call.EXISTS].outcomes == {"yes": 1, "no": 1}
+        assert seen[Call.REMOVE].outcomes == {"free": 1, "taken": 1}
+        assert (seen[Call.READ].nbytes, seen[Call.WRITE].nbytes) == (PAGE_BYTES, PAGE_BYTES)
+        assert sum(seen[Call.READ].latencies) == 2
+
+    run_virtually(scenario())
+
+
+def test_latencies_fall_into_the_bucket_whose_bound_is_the_next_above() -> None:
+    took_s = [0.00001, 0.0003, 0.0004, 2.4, 2.6, 1000.0]
+
+    async def scenario() -> None:
+        watched = Watched(await memory_store([1]))
+        backend = MetricsBackend(watched, clock=now)
+        for each in took_s:
+            watched.before = lambda: asyncio.sleep(each * 0.99)
+            await backend.read(reads_of(1), deadline=a_while())
+        seen = backend.metrics()[Call.READ]
+        bounds = [*BOUNDS_S, float("inf")]
+        filled = {bound: n for bound, n in zip(bounds, seen.latencies, strict=True) if n}
+        assert filled == pytest.approx({1e-5: 1, 5e-4: 2, 2.5: 1, 5.0: 1, float("inf"): 1})
+        assert seen.latency_sum_s == pytest.approx(sum(took_s) * 0.99)
+
+    run_virtually(scenario())
+
+
+def test_calls_in_flight_and_calls_that_were_cancelled_are_told_apart() -> None:
+    async def scenario() -> None:
+        watched = Watched(await memory_store([1]))
+        backend = MetricsBackend(watched, clock=now)
+        gate = asyncio.Event()
+        watched.before = gate.wait
+        calls = [
+            asyncio.create_task(backend.read(reads_of(1), deadline=a_while())) for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        assert backend.metrics()[Call.READ].in_flight == 3
+        calls[0].cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        seen = backend.metrics()[Call.READ]
+        assert (seen.in_flight, seen.interrupted, sum(seen.latencies)) == (0, 1, 2)
+        assert seen.outcomes == {"ok": 2}
+
+    run_virtually(scenario())
+
+
+def test_the_exposition_has_one_well_formed_line_for_each_number() -> None:
+    async def scenario() -> None:
+        backend = MetricsBackend(await memory_store([1, 2]), clock=now)
+        await backend.read(reads_of(1, 2, 3), deadline=a_while())
+        text = exposition(backend.metrics(), {"store": 'a "b"\\c\nd'})
+        assert text.endswith("\n")
+        samples: dict[tuple[str, str], float] = {}
+        for line in text.splitlines():
+            if line.startswith("#"):
+                assert re.fullmatch(r"# (HELP|TYPE) lockstep_storage_\w+ .+", line)
+                continue
+            matched = SAMPLE.fullmatch(line)
+            assert matched is not None, line
+            samples[matched[1], matched[2]] = float(matched[3])
+        label = r'store="a \"b\"\\c\nd",call="read"'
+        assert samples["lockstep_storage_keys_total", f'{label},outcome="ok"'] == 2
+        assert samples["lockstep_storage_keys_total", f'{label},outcome="missing"'] == 1
+        assert samples["lockstep_storage_bytes_total", label] == 2 * PAGE_BYTES
+        buckets = [
+            value
+            for (name, labels), value in samples.items()
+            if name.endswith("_bucket") and 'call="read"' in labels
+        ]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == samples["lockstep_storage_call_seconds_count", label] == 1
+
+    run_virtually(scenario())
+
+
+def test_the_memory_of_a_histogram_does_not_grow_with_what_it_has_seen() -> None:
+    async def scenario() -> None:
+        backend = MetricsBackend(await memory_store(), clock=now)
+        for _ in range(100):
+            await backend.exists([object_name(1)], deadline=a_while())
+        seen = backend.metrics()[Call.EXISTS]
+        assert len(seen.latencies) == len(BOUNDS_S) + 1
+        assert len(exposition(backend.metrics(), {}).splitlines()) < 200
+
+    run_virtually(scenario())

@@ -1,12 +1,14 @@
 """A process of its own in a Mooncake Store, for tests that share with it, kill it or let it end.
 
-python -m tests.kit.servers.mooncake_process own <master>      gives memory to the store, writes pages 0 to 3, waits
-python -m tests.kit.servers.mooncake_process disk <master> <directory>
-                                             as own, with memory that is kept on disk: pages 0 and 1,
-                                             but both hold page 1; waits until that is on the disk
-python -m tests.kit.servers.mooncake_process race <master>     says "ready"; on a line of input writes pages 0 to 49
-                                             and says how often it won
-python -m tests.kit.servers.mooncake_process end <master>      says "ready"; on a line of input closes, says so, ends
+Arguments:
+
+own <master>      gives memory to the store, writes pages 0 to 3, waits
+disk <master> <directory>
+                               as own, with memory that is kept on disk: pages 0 and 1,
+                               but both hold page 1; waits until that is on the disk
+race <master>     says "ready"; on a line of input writes pages 0 to 49
+                               and says how often it won
+end <master>      says "ready"; on a line of input closes, says so, ends
 
 It ends when its standard input does.
 """

@@ -31,14 +31,14 @@ OPERATIONS_MAX = 1 << 16
 WORK_US_MAX = 10_000_000
 
 
-class Percentiles(TypedDict):
+class LatencyPercentiles(TypedDict):
     """Microseconds of many repetitions of one thing."""
 
     p50: float
     p99: float
 
 
-class Limits(TypedDict):
+class BareLimits(TypedDict):
     """What bare calls cost with the same vector, at the median, in microseconds."""
 
     gloo: float
@@ -65,25 +65,25 @@ class AgreementReport(TypedDict):
     """What carried the rounds, and why."""
     lanes: int
     """Of every vector."""
-    blocking_us: Percentiles
-    exchange_us: Percentiles
+    blocking_us: LatencyPercentiles
+    exchange_us: LatencyPercentiles
     """Of `blocking_us`, what the transport took: launch and wait, also for a rank that is behind."""
-    exchange_alone_us: Percentiles
+    exchange_alone_us: LatencyPercentiles
     """Rounds of the transport without anything in between."""
-    python_us: Percentiles
+    python_us: LatencyPercentiles
     """Of `blocking_us`, the rest."""
-    pipelined_stall_us: Percentiles
+    pipelined_stall_us: LatencyPercentiles
     """Until the round was back."""
-    pipelined_wait_us: Percentiles
+    pipelined_wait_us: LatencyPercentiles
     """The same, and reading what all ranks said."""
-    pipelined_step_us: Percentiles
+    pipelined_step_us: LatencyPercentiles
     """The whole of a step at depth 1, wait included."""
     work_us: int
     hosts: int
     """That the ranks were told they are on."""
     blocks: int
     collectives_per_step: float
-    limit_us: Limits
+    limit_us: BareLimits
     per_request_us: float
     ratios: Ratios
     cores: int

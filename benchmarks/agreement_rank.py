@@ -31,7 +31,7 @@ STEPS, EXCHANGES, REDUCTIONS, REQUESTS, PIPELINED = 100, 100, 30, 5, 30
 
 
 @dataclass(slots=True)
-class Samples:
+class RankSamples:
     """Seconds of each repetition of each thing."""
 
     blocking: list[float] = field(default_factory=list[float])
@@ -106,7 +106,7 @@ def measure(settings: AgreementSettings, member: Member, say: Say) -> dict[str, 
     caches = [_cache(settings, member, lanes, depth) for depth in (0, 1)]
     vector = np.zeros(lanes, dtype=np.int64)
     _keep_a_core(member)
-    samples = Samples()
+    samples = RankSamples()
     for number in range(settings.blocks):
         if not member.rank:
             say(f"measuring: block {number + 1} of {settings.blocks}")
@@ -181,7 +181,7 @@ def _cache(
     return cache, collective
 
 
-def _step(cache: Cache, collective: TimedCollective, samples: Samples) -> None:
+def _step(cache: Cache, collective: TimedCollective, samples: RankSamples) -> None:
     for _ in range(STEPS):
         began = time.perf_counter()
         cache.step()
@@ -193,7 +193,7 @@ def _step(cache: Cache, collective: TimedCollective, samples: Samples) -> None:
 
 
 def _step_pipelined(
-    cache: Cache, collective: TimedCollective, work_s: float, samples: Samples
+    cache: Cache, collective: TimedCollective, work_s: float, samples: RankSamples
 ) -> None:
     for _ in range(PIPELINED):
         began = time.perf_counter()
@@ -206,7 +206,7 @@ def _step_pipelined(
         samples.pipelined_wait.append(collective.wait_s)
 
 
-def _reduce(group: Any, lanes: int, operations: int, samples: Samples) -> None:
+def _reduce(group: Any, lanes: int, operations: int, samples: RankSamples) -> None:
     vector = torch.zeros(lanes, dtype=torch.int64)
     lane = torch.zeros(1, dtype=torch.int64)
 
@@ -228,7 +228,7 @@ def _repeat(times: int, thing: Callable[[], object], samples_s: list[float]) -> 
         samples_s.append(time.perf_counter() - began)
 
 
-def _figures(samples: Samples) -> dict[str, object]:
+def _figures(samples: RankSamples) -> dict[str, object]:
     blocking, exchange = _percentiles(samples.blocking), _percentiles(samples.exchange)
     alone, shm = _percentiles(samples.alone), _percentiles(samples.shm)["p50"]
     gloo, per_request = _percentiles(samples.gloo)["p50"], _percentiles(samples.per_request)["p50"]

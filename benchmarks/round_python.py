@@ -19,7 +19,7 @@ from ..coordinator.collective import Vector
 from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
-from ..ranks.orders import CopyToHost, Fetch, LookUp, Order, Persist
+from ..ranks.orders import CopyToHost, Fetch, LookUp, Order, Put
 from ..ranks.replica.settings import ReplicaConfig
 from .silent_executor import SilentExecutor
 
@@ -36,7 +36,7 @@ CHANGES_IN_A_STEP = 32
 CHANGES = 256
 """How many changes of each kind are measured at least; each step of them is one sample."""
 
-_Lasting = LookUp | Fetch | CopyToHost | Persist
+_Lasting = LookUp | Fetch | CopyToHost | Put
 """Orders that last until something is reported of them."""
 
 
@@ -79,7 +79,7 @@ def measure(operations: int) -> RoundPython:
     seats_us: list[float] = []
     queues_us: list[float] = []
     changes_us: dict[type[_Lasting], list[float]] = {
-        kind: [] for kind in (LookUp, Fetch, CopyToHost, Persist)
+        kind: [] for kind in (LookUp, Fetch, CopyToHost, Put)
     }
     for _ in range(max(1, CHANGES // operations)):
         prefetching, copying = _Driven(operations), _Driven(operations, store=False)
@@ -94,7 +94,7 @@ def measure(operations: int) -> RoundPython:
         writing = _Driven(operations)
         writing.back_up()
         writing.change_us(CopyToHost)
-        changes_us[Persist] += writing.change_us(Persist)
+        changes_us[Put] += writing.change_us(Put)
     median_us = {kind: statistics.median(each) for kind, each in changes_us.items()}
     return RoundPython(
         operations=operations,
@@ -103,7 +103,7 @@ def measure(operations: int) -> RoundPython:
         lookup_us=median_us[LookUp],
         transfer_us=median_us[Fetch],
         backup_us=median_us[CopyToHost],
-        persist_us=median_us[Persist],
+        persist_us=median_us[Put],
     )
 
 

@@ -29,7 +29,7 @@ from .lanes import (
     SEAT_LANES,
     SEATS_AT,
     BallotShape,
-    Layout,
+    LaneLayout,
     Voter,
     write_header,
 )
@@ -287,7 +287,7 @@ class Ballot:
             heappop(line.failed)
         return line.ended_through, None
 
-    def fill(self, layout: Layout, voter: Voter) -> Vector:
+    def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Return this rank's vector for a round, which is the caller's; changes no level."""
         for queue in self._stale:
             self._write_queue(queue)

@@ -18,7 +18,7 @@ along: `value * world_size + rank` has the same order as the value, and names th
                TRANSFER   pages landed;               ceiling, named;  deadline
                the deadline lane is -(rank + 1) of a rank that saw it pass, else 0
 
-The meaning of the seats is given by the `Layout`, which replicated state determines and which is
+The meaning of the seats is given by the `LaneLayout`, which replicated state determines and which is
 frozen when the round is launched; its digest is voted on with the rest.
 """
 
@@ -49,7 +49,7 @@ SEATS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class LaneLayout:
     """What the lanes of one round mean. Equal on every rank, or the round says so."""
 
     epoch: int
@@ -81,7 +81,7 @@ class Voter:
     staged: Staged = NOTHING_STAGED
 
 
-def write_header(lanes: Vector, layout: Layout, voter: Voter, rank: int) -> None:
+def write_header(lanes: Vector, layout: LaneLayout, voter: Voter, rank: int) -> None:
     """Write the header of a round into the vector of `rank`."""
     digest = layout.seats.digest
     lanes[:HEADER_LANES] = (

@@ -38,7 +38,7 @@ from .ballot import Ballot
 from .collective import Collective, PendingRound
 from .divergence import Recorder, explain
 from .fold import disagreements
-from .lanes import BallotShape, Layout, Voter
+from .lanes import BallotShape, LaneLayout, Voter
 from .proposal import NOTHING_STAGED, Staged
 from .seats import SeatTable
 from .verdict import Verdict, Verdicts, unhealthy_rank
@@ -49,7 +49,7 @@ EXPLAIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    layout: Layout
+    layout: LaneLayout
     round: PendingRound
 
 
@@ -101,7 +101,7 @@ class Rounds:
         self._raise_if_ended()
         if self._pending is not None:
             raise UsageError("a round is pending already; close it first")
-        layout = Layout(
+        layout = LaneLayout(
             epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
         voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged)

@@ -39,7 +39,7 @@ from .lanes import (
     SEATS_AT,
     TIME,
     BallotShape,
-    Layout,
+    LaneLayout,
 )
 from .operation import Phase, Queue
 from .proposal import Readiness
@@ -147,7 +147,7 @@ class Verdicts:
         lowest = np.full(shape.length, np.iinfo(np.int64).min, dtype=np.int64)
         self._body = lowest[HEADER_LANES:].tobytes()
 
-    def read(self, layout: Layout, folded: Vector) -> Verdict:
+    def read(self, layout: LaneLayout, folded: Vector) -> Verdict:
         """Return the verdict of a round whose header agreed."""
         header: list[int] = folded[:HEADER_LANES].tolist()
         body = folded[HEADER_LANES:].tobytes()

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from ..errors import ConfigError
-from ..small_engine.counts import Counts, PoolCounts
+from ..small_engine.counts import PoolCounts, ReplayCounts
 from ..storage_backends.uri import without_secrets
 from .settings import ReplaySettings
 
@@ -122,7 +122,7 @@ class Report(TypedDict):
 class RankResult:
     """What one rank hands in when its replay is over."""
 
-    counts: Counts
+    counts: ReplayCounts
     refusals: list[str]
     steps: int
     rounds: int
@@ -152,7 +152,7 @@ class RankResult:
     def unpack(cls, packed: bytes) -> "RankResult":
         """Return what `pack` packed."""
         record = cast("dict[str, object]", msgpack.unpackb(packed))
-        record["counts"] = Counts.from_record(cast("dict[str, object]", record["counts"]))
+        record["counts"] = ReplayCounts.from_record(cast("dict[str, object]", record["counts"]))
         record["digest"] = int(cast("str", record["digest"]), 16)
         return cls(**record)  # type: ignore[arg-type]
 
@@ -225,7 +225,7 @@ def shown_settings(settings: ReplaySettings) -> dict[str, object]:
     return shown
 
 
-def _pools(settings: ReplaySettings, counts: Sequence[Counts]) -> dict[str, Pool]:
+def _pools(settings: ReplaySettings, counts: Sequence[ReplayCounts]) -> dict[str, Pool]:
     pages = settings.pool_pages()
     pools: dict[str, Pool] = {}
     for name, page_bytes in settings.page_bytes().items():

@@ -21,7 +21,7 @@ from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..ranks.replica.check import InvariantViolation, check
-from ..small_engine.scheduler import Limits, Scheduler
+from ..small_engine.scheduler import EngineLimits, Scheduler
 from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake
@@ -257,8 +257,8 @@ def _device(settings: ReplaySettings, environment: RankEnvironment) -> torch.dev
     return torch.device("cuda", environment.local_rank % torch.cuda.device_count())
 
 
-def _limits(settings: ReplaySettings) -> Limits:
-    return Limits(
+def _limits(settings: ReplaySettings) -> EngineLimits:
+    return EngineLimits(
         concurrency=settings.concurrency,
         page_tokens=settings.page_tokens,
         device_pages=settings.device_pages,

@@ -63,7 +63,7 @@ _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
 _KEY_MAX: Final = 128
 
 
-class Finding(IntEnum):
+class HeaderFinding(IntEnum):
     """What a check of an object found: sound, or the first thing that is wrong."""
 
     SOUND = 0
@@ -177,28 +177,28 @@ def encode_header(
     return bytes(block)
 
 
-def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Finding:
+def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> HeaderFinding:
     """Say whether `header` is that of the object with this name, and has the columns of `shape`.
 
     SOUND, also if it has more of them; LACKING if it has fewer. Does not look at the payload: what of
     it is wanted is told by `shape.plan(presence_bits(header))`, and checked by `check_run`.
     """
     if is_expected(header, digest, shape):
-        return Finding.SOUND
+        return HeaderFinding.SOUND
     finding = _check_fields(header)
-    if finding is not Finding.SOUND:
+    if finding is not HeaderFinding.SOUND:
         return finding
     _, _, _, _, length, present, named, _ = _FIELDS.unpack_from(header)
     if named != digest:
-        return Finding.NAME
+        return HeaderFinding.NAME
     if not shape.knows(present):
-        return Finding.HEADER
+        return HeaderFinding.HEADER
     plan = shape.plan(present)
     if length != plan.payload_bytes:
-        return Finding.LENGTH
+        return HeaderFinding.LENGTH
     if bytes(header[_TABLE_AT : _TABLE_AT + len(plan.table) + 1]) != plan.table + b"\0":
-        return Finding.LENGTH
-    return Finding.LACKING if shape.lacks(present) else Finding.SOUND
+        return HeaderFinding.LENGTH
+    return HeaderFinding.LACKING if shape.lacks(present) else HeaderFinding.SOUND
 
 
 def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
@@ -231,10 +231,10 @@ def stated_checksums(header: memoryview | bytes, first: int, count: int) -> byte
     return bytes(header[start : start + count * CHECKSUM_BYTES])
 
 
-def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> Finding:
+def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> HeaderFinding:
     """Say whether the joined checksums of a run's parts are those that a (checked) header states."""
     stated = stated_checksums(header, run.parts[0][0], len(run.parts))
-    return Finding.SOUND if checksums == stated else Finding.PAYLOAD
+    return HeaderFinding.SOUND if checksums == stated else HeaderFinding.PAYLOAD
 
 
 class Statement(NamedTuple):
@@ -257,11 +257,11 @@ def encode_object(
 
 def take_parts(
     payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
-) -> Finding:
+) -> HeaderFinding:
     """Fill `buffers` with what `shape` holds of an object whose header was checked, and check it."""
     plan = shape.plan(presence_bits(header))
     if len(payload) != plan.payload_bytes:
-        return Finding.SHORT if len(payload) < plan.payload_bytes else Finding.LONG
+        return HeaderFinding.SHORT if len(payload) < plan.payload_bytes else HeaderFinding.LONG
     targets = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, targets, strict=True):
         hashes, at = PartHashes([nbytes for _, nbytes in run.parts]), run.offset
@@ -269,47 +269,47 @@ def take_parts(
             view[:] = payload[at : at + len(view)]
             hashes.add(view)
             at += len(view)
-        if check_run(header, run, hashes.joined()) is not Finding.SOUND:
-            return Finding.PAYLOAD
-    return Finding.SOUND
+        if check_run(header, run, hashes.joined()) is not HeaderFinding.SOUND:
+            return HeaderFinding.PAYLOAD
+    return HeaderFinding.SOUND
 
 
-def read_statement(header: memoryview) -> Statement | Finding:
+def read_statement(header: memoryview) -> Statement | HeaderFinding:
     """Return what a header says, or what is wrong with it."""
     finding = _check_fields(header)
-    if finding is not Finding.SOUND:
+    if finding is not HeaderFinding.SOUND:
         return finding
     _, _, count, _, length, present, digest, name_bytes = _FIELDS.unpack_from(header)
     try:
         parts = bytes(header[_NAME_AT : _NAME_AT + name_bytes]).decode("ascii").split("/")
         name = ObjectName(*parts)
     except (UnicodeDecodeError, TypeError):
-        return Finding.NAME
+        return HeaderFinding.NAME
     if name_digest(name) != digest:
-        return Finding.NAME
+        return HeaderFinding.NAME
     table = parts_of(bytes(header[_TABLE_AT : _TABLE_AT + 5 * count]))
     if sum(part.nbytes for part in table) != length or not count:
-        return Finding.LENGTH
+        return HeaderFinding.LENGTH
     columns = {part.bit for part in table} - {ALWAYS}
     if any(bit < 0 or not present >> bit & 1 for bit in columns):
-        return Finding.LENGTH
+        return HeaderFinding.LENGTH
     return Statement(name, present, ObjectShape(tuple(table), tuple(range(count))))
 
 
-def check_object(raw: memoryview) -> Statement | Finding:
+def check_object(raw: memoryview) -> Statement | HeaderFinding:
     """Return what a whole object (header and payload) says of itself, or what is wrong with it."""
     if len(raw) < HEADER_BYTES:
-        return Finding.SHORT
+        return HeaderFinding.SHORT
     said = read_statement(raw[:HEADER_BYTES])
-    if isinstance(said, Finding):
+    if isinstance(said, HeaderFinding):
         return said
     payload = raw[HEADER_BYTES:]
     if len(payload) != said.shape.nbytes:
-        return Finding.SHORT if len(payload) < said.shape.nbytes else Finding.LONG
+        return HeaderFinding.SHORT if len(payload) < said.shape.nbytes else HeaderFinding.LONG
     hashes = PartHashes([part.nbytes for part in said.shape.parts])
     hashes.add(payload)
     if hashes.joined() != stated_checksums(raw, 0, len(said.shape.parts)):
-        return Finding.PAYLOAD
+        return HeaderFinding.PAYLOAD
     return said
 
 
@@ -325,21 +325,21 @@ def _template(payload_bytes: int, present: int, table: bytes) -> bytes:
     return (first.ljust(_TABLE_AT, b"\0") + table).ljust(HEADER_BYTES, b"\0")
 
 
-def _check_fields(header: memoryview) -> Finding:
+def _check_fields(header: memoryview) -> HeaderFinding:
     if len(header) < HEADER_BYTES:
-        return Finding.SHORT
+        return HeaderFinding.SHORT
     magic, version, count, header_bytes, _, _, _, name_bytes = _FIELDS.unpack_from(header)
     if magic != MAGIC:
-        return Finding.MAGIC
+        return HeaderFinding.MAGIC
     if version != FORMAT_VERSION:
-        return Finding.VERSION
+        return HeaderFinding.VERSION
     (check,) = _CHECK.unpack_from(header, _CHECK_AT)
     if check != xxhash.xxh3_64_intdigest(header[:_CHECK_AT]):
-        return Finding.HEADER
+        return HeaderFinding.HEADER
     fits = (
         header_bytes == HEADER_BYTES and count <= PARTS_MAX and name_bytes <= _TABLE_AT - _NAME_AT
     )
-    return Finding.SOUND if fits else Finding.HEADER
+    return HeaderFinding.SOUND if fits else HeaderFinding.HEADER
 
 
 @lru_cache(maxsize=256)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 Pages: TypeAlias = "Sequence[int] | npt.NDArray[np.int32]"
-DevicePages: TypeAlias = "Pages | Mapping[str, Pages]"
+PagesByPool: TypeAlias = "Pages | Mapping[str, Pages]"
 """Device pages that are lent: of the pool of full attention alone, or of each pool by its name.
 
 Of a pool with a page for each page of tokens in token order, with -1 where the engine has none any more
@@ -84,7 +84,7 @@ class HostCache(RankCache):
         return self._follow(self.replica.hit(request, namespace, data, count))
 
     def load(
-        self, request: str, tokens: Tokens, device_pages: DevicePages, *, device_tokens: int = 0
+        self, request: str, tokens: Tokens, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> None:
         """Bring `tokens`, which `hit` has just promised, from `device_tokens` on.
 
@@ -104,7 +104,7 @@ class HostCache(RankCache):
         return self.replica.load_state(request)
 
     def back_up(
-        self, request: str, tokens: Tokens, device_pages: DevicePages, namespace: str = ""
+        self, request: str, tokens: Tokens, device_pages: PagesByPool, namespace: str = ""
     ) -> int:
         """Copy to host memory what of `tokens` is not there, and then to storage.
 
@@ -118,7 +118,7 @@ class HostCache(RankCache):
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
         return self._follow(self.replica.back_up(request, namespace, data, runs))
 
-    def retract(self, request: str, tokens: Tokens, device_pages: DevicePages) -> bool:
+    def retract(self, request: str, tokens: Tokens, device_pages: PagesByPool) -> bool:
         """Copy all that a request has to host memory, so that its device pages can be given away.
 
         `tokens` are all that it has computed, `device_pages` what holds them: also a page that is not
@@ -132,7 +132,7 @@ class HostCache(RankCache):
         return self._follow(self.replica.retract_lent(request, data, runs))
 
     def resume(
-        self, request: str, device_pages: DevicePages, *, device_tokens: int = 0
+        self, request: str, device_pages: PagesByPool, *, device_tokens: int = 0
     ) -> Wait | None:
         """Bring a SAVED request back to device pages that hold all it had from `device_tokens` on.
 
@@ -235,7 +235,7 @@ class HostCache(RankCache):
         self.begin_backups()
         return super().flush()
 
-    def _runs(self, pages: DevicePages) -> list[PageRun]:
+    def _runs(self, pages: PagesByPool) -> list[PageRun]:
         """Return the pages that are lent by component."""
         if not isinstance(pages, Mapping):
             pages = {KV_POOL: pages}

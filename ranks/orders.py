@@ -100,7 +100,7 @@ class Fetch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class Put:
     """Write host pages to the store. Reports `Ended`; not ok once `timeout_s` has passed."""
 
     operation: int
@@ -194,7 +194,7 @@ class DetachStore:
 Order = (
     LookUp
     | Fetch
-    | Persist
+    | Put
     | CopyToHost
     | CopyToDevice
     | Fork

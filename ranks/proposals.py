@@ -30,7 +30,7 @@ class _Pending:
     """Why this rank refuses it, once it does."""
 
 
-class Staging:
+class StagedProposals:
     """The proposal that is staged on this rank; at most one at a time."""
 
     def __init__(self, rank: int, executor: Executor) -> None:

@@ -23,7 +23,7 @@ from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, Usag
 from .cache_stats import CacheStats
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import Executor
-from .proposals import Staging
+from .proposals import StagedProposals
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
 from .replica.parts import SOUND, Parts
@@ -91,7 +91,7 @@ class RankCache:
         self._freed: list[str] = []
         """Released requests whose lent device pages have become free."""
         self._shortfalls = Shortfalls(collective.rank)
-        self._staging = Staging(collective.rank, executor)
+        self._staging = StagedProposals(collective.rank, executor)
         self._closed = False
 
     @property

@@ -45,7 +45,7 @@ TYPES: dict[int, type] = {
     32: orders.Need,
     33: orders.LookUp,
     34: orders.Fetch,
-    35: orders.Persist,
+    35: orders.Put,
     36: orders.CopyToHost,
     37: orders.CopyToDevice,
     38: orders.Fork,

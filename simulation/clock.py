@@ -11,7 +11,7 @@ Action = Callable[[], None]
 """What happens at a planned instant."""
 
 
-class Clock:
+class VirtualClock:
     """The one clock of a schedule, in microseconds since its start."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Clock:
 class RankClock:
     """What one rank takes for the time: ahead of the schedule's, and it may leap and stand still."""
 
-    def __init__(self, clock: Clock, ahead_ms: int) -> None:
+    def __init__(self, clock: VirtualClock, ahead_ms: int) -> None:
         self._clock = clock
         self._ahead_us = ahead_ms * 1000
         self._stands_until_us = 0

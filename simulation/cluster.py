@@ -15,7 +15,7 @@ from ..ranks.rank_cache import RankCache
 from .checkers.findings.answers import OtherAnswer
 from .checkers.findings.finding import Violated
 from .checkers.findings.group import OtherShape, WrongVotes
-from .clock import Clock
+from .clock import VirtualClock
 
 Answer = TypeVar("Answer")
 AnyCache = TypeVar("AnyCache", bound=RankCache)
@@ -82,7 +82,7 @@ class Cluster:
     blocks.
     """
 
-    def __init__(self, ranks: int, *, depth: int, clock: Clock, make: MakeCache) -> None:
+    def __init__(self, ranks: int, *, depth: int, clock: VirtualClock, make: MakeCache) -> None:
         group = InProcessGroup(ranks)
         self.steps = 0
         self.collectives_per_step_max = 0

@@ -18,11 +18,11 @@ from ..coordinator.ballot import Answered, Ballot, Capped, Ended, Landed, Progre
 from ..coordinator.collective import Vector
 from ..coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
 from ..coordinator.fold import disagreements, fold
-from ..coordinator.lanes import BallotShape, Layout, Voter
+from ..coordinator.lanes import BallotShape, LaneLayout, Voter
 from ..coordinator.operation import Queue
 from ..coordinator.verdict import Verdicts
 from ..ranks.config import Bounds
-from ..ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
+from ..ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Put
 from ..ranks.replica.check import check
 from ..ranks.replica.digest import state_digest
 from ..ranks.replica.effects import Effects
@@ -157,7 +157,7 @@ def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
             if short:
                 return Landed(order.operation, pages - 1), Capped(order.operation, pages - 1)
             return (Landed(order.operation, pages),)
-        case CopyToHost() | CopyToDevice() | Persist():
+        case CopyToHost() | CopyToDevice() | Put():
             return (Ended(order.operation, ok=not short),)
         case Cancel():
             return (Quiesced(order.operation),)
@@ -166,7 +166,7 @@ def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
 
 
 @dataclass(slots=True)
-class Samples:
+class CrowdSamples:
     """Seconds of each part of a round, for each time that it was done."""
 
     note_s: list[float] = field(default_factory=list[float])
@@ -182,7 +182,7 @@ class Samples:
 
 
 @dataclass(slots=True)
-class Counts:
+class CrowdCounts:
     """What the last round moved, of all ranks together."""
 
     cells_written: int = 0
@@ -206,8 +206,8 @@ class CrowdRounds:
         """`clock` gives seconds; what is measured with it decides nothing."""
         self.settings = settings
         self.shape = BallotShape(world_size=settings.ranks, seats=settings.seats)
-        self.samples = Samples()
-        self.counts = Counts()
+        self.samples = CrowdSamples()
+        self.counts = CrowdCounts()
         self.rounds = self.rounds_before = 0
         """Rounds so far, and how many of them were run before all was in flight."""
         self._clock = clock
@@ -227,7 +227,7 @@ class CrowdRounds:
         wanted = range(computed.stop, computed.stop + settings.prefetches)
         self._every(lambda replica: compute(replica, settings, computed))
         self._every(lambda replica: prefetch(replica, settings, wanted))
-        self.samples = Samples()
+        self.samples = CrowdSamples()
         self.rounds_before = self.rounds
 
     def _every(self, commands: Callable[[Replica], Iterator[Effects]]) -> None:
@@ -257,13 +257,13 @@ class CrowdRounds:
         orders, self._orders = self._orders, []
         self.rounds += 1
         self._note(orders, calm=calm)
-        layout = Layout(
+        layout = LaneLayout(
             epoch=1,
             round=self.rounds,
             state_digest=self.replica.digest,
             seats=self.replica.seats(),
         )
-        self.counts = Counts()
+        self.counts = CrowdCounts()
         rows = self._fill(layout)
         flat = self._timed(self.samples.fold_flat_s, lambda: fold(rows))
         folded = self._fold_by_host(rows)
@@ -292,7 +292,7 @@ class CrowdRounds:
             if said:
                 self.samples.note_s.append((self._clock() - began) / len(said))
 
-    def _fill(self, layout: Layout) -> list[Vector]:
+    def _fill(self, layout: LaneLayout) -> list[Vector]:
         """Let every rank write its cell."""
         voter = Voter(healthy=True, time_ms=1000 + self.rounds)
         rows: list[Vector] = []
@@ -334,7 +334,7 @@ class CrowdRounds:
         self.counts.rows_read += 1
         self.counts.bytes_read += lanes.nbytes
 
-    def _apply(self, layout: Layout, folded: Vector, flat: Vector) -> None:
+    def _apply(self, layout: LaneLayout, folded: Vector, flat: Vector) -> None:
         self._follow(self.replica.apply(self._verdicts.read(layout, folded)))
         began = self._clock()
         verdict = self._flat_verdicts.read(layout, flat)

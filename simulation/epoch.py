@@ -11,27 +11,27 @@ from ..ranks.rank_cache import RankCache
 from ..ranks.replica.parts import SOUND, Parts
 from ..ranks.replica.settings import ReplicaConfig
 from .checkers.findings.finding import Record
-from .clock import Clock, RankClock
+from .clock import RankClock, VirtualClock
 from .cluster import Cluster
 from .faults import FaultSource
 from .rank.conditions import Conditions
 from .rank.copies import Copies
 from .rank.executor import SimulatedExecutor
-from .rank.memory import Memory, Store
+from .rank.memory import SimulatedStore, SymbolicMemory
 from .rank.stores import FIRST_STORE, RankStores
 from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10
 """What a page counts for in the bytes moved; nothing else depends on it."""
 
-MakeExecutor = Callable[[Conditions, Memory, Store], SimulatedExecutor]
+MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
 """Makes the executor of one rank from its conditions, its memory and its store."""
 
 
 def make_executor(
     conditions: Conditions,
-    memory: Memory,
-    store: Store,
+    memory: SymbolicMemory,
+    store: SimulatedStore,
     *,
     kind: type[SimulatedExecutor] = SimulatedExecutor,
     copies: type[Copies] = Copies,
@@ -63,7 +63,7 @@ class Epoch:
 
     cluster: Cluster
     executors: list[SimulatedExecutor]
-    memories: list[Memory]
+    memories: list[SymbolicMemory]
     """By rank."""
     sick: set[int] = field(default_factory=set[int])
 
@@ -87,7 +87,7 @@ def begin_epoch(
     world: World,
     number: int,
     *,
-    clock: Clock,
+    clock: VirtualClock,
     clocks: Sequence[RankClock],
     stores: Sequence[RankStores],
     faults: FaultSource,
@@ -104,10 +104,10 @@ def begin_epoch(
         engine_pages=world.device_pages if world.l1 == ENGINE else 0,
     )
     executors: list[SimulatedExecutor] = []
-    memories: list[Memory] = []
+    memories: list[SymbolicMemory] = []
 
     def make_cache(rank: int, collective: Collective) -> RankCache:
-        memory = Memory(world.pools, find, rank)
+        memory = SymbolicMemory(world.pools, find, rank)
         conditions = Conditions(
             rank,
             clock=clock,

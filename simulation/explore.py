@@ -28,7 +28,7 @@ class ReportedViolation(TypedDict):
     replay: str
 
 
-class Report(TypedDict):
+class ExplorationReport(TypedDict):
     """What an exploration did, ready for JSON."""
 
     revived: str | None
@@ -70,7 +70,7 @@ def explore(
     l1: str = BOTH,
     revive: str | None = None,
     processes: int = 2,
-) -> Report:
+) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
 
     With a bug to `revive` only up to the first that finds something wrong, in the order of the seeds.
@@ -97,7 +97,7 @@ def explore(
     return _report(results, elapsed_s, revive)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: ExplorationReport) -> None:
     """Print what a person wants to know of `report`: the counts, then each violation."""
     if report["revived"] is not None:
         _print_revived(report, report["revived"])
@@ -117,7 +117,7 @@ def print_report(report: Report) -> None:
         print("no violation")
 
 
-def _print_revived(report: Report, name: str) -> None:
+def _print_revived(report: ExplorationReport, name: str) -> None:
     bug = find_bug(name)
     print(f"revived bug {bug.name}: {bug.about}")
     for violation in report["violations"]:
@@ -209,7 +209,7 @@ def _until_found(
 
 def _report(
     results: Iterable[ScheduleResult], elapsed_s: float, revived: str | None = None
-) -> Report:
+) -> ExplorationReport:
     counters = {
         name: Counter[str]()
         for name in ("l1", "profiles", "operations", "outcomes", "faults", "coverage")
@@ -231,7 +231,7 @@ def _report(
         if result.violation is not None:
             violations.append(result.violation)
     put_back = "" if revived is None else f" --revive {revived}"
-    return Report(
+    return ExplorationReport(
         revived=revived,
         schedules=schedules,
         l1=_sorted(counters["l1"]),

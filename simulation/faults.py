@@ -11,7 +11,7 @@ from enum import StrEnum
 from random import Random
 
 
-class Fault(StrEnum):
+class Mishap(StrEnum):
     """The kinds of fault."""
 
     MISSING_PAGE = "missing_page"
@@ -74,37 +74,37 @@ class Fault(StrEnum):
     """All processes end and start again upon the same stores."""
 
 
-BASE_RATES: Mapping[Fault, float] = {
-    Fault.MISSING_PAGE: 0.05,
-    Fault.LOST_OBJECT: 0.03,
-    Fault.CORRUPT_PAGE: 0.05,
-    Fault.FAILED_READ: 0.05,
-    Fault.HUNG_READ: 0.06,
-    Fault.SLOW_STORE: 0.1,
-    Fault.LOOKUP_TOO_MANY: 0.15,
-    Fault.LOOKUP_TOO_FEW: 0.1,
-    Fault.LOOKUP_SILENT: 0.08,
-    Fault.FAILED_PERSIST: 0.08,
-    Fault.LOST_WRITE: 0.05,
-    Fault.HUNG_PERSIST: 0.03,
-    Fault.FAILED_COPY: 0.04,
-    Fault.HUNG_COPY: 0.02,
-    Fault.REPEATED_REPORT: 0.1,
-    Fault.LATE_REPORT: 0.1,
-    Fault.ABORTED_REQUEST: 0.02,
+BASE_RATES: Mapping[Mishap, float] = {
+    Mishap.MISSING_PAGE: 0.05,
+    Mishap.LOST_OBJECT: 0.03,
+    Mishap.CORRUPT_PAGE: 0.05,
+    Mishap.FAILED_READ: 0.05,
+    Mishap.HUNG_READ: 0.06,
+    Mishap.SLOW_STORE: 0.1,
+    Mishap.LOOKUP_TOO_MANY: 0.15,
+    Mishap.LOOKUP_TOO_FEW: 0.1,
+    Mishap.LOOKUP_SILENT: 0.08,
+    Mishap.FAILED_PERSIST: 0.08,
+    Mishap.LOST_WRITE: 0.05,
+    Mishap.HUNG_PERSIST: 0.03,
+    Mishap.FAILED_COPY: 0.04,
+    Mishap.HUNG_COPY: 0.02,
+    Mishap.REPEATED_REPORT: 0.1,
+    Mishap.LATE_REPORT: 0.1,
+    Mishap.ABORTED_REQUEST: 0.02,
 }
 """How often a fault strikes where it can (a page read, an order, a report), before the draw."""
 
 GROUP_FAULTS = {
-    Fault.DEAD_RANK: (0.12,),
-    Fault.SILENT_RANK: (0.05,),
-    Fault.UNHEALTHY_RANK: (0.08,),
-    Fault.RESTART: (0.6, 0.4),
+    Mishap.DEAD_RANK: (0.12,),
+    Mishap.SILENT_RANK: (0.05,),
+    Mishap.UNHEALTHY_RANK: (0.08,),
+    Mishap.RESTART: (0.6, 0.4),
 }
 """Faults that end the group's epoch, and the chance of the first and of a second one of them; the
 schedule goes on with new processes on the old stores."""
 _SAMPLED_APART_SHARE = 0.12
-_CLOCK_FAULTS = {Fault.CLOCK_LEAP: (300, 5_000), Fault.CLOCK_STILL: (100, 1_000)}
+_CLOCK_FAULTS = {Mishap.CLOCK_LEAP: (300, 5_000), Mishap.CLOCK_STILL: (100, 1_000)}
 """By how many milliseconds a clock leaps, and for how many it stands still."""
 _CLOCK_FAULTS_SHARE = 0.3
 
@@ -115,7 +115,7 @@ class FaultProfile:
 
     about: str
     """One line for the reader of `--help`."""
-    faults: frozenset[Fault]
+    faults: frozenset[Mishap]
     """The kinds that may be switched on."""
     calm: float = 0.04
     """The share of schedules without any fault."""
@@ -123,37 +123,37 @@ class FaultProfile:
 
 _STORAGE = frozenset(
     {
-        Fault.MISSING_PAGE,
-        Fault.LOST_OBJECT,
-        Fault.CORRUPT_PAGE,
-        Fault.FAILED_READ,
-        Fault.HUNG_READ,
-        Fault.SLOW_STORE,
-        Fault.LOOKUP_TOO_MANY,
-        Fault.LOOKUP_TOO_FEW,
-        Fault.LOOKUP_SILENT,
-        Fault.FAILED_PERSIST,
-        Fault.LOST_WRITE,
-        Fault.HUNG_PERSIST,
-        Fault.RESTART,
+        Mishap.MISSING_PAGE,
+        Mishap.LOST_OBJECT,
+        Mishap.CORRUPT_PAGE,
+        Mishap.FAILED_READ,
+        Mishap.HUNG_READ,
+        Mishap.SLOW_STORE,
+        Mishap.LOOKUP_TOO_MANY,
+        Mishap.LOOKUP_TOO_FEW,
+        Mishap.LOOKUP_SILENT,
+        Mishap.FAILED_PERSIST,
+        Mishap.LOST_WRITE,
+        Mishap.HUNG_PERSIST,
+        Mishap.RESTART,
     }
 )
-_PRESSURE = frozenset({Fault.TINY_POOLS, Fault.TINY_BOUNDS, Fault.ABORTED_REQUEST})
+_PRESSURE = frozenset({Mishap.TINY_POOLS, Mishap.TINY_BOUNDS, Mishap.ABORTED_REQUEST})
 
 FAULT_PROFILES: Mapping[str, FaultProfile] = {
     "mixed": FaultProfile(
-        about="every kind of fault, a selection for each seed", faults=frozenset(Fault)
+        about="every kind of fault, a selection for each seed", faults=frozenset(Mishap)
     ),
     "calm": FaultProfile(
         about="no faults; at most the group starts again on its store",
-        faults=frozenset({Fault.RESTART}),
+        faults=frozenset({Mishap.RESTART}),
         calm=0.5,
     ),
     "storage": FaultProfile(about="faults of storage only", faults=_STORAGE, calm=0.0),
     "pressure": FaultProfile(about="tiny pools and bounds, and aborts", faults=_PRESSURE, calm=0.0),
     "crash": FaultProfile(
         about="storage faults, and ranks that die",
-        faults=_STORAGE | GROUP_FAULTS.keys() | {Fault.SAMPLED_APART},
+        faults=_STORAGE | GROUP_FAULTS.keys() | {Mishap.SAMPLED_APART},
         calm=0.0,
     ),
 }
@@ -164,16 +164,16 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
 class ClockFault:
     """What happens to clocks at one step."""
 
-    fault: Fault
+    fault: Mishap
     ranks: tuple[int, ...]
     duration_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPlan:
+class Mishaps:
     """The faults of one schedule."""
 
-    rates: Mapping[Fault, float]
+    rates: Mapping[Mishap, float]
     """How often each kind strikes where it can; kinds that are off are not in it."""
     paces: tuple[float, ...]
     """How many times as long as usual each rank's transfers take."""
@@ -181,7 +181,7 @@ class FaultPlan:
     """By how much each rank's clock is ahead."""
     tiny_pools: bool
     tiny_bounds: bool
-    group_faults: Mapping[int, tuple[Fault, int]]
+    group_faults: Mapping[int, tuple[Mishap, int]]
     """By step: what ends the epoch there, and the rank that it strikes."""
     clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
     """By step."""
@@ -190,25 +190,25 @@ class FaultPlan:
     def still_us(self) -> int:
         """For how long at most the time that the ranks agree on stands still, all in all."""
         faults = self.clock_faults.values()
-        stills = (each.duration_ms for each in faults if each.fault is Fault.CLOCK_STILL)
+        stills = (each.duration_ms for each in faults if each.fault is Mishap.CLOCK_STILL)
         return 1000 * sum(stills)
 
     @property
     def calm(self) -> bool:
         """Whether storage, copies and reports all do what they should, and no rank is lost."""
         kinds = {fault for fault, _ in self.group_faults.values()}
-        return not self.rates and kinds <= {Fault.RESTART}
+        return not self.rates and kinds <= {Mishap.RESTART}
 
 
 @dataclass(slots=True)
 class FaultSource:
     """Decides from its own stream of the seed whether a fault strikes, and counts those that do."""
 
-    plan: FaultPlan
+    plan: Mishaps
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
 
-    def strikes(self, fault: Fault) -> bool:
+    def strikes(self, fault: Mishap) -> bool:
         """Whether `fault` strikes now."""
         rate = self.plan.rates.get(fault)
         if rate is None or self.random.random() >= rate:
@@ -216,18 +216,18 @@ class FaultSource:
         self.counts[fault.value] += 1
         return True
 
-    def count(self, fault: Fault) -> None:
+    def count(self, fault: Mishap) -> None:
         """Count a fault that was decided elsewhere."""
         self.counts[fault.value] += 1
 
 
-def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> FaultPlan:
+def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
     """Draw the faults of one schedule; from a stream `apart` what is to shift none of the others."""
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
-        allowed = frozenset[Fault]()
+        allowed = frozenset[Mishap]()
 
-    def chosen(fault: Fault, share: float) -> bool:
+    def chosen(fault: Mishap, share: float) -> bool:
         return random.random() < share and fault in allowed
 
     rates = {
@@ -236,19 +236,19 @@ def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps:
         if chosen(fault, 0.4)
     }
     paces = [1.0] * ranks
-    if chosen(Fault.SLOW_RANK, 0.35):
+    if chosen(Mishap.SLOW_RANK, 0.35):
         paces[random.randrange(ranks)] = random.choice((2.0, 4.0, 8.0))
     skews_ms = [0] * ranks
-    if chosen(Fault.CLOCK_SKEW, 0.4):
+    if chosen(Mishap.CLOCK_SKEW, 0.4):
         skews_ms = [random.randrange(0, random.choice((50, 5_000))) for _ in range(ranks)]
-    group_faults: dict[int, tuple[Fault, int]] = {}
+    group_faults: dict[int, tuple[Mishap, int]] = {}
     for fault, shares in GROUP_FAULTS.items():
         for share in shares:
             if chosen(fault, share):
                 step = random.randrange(steps // 5, steps - 10)
                 group_faults.setdefault(step, (fault, random.randrange(ranks)))
-    if apart.random() < _SAMPLED_APART_SHARE and Fault.SAMPLED_APART in allowed:
-        struck = (Fault.SAMPLED_APART, apart.randrange(ranks))
+    if apart.random() < _SAMPLED_APART_SHARE and Mishap.SAMPLED_APART in allowed:
+        struck = (Mishap.SAMPLED_APART, apart.randrange(ranks))
         group_faults.setdefault(apart.randrange(steps // 5, steps - 10), struck)
     clock_faults: dict[int, ClockFault] = {}
     for fault, durations_ms in _CLOCK_FAULTS.items():
@@ -256,12 +256,12 @@ def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps:
             clocks = tuple(range(ranks)) if apart.random() < 0.5 else (apart.randrange(ranks),)
             clock_fault = ClockFault(fault, clocks, apart.choice(durations_ms))
             clock_faults.setdefault(apart.randrange(steps), clock_fault)
-    return FaultPlan(
+    return Mishaps(
         rates=rates,
         paces=tuple(paces),
         skews_ms=tuple(skews_ms),
-        tiny_pools=chosen(Fault.TINY_POOLS, 0.5),
-        tiny_bounds=chosen(Fault.TINY_BOUNDS, 0.35),
+        tiny_pools=chosen(Mishap.TINY_POOLS, 0.5),
+        tiny_bounds=chosen(Mishap.TINY_BOUNDS, 0.35),
         group_faults=group_faults,
         clock_faults=clock_faults,
     )

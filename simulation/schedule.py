@@ -12,8 +12,8 @@ from ..errors import (
     RankUnhealthy,
 )
 from .checkers.checkers import (
-    Deadlines,
-    Replicas,
+    DeadlineChecker,
+    ReplicaChecker,
     TreeChecker,
     check_at_rest,
     check_time,
@@ -27,12 +27,12 @@ from .checkers.findings.group import (
     NotNoticed,
     Restless,
 )
-from .clock import Clock, RankClock
+from .clock import RankClock, VirtualClock
 from .contents import Contents
 from .engine.lending_workload import LendingWorkload
 from .engine.workload import Workload
 from .epoch import SOUND_BUILD, Build, Epoch, begin_epoch
-from .faults import ClockFault, Fault, FaultSource
+from .faults import ClockFault, FaultSource, Mishap
 from .proposing import Proposing
 from .rank.stores import FIRST_STORE, RankStores
 from .result import ScheduleResult, Violation
@@ -49,13 +49,13 @@ _STEPS_TO_NOTICE = 2
 """Steps until all ranks must have noticed that one is gone: a round may be on its way."""
 
 _LOSS = (PeerLost, CollectiveTimeout)
-_EXPECTED: dict[Fault, tuple[type[GroupError], ...]] = {
-    Fault.DEAD_RANK: _LOSS,
-    Fault.SILENT_RANK: _LOSS,
-    Fault.UNHEALTHY_RANK: (RankUnhealthy,),
-    Fault.SAMPLED_APART: (DivergenceError,),
+_EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
+    Mishap.DEAD_RANK: _LOSS,
+    Mishap.SILENT_RANK: _LOSS,
+    Mishap.UNHEALTHY_RANK: (RankUnhealthy,),
+    Mishap.SAMPLED_APART: (DivergenceError,),
 }
-_EVERYBODY_STEPS = (Fault.UNHEALTHY_RANK, Fault.SAMPLED_APART)
+_EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
 """Faults that leave every rank in the group until it ends."""
 
 
@@ -78,7 +78,7 @@ class Schedule:
         self._record = record
         self._build = build
         self._random = world.stream("schedule")
-        self._clock = Clock()
+        self._clock = VirtualClock()
         self._clocks = [RankClock(self._clock, ahead_ms) for ahead_ms in world.faults.skews_ms]
         self._contents = Contents()
         self._findings: list[Finding] = []
@@ -86,7 +86,7 @@ class Schedule:
         meanings: dict[tuple[str, bytes], int] = {}
         self._stores = [RankStores(meanings, rank) for rank in range(world.ranks)]
         self._trees = TreeChecker(self._contents, world.config)
-        self._deadlines = Deadlines(
+        self._deadlines = DeadlineChecker(
             world.config,
             step_us_max=world.whole_step_us_max,
             still_us=world.faults.still_us,
@@ -101,10 +101,10 @@ class Schedule:
         self._proposing = Proposing(world, coverage=self.result.coverage, trace=self._trace)
         self._epoch = self._begin_epoch()
         for fault, struck in (
-            (Fault.TINY_POOLS, world.faults.tiny_pools),
-            (Fault.TINY_BOUNDS, world.faults.tiny_bounds),
-            (Fault.SLOW_RANK, max(world.faults.paces) > 1),
-            (Fault.CLOCK_SKEW, any(world.faults.skews_ms)),
+            (Mishap.TINY_POOLS, world.faults.tiny_pools),
+            (Mishap.TINY_BOUNDS, world.faults.tiny_bounds),
+            (Mishap.SLOW_RANK, max(world.faults.paces) > 1),
+            (Mishap.CLOCK_SKEW, any(world.faults.skews_ms)),
         ):
             if struck:
                 self._faults.count(fault)
@@ -147,7 +147,7 @@ class Schedule:
             self._take_step(active=True)
         except _CopiesLost:
             self._begin_anew()
-        if self._faults.strikes(Fault.LOST_OBJECT):
+        if self._faults.strikes(Mishap.LOST_OBJECT):
             stores = self._stores[self._random.randrange(self.world.ranks)]
             stores.named(FIRST_STORE).lose(self._random.randrange(1 << 16))
         self.result.steps += 1
@@ -199,10 +199,10 @@ class Schedule:
 
     # The end of an epoch: a fault that strikes the group, or a restart, and a new group after it.
 
-    def _strike(self, fault: Fault, rank: int) -> None:
+    def _strike(self, fault: Mishap, rank: int) -> None:
         self._faults.count(fault)
         self._trace(f"{fault} strikes rank {rank}")
-        if fault is Fault.RESTART:
+        if fault is Mishap.RESTART:
             if self._random.random() < 0.6:
                 self._end()
         elif self.world.ranks > 1:
@@ -213,7 +213,7 @@ class Schedule:
         self._faults.count(clock_fault.fault)
         self._trace(f"{clock_fault}")
         for rank in clock_fault.ranks:
-            if clock_fault.fault is Fault.CLOCK_LEAP:
+            if clock_fault.fault is Mishap.CLOCK_LEAP:
                 self._clocks[rank].leap(clock_fault.duration_ms)
             else:
                 self._clocks[rank].stand_still(clock_fault.duration_ms)
@@ -235,15 +235,15 @@ class Schedule:
         self._close()
         return True
 
-    def _lose(self, fault: Fault, rank: int) -> None:
+    def _lose(self, fault: Mishap, rank: int) -> None:
         """Let one rank fail or differ, and see that the others notice in one and the same step."""
         epoch = self._epoch
         missing = None if fault in _EVERYBODY_STEPS else rank
-        if fault is Fault.UNHEALTHY_RANK:
+        if fault is Mishap.UNHEALTHY_RANK:
             epoch.executors[rank].sick = "its device is lost"
-        if fault is Fault.SAMPLED_APART:
+        if fault is Mishap.SAMPLED_APART:
             self._workload.sample_apart(rank)
-        if fault is Fault.DEAD_RANK:
+        if fault is Mishap.DEAD_RANK:
             epoch.executors[rank].close()
             epoch.cluster.collectives[rank].close()
         others = [each for each in range(self.world.ranks) if each != missing]
@@ -288,7 +288,7 @@ class Schedule:
         self._workload.begin_epoch(epoch.caches, epoch.memories)
         self._proposing.begin_epoch(epoch.caches, epoch.executors)
         self._deadlines.begin_epoch()
-        self._replicas = Replicas(epoch.caches)
+        self._replicas = ReplicaChecker(epoch.caches)
         return epoch
 
     def _come_to_rest(self) -> None:

@@ -8,7 +8,7 @@ from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..page_format.page_layout import Column, PageLayout
 from ..ranks.config import Bounds, CacheConfig, Recurrent, SlidingWindow, Timeouts
 from ..ranks.orders import KV_POOL
-from .faults import FAULT_PROFILES, FaultPlan, draw_plan
+from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
 from .policies import draw_policies
 
@@ -40,7 +40,7 @@ class World:
     device_pools: Mapping[str, int]
     """By name: the pages that each pool has on the device of each rank, whoever owns them."""
     config: CacheConfig
-    faults: FaultPlan
+    faults: Mishaps
     requests_max: int
     """Requests that the engine has in flight at a time."""
     arrival_rate: float
@@ -189,7 +189,7 @@ def draw_world(
     )
 
 
-def _draw_plan(random: Random, seed: int, *, faults: str, ranks: int, steps: int) -> FaultPlan:
+def _draw_plan(random: Random, seed: int, *, faults: str, ranks: int, steps: int) -> Mishaps:
     apart = Random(f"{seed}/{faults}/{ranks}/tokens")
     return draw_plan(random, apart, profile=faults, ranks=ranks, steps=steps)
 

@@ -4,13 +4,15 @@ import numpy as np
 
 from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
-from .request import Request, TokenIds, output_tokens
+from .request import TokenIds, WorkloadRequest, output_tokens
 
 
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(self, request: Request, *, page_tokens: int, output_tokens_max: int) -> None:
+    def __init__(
+        self, request: WorkloadRequest, *, page_tokens: int, output_tokens_max: int
+    ) -> None:
         """`output_tokens_max` 0 stands for no limit."""
         most = output_tokens_max
         self.name = request.name

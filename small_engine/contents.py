@@ -41,7 +41,7 @@ _SHIFT_A, _SHIFT_B, _SHIFT_C = np.uint64(30), np.uint64(27), np.uint64(31)
 _HALF = np.uint64(32)
 
 
-class DevicePages(Protocol):
+class FilledPages(Protocol):
     """The device pool, as far as it is filled and read here."""
 
     def column(self, name: str) -> torch.Tensor:
@@ -124,7 +124,7 @@ class PageContents:
         words = max(column.page_words for column in self._columns)
         self._chunk_pages = max(1, CHUNK_WORDS // words)
 
-    def fill(self, pool: DevicePages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> None:
+    def fill(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> None:
         """Write the contents of `keys` into the device pages, index by index.
 
         Stands for the model's forward pass: afterwards the pages hold what it would have computed.
@@ -136,7 +136,7 @@ class PageContents:
                     tensor.device
                 )
 
-    def verify(self, pool: DevicePages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
+    def verify(self, pool: FilledPages, pages: npt.NDArray[np.int32], keys: Sequence[bytes]) -> int:
         """Return how many of the device pages do not hold exactly the contents of their keys."""
         bad = 0
         for part, some_keys in self._chunks(pages, keys):

@@ -6,7 +6,7 @@ from typing import cast
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class ComparedPages:
     """What a comparison of one pool has shown."""
 
     pages: int
@@ -27,7 +27,7 @@ class PoolCounts:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class ReplayCounts:
     """What happened, in units of their names. The same on every rank, but for corrupt pages."""
 
     requests: int = 0
@@ -51,7 +51,7 @@ class Counts:
     """By the pool's name."""
 
     @classmethod
-    def from_record(cls, record: Mapping[str, object]) -> "Counts":
+    def from_record(cls, record: Mapping[str, object]) -> "ReplayCounts":
         """Return the counts that `dataclasses.asdict` made a record of."""
         numbers = {name: cast("int", each) for name, each in record.items() if name != "pools"}
         pools = cast("dict[str, dict[str, int]]", record["pools"])
@@ -72,7 +72,7 @@ class Counts:
         """Over all pools."""
         return sum(each.pages_corrupt for each in self.pools.values())
 
-    def add(self, verified: Mapping[str, Verified], *, finished: bool) -> None:
+    def add(self, verified: Mapping[str, ComparedPages], *, finished: bool) -> None:
         """Count what was compared for a request that has finished, or that begins."""
         for pool, each in verified.items():
             counts = self.pools.setdefault(pool, PoolCounts())

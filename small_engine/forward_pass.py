@@ -17,7 +17,7 @@ from ..ranks.agreed_pools import shard_layouts
 from ..ranks.config import Recurrent, SlidingWindow
 from ..ranks.orders import KV_POOL
 from .contents import KeyedTokens, PageContents
-from .counts import Verified
+from .counts import ComparedPages
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -29,7 +29,7 @@ NO_PAGE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TokenSpan:
     """The tokens of a request from `start` up to `stop`."""
 
     request: str
@@ -56,7 +56,7 @@ class ForwardPass:
         }
         self._states = [each.pool for each in config.components if isinstance(each, Recurrent)]
 
-    def compute(self, spans: Sequence[Span]) -> None:
+    def compute(self, spans: Sequence[TokenSpan]) -> None:
         """Compute tokens of different requests, each of which has pages for its own.
 
         Pages get their contents when their last token is computed; a state is advanced in place.
@@ -73,7 +73,7 @@ class ForwardPass:
                 pool, np.concatenate(slots), [each.tokens.state_key(each.stop) for each in spans]
             )
 
-    def verify(self, request: str, tokens: KeyedTokens, computed: int) -> dict[str, Verified]:
+    def verify(self, request: str, tokens: KeyedTokens, computed: int) -> dict[str, ComparedPages]:
         """Compare what the token at position `computed` needs; return it by pool.
 
         Those are all whole pages before it in full attention, those in its window, and the state.
@@ -83,7 +83,7 @@ class ForwardPass:
             for pool, pages, keys in self._needed(request, tokens, computed)
         }
 
-    def _completed(self, pool: str, span: Span) -> tuple[Pages, list[bytes]]:
+    def _completed(self, pool: str, span: TokenSpan) -> tuple[Pages, list[bytes]]:
         """Return the pages that end within the span, and their keys."""
         first, last = span.start // self._page_tokens, span.stop // self._page_tokens
         if first == last:
@@ -116,8 +116,8 @@ class ForwardPass:
         if keys:
             self._contents[pool].fill(self._cache.device_pools[pool], pages, keys)
 
-    def _verify(self, pool: str, pages: Pages, keys: list[bytes]) -> Verified:
+    def _verify(self, pool: str, pages: Pages, keys: list[bytes]) -> ComparedPages:
         there = np.flatnonzero(pages != NO_PAGE)
         held, wanted = pages[there], [keys[at] for at in there]
         wrong = self._contents[pool].verify(self._cache.device_pools[pool], held, wanted)
-        return Verified(len(keys), len(keys) - len(held) + wrong)
+        return ComparedPages(len(keys), len(keys) - len(held) + wrong)

@@ -51,7 +51,7 @@ def output_tokens(request: int, tokens: int) -> TokenIds:
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkloadRequest:
     """One request of a workload.
 
     `hash_ids` holds one id for each block of the prompt; requests that share the first n ids share

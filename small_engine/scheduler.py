@@ -28,9 +28,9 @@ from ..ranks.replica.answers import Wait
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .chunks import Chunks
-from .counts import Counts
-from .forward_pass import ForwardPass, Span
-from .request import Request
+from .counts import ReplayCounts
+from .forward_pass import ForwardPass, TokenSpan
+from .request import WorkloadRequest
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -40,7 +40,7 @@ REFUSALS_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EngineLimits:
     """What bounds the scheduler. Equal on every rank."""
 
     concurrency: int
@@ -62,14 +62,14 @@ class Scheduler:
     def __init__(
         self,
         cache: "Cache",
-        requests: Iterator[Request],
-        limits: Limits,
+        requests: Iterator[WorkloadRequest],
+        limits: EngineLimits,
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_done` is told how many requests have left; `stopped` is asked once in every step."""
-        self.counts = Counts()
+        self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
@@ -244,7 +244,7 @@ class Scheduler:
         """Compute each request up to the length that goes with it."""
         self._forward.compute(
             [
-                Span(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
+                TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
                 for each, end in parts
             ]
         )

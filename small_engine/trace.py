@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ..errors import ConfigError
-from .request import BLOCK_TOKENS, Request
+from .request import BLOCK_TOKENS, WorkloadRequest
 
 _GZIP = b"\x1f\x8b"
 _LINE_BYTES_MAX = 16 << 20
 """So that no file fills the memory; ids for a prompt of some hundred million tokens take as much."""
 
 
-def read_trace(path: str | Path, limit: int | None = None) -> Iterator[Request]:
+def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadRequest]:
     """Yield the requests of the trace in order, at most `limit` of them, as the file is read.
 
     A file that begins as gzip does is read as such. Raises `ConfigError` that names the file, the line
@@ -77,7 +77,7 @@ def _decoded(line: bytes, where: str) -> str:
         raise ConfigError(f"{where}: not UTF-8 text: {error.reason}") from error
 
 
-def _parse(line: str, index: int, where: str) -> Request:
+def _parse(line: str, index: int, where: str) -> WorkloadRequest:
     try:
         record: object = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -94,7 +94,7 @@ def _parse(line: str, index: int, where: str) -> Request:
             f"{where}: {len(hash_ids)} hash_ids are too few for input_length {prompt_length}, "
             f"which needs {blocks} blocks of {BLOCK_TOKENS} tokens"
         )
-    return Request(
+    return WorkloadRequest(
         index=index,
         prompt_length=prompt_length,
         output_length=output_length,

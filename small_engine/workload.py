@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .request import BLOCK_TOKENS, Request
+from .request import BLOCK_TOKENS, WorkloadRequest
 from .trace import read_trace
 
 REQUESTS_DEFAULT = 120
@@ -31,7 +31,7 @@ class _Conversation:
     turns_left: int
 
 
-def synthetic_requests(seed: int, limit: int | None = None) -> Iterator[Request]:
+def synthetic_requests(seed: int, limit: int | None = None) -> Iterator[WorkloadRequest]:
     """Yield `limit` requests (by default `REQUESTS_DEFAULT`); the same ones for the same seed."""
     draw = random.Random(seed)  # noqa: S311 - a workload must repeat; nothing here is secret.
     total = REQUESTS_DEFAULT if limit is None else limit
@@ -46,7 +46,7 @@ def synthetic_requests(seed: int, limit: int | None = None) -> Iterator[Request]
         while len(conversation.hash_ids) * BLOCK_TOKENS < conversation.tokens:
             conversation.hash_ids.append(next_id)
             next_id += 1
-        yield Request(
+        yield WorkloadRequest(
             index=index,
             prompt_length=conversation.tokens,
             output_length=draw.randint(*_OUTPUT_TOKENS),
@@ -66,7 +66,7 @@ def _begin(draw: random.Random) -> _Conversation:
     )
 
 
-def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Request]:
+def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[WorkloadRequest]:
     """Yield the requests of the trace, or of the built-in workload where `trace` is None."""
     if trace is None:
         return synthetic_requests(seed, limit)

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..page_format.object_shape import ObjectShape
 from ..page_format.page_object import (
     HEADER_BYTES,
-    Finding,
+    HeaderFinding,
     check_header,
     check_object,
     encode_object,
@@ -114,7 +114,7 @@ class MemoryBackend:
         """Yield what is in the store; see `StorageBackend`."""
         for header, _ in list(self.shelf.objects.values()) if self._open else ():
             said = read_statement(memoryview(header))
-            if not isinstance(said, Finding):
+            if not isinstance(said, HeaderFinding):
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
 
     async def damage(self, damage: Damage, *, deadline: float) -> bool:
@@ -155,11 +155,11 @@ class MemoryBackend:
             return ReadOutcome.MISSING
         header, payload = memoryview(found[0]), memoryview(found[1])
         finding = check_header(header, digest, read.shape)
-        if finding is Finding.LACKING:
+        if finding is HeaderFinding.LACKING:
             return ReadOutcome.LACKING
-        if finding is Finding.SOUND:
+        if finding is HeaderFinding.SOUND:
             finding = take_parts(payload, header, buffers, read.shape)
-        if finding is Finding.SOUND:
+        if finding is HeaderFinding.SOUND:
             return ReadOutcome.OK
         with self.shelf.lock:
             if self.shelf.objects.get(digest) is found:
@@ -202,11 +202,11 @@ def _fuller(
     """Return what is to take the place of `standing`; None if it has all columns that we have."""
     header, payload = memoryview(standing[0]), memoryview(standing[1])
     finding = check_header(header, digest, write.shape)
-    if finding is Finding.SOUND:
+    if finding is HeaderFinding.SOUND:
         return None
-    present = presence_bits(header) if finding is Finding.LACKING else 0
+    present = presence_bits(header) if finding is HeaderFinding.LACKING else 0
     theirs = memoryview(b"".join(standing))
-    if present & ~write.shape.present and not isinstance(check_object(theirs), Finding):
+    if present & ~write.shape.present and not isinstance(check_object(theirs), HeaderFinding):
         united = write.shape.unite(buffers, payload, present)
         return _encoded(write.name, digest, [united], write.shape.with_columns(present))
     return _encoded(write.name, digest, buffers, write.shape)

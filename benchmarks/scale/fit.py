@@ -25,7 +25,7 @@ from .model import (
     total_us,
     traffic,
 )
-from .steps import LANES, Parts, Sample, Steps
+from .steps import LANES, StepParts, Steps, StepSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def fit(steps: Steps, measured: Sequence[Group]) -> Fit:
     return Fit(warm=warm, cold=cold, residuals=solver.residuals)
 
 
-def _fit_parts(parts: Parts, solver: _Solver, how: str) -> Costs:
+def _fit_parts(parts: StepParts, solver: _Solver, how: str) -> Costs:
     write = solver.solve(f"write a cell{how}", _by_lanes(parts.write), _us(parts.write))
     read = solver.solve(f"read cells{how}", _by_rows(parts.read), _us(parts.read))
     folds = solver.solve(f"fold{how}", _by_rows(parts.fold), _us(parts.fold))
@@ -349,13 +349,13 @@ def deployment_of(ranks: int, hosts: int, lanes: int) -> Deployment:
     return replace(none, seats=(lanes - none.lanes) // 3)
 
 
-def _by_lanes(samples: Sequence[Sample]) -> list[list[float]]:
+def _by_lanes(samples: Sequence[StepSample]) -> list[list[float]]:
     return [[1.0, each.lanes] for each in samples]
 
 
-def _by_rows(samples: Sequence[Sample]) -> list[list[float]]:
+def _by_rows(samples: Sequence[StepSample]) -> list[list[float]]:
     return [[1.0, each.rows, each.rows * each.lanes] for each in samples]
 
 
-def _us(samples: Sequence[Sample]) -> list[float]:
+def _us(samples: Sequence[StepSample]) -> list[float]:
     return [each.us for each in samples]

@@ -10,7 +10,7 @@ from .model import WORD, Costs, Deployment, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class RankMemory:
     """Bytes that agreement takes, of the rank that has most: the first of its host."""
 
     segment: int
@@ -32,7 +32,7 @@ class Memory:
         return self.segment + self.vectors + self.rows + self.gloo + self.ballot + self.replica
 
 
-def memory(deployment: Deployment, transport: Way, costs: Costs) -> Memory:
+def memory(deployment: Deployment, transport: Way, costs: Costs) -> RankMemory:
     """Return the memory that agreement takes on one rank."""
     size, lanes = deployment.vector_bytes, deployment.lanes
     segment = rows = gloo = 0
@@ -45,7 +45,7 @@ def memory(deployment: Deployment, transport: Way, costs: Costs) -> Memory:
             gloo = _gloo_bytes(deployment.hosts, size + WORD)
         case _:
             gloo = _gloo_bytes(deployment.ranks, size)
-    return Memory(
+    return RankMemory(
         segment=segment,
         vectors=4 * size + 2 * WORD * COLUMNS * deployment.seats,
         rows=rows,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...coordinator.collective import Transport
 from ...coordinator.collectives.torch_gloo import GATHERED_BYTES_MAX
-from ...simulation.crowd import Counts, CrowdRounds, CrowdSettings
+from ...simulation.crowd import CrowdCounts, CrowdRounds, CrowdSettings
 from .fit import Comparison, Fit, Group, compare, fit, groups, measure_groups
 from .memory import memory, sockets
 from .model import (
@@ -72,7 +72,7 @@ class Simulated:
     outcomes: dict[str, int]
     digest: int
     """Of the replica at the end, after hierarchical folds and after flat ones."""
-    counts: Counts
+    counts: CrowdCounts
     """Of one round."""
     note_us: float
     fill_us: float

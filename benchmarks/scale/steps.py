@@ -21,7 +21,7 @@ from ...coordinator.ballot import Ballot
 from ...coordinator.collectives.cells import Cells
 from ...coordinator.collectives.futex import Futex
 from ...coordinator.fold import fold
-from ...coordinator.lanes import BallotShape, Layout, Voter
+from ...coordinator.lanes import BallotShape, LaneLayout, Voter
 from ...coordinator.seats import Seats
 from ...simulation.crowd import CrowdRounds, CrowdSettings, compute, new_replica, prefetch
 
@@ -37,7 +37,7 @@ OTHER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class StepSample:
     """One thing at one size; the median in microseconds."""
 
     rows: int = 1
@@ -70,21 +70,21 @@ class MemorySample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StepParts:
     """What a rank does with its own vector, and with the cells of others."""
 
-    write: list[Sample]
-    read: list[Sample]
-    fold: list[Sample]
-    fill: list[Sample]
+    write: list[StepSample]
+    read: list[StepSample]
+    fold: list[StepSample]
+    fill: list[StepSample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """Everything that is measured in one process."""
 
-    warm: Parts
-    cold: Parts
+    warm: StepParts
+    cold: StepParts
     rounds: list[RoundSample]
     note_us: float
     memory: list[MemorySample]
@@ -111,21 +111,23 @@ def measure_steps(progress: Callable[[str], None], *, rows_max: int = ROWS[-1]) 
     )
 
 
-def _parts(progress: Callable[[str], None], rows_max: int, clock: "_Clock") -> Parts:
-    parts = Parts(write=[], read=[], fold=[], fill=[])
+def _parts(progress: Callable[[str], None], rows_max: int, clock: "_Clock") -> StepParts:
+    parts = StepParts(write=[], read=[], fold=[], fill=[])
     for lanes in LANES:
         progress(f"cells and ballots of {lanes} lanes")
-        parts.fill.append(Sample(lanes=lanes, us=clock.median_us(_filling(lanes))))
+        parts.fill.append(StepSample(lanes=lanes, us=clock.median_us(_filling(lanes))))
         lane = np.arange(lanes, dtype=np.int64)
         one = _cells(1, lanes)
-        parts.write.append(Sample(lanes=lanes, us=clock.median_us(partial(one.write, 0, 2, lane))))
+        parts.write.append(
+            StepSample(lanes=lanes, us=clock.median_us(partial(one.write, 0, 2, lane)))
+        )
         for rows in (each for each in ROWS if each <= rows_max):
             reading = partial(_cells(rows, lanes).span(0, rows).read, 2)
             given = reading()
             assert given is not None
-            parts.read.append(Sample(rows=rows, lanes=lanes, us=clock.median_us(reading)))
+            parts.read.append(StepSample(rows=rows, lanes=lanes, us=clock.median_us(reading)))
             us = clock.median_us(partial(fold, given))
-            parts.fold.append(Sample(rows=rows, lanes=lanes, us=us))
+            parts.fold.append(StepSample(rows=rows, lanes=lanes, us=us))
     return parts
 
 
@@ -140,7 +142,7 @@ def _cells(rows: int, lanes: int) -> Cells:
 def _filling(lanes: int) -> Callable[[], object]:
     seats = (lanes - BallotShape(world_size=2, seats=0).length) // 3
     ballot = Ballot(BallotShape(world_size=2, seats=seats), 0)
-    layout = Layout(epoch=1, round=1, state_digest=1, seats=Seats(seats).freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(seats).freeze())
     return partial(ballot.fill, layout, Voter(healthy=True, time_ms=1))
 
 

@@ -17,7 +17,7 @@ READ_S = 2.0
 """How long to wait for the notes."""
 
 
-class Store(Protocol):
+class MeetingStore(Protocol):
     """As much of `torch.distributed.Store` as is needed."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -30,7 +30,7 @@ class Store(Protocol):
 class Attendance:
     """The gatherings of one group, as its ranks come to them one after the other."""
 
-    def __init__(self, store: Store, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, store: MeetingStore, ranks: Sequence[int], rank: int) -> None:
         """`ranks` are those of the group, and this is `rank`.
 
         `store` is the group's alone, or was that of a group of the same ranks.

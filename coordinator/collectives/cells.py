@@ -36,7 +36,7 @@ def _words_in_cell(lanes: int) -> int:
     return _LINE + -(-lanes // _LINE) * _LINE
 
 
-class Span:
+class CellSpan:
     """The cells of writers that follow each other, as a reader looks at them; see `Cells.span`.
 
     A look passes through as little as it can: it often comes after milliseconds of other work, and then
@@ -125,7 +125,7 @@ class Cells:
         # The lower half of a number, which is what a futex can compare, comes first.
         begins_at = array.ctypes.data
         self._addresses = [[begins_at + 8 * at for at in cells] for cells in self._cells_at]
-        self._spans: list[Span] = []
+        self._spans: list[CellSpan] = []
         self._futex = futex
 
     @staticmethod
@@ -133,10 +133,10 @@ class Cells:
         """Return the number of bytes that the memory has."""
         return 8 * (_LINE + 2 * writers * _words_in_cell(lanes))
 
-    def span(self, first: int, last: int) -> Span:
+    def span(self, first: int, last: int) -> CellSpan:
         """Return the cells of the writers `first` to `last` - 1, for as long as this is open."""
         cells_at = tuple(tuple(cells[first:last]) for cells in self._cells_at)
-        span = Span(first, self._words, cells_at, [each[first:last] for each in self._bodies])
+        span = CellSpan(first, self._words, cells_at, [each[first:last] for each in self._bodies])
         self._spans.append(span)
         return span
 

@@ -8,7 +8,7 @@ import msgpack
 from ...errors import ConfigError
 from ..collective import Collective, Transport
 from .hierarchical import HierarchicalCollective
-from .host_group import Place, ranks_by_place
+from .host_group import HostPlace, ranks_by_place
 from .shared_memory import SharedMemoryCollective
 from .torch_gloo import TorchCollective
 
@@ -21,7 +21,7 @@ def connect(
     *,
     lanes: int,
     timeout_s: float,
-    place: Place | None = None,
+    place: HostPlace | None = None,
 ) -> Collective:
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
@@ -31,13 +31,13 @@ def connect(
     wanted by name cannot be had. Ranks that want different things use `torch`, over which the
     bootstrap will name the difference. `place` is where this rank says that it is.
     """
-    here = place or Place.here()
+    here = place or HostPlace.here()
     try:
         payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
         said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
         collective: Collective = group
         if all(each[:2] == said[0][:2] for each in said):
-            places = [Place(boot, processes) for _, _, boot, processes in said]
+            places = [HostPlace(boot, processes) for _, _, boot, processes in said]
             collective = _connect(group, wanted, places, lanes=lanes, timeout_s=timeout_s)
     except BaseException:
         group.close()
@@ -50,7 +50,7 @@ def connect(
 def _connect(
     group: TorchCollective,
     wanted: Transport,
-    places: Sequence[Place],
+    places: Sequence[HostPlace],
     *,
     lanes: int,
     timeout_s: float,

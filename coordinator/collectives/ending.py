@@ -16,7 +16,7 @@ ROUNDS_MAX = (1 << _ROUND_BITS) - 1
 """A thousand rounds a second for 34 years."""
 
 
-class Cause(IntEnum):
+class EndingCause(IntEnum):
     """Why no further round can come about."""
 
     LEFT = 1
@@ -39,7 +39,7 @@ class Cause(IntEnum):
 class Ending:
     """The end of a group."""
 
-    cause: Cause
+    cause: EndingCause
     rank: int
     """The rank of the whole group that it is about; of a cause elsewhere, the one that tells it."""
     last_round: int
@@ -55,7 +55,7 @@ class Ending:
         """Return the ending that a word stands for; raises `InternalError` if it is none."""
         cause_and_rank, last_round = word >> _ROUND_BITS, word & ROUNDS_MAX
         try:
-            cause = Cause(cause_and_rank >> _RANK_BITS)
+            cause = EndingCause(cause_and_rank >> _RANK_BITS)
         except ValueError:
             raise InternalError(f"the word {word} is not how a group can end") from None
         return cls(
@@ -69,26 +69,26 @@ class Ending:
         """A new error that says what has happened, in the same words on every rank."""
         number = self.last_round + 1
         match self.cause:
-            case Cause.LEFT:
+            case EndingCause.LEFT:
                 return PeerLost(f"rank {self.rank} has left the group")
-            case Cause.LOST:
+            case EndingCause.LOST:
                 return PeerLost(f"rank {self.rank} was lost in round {number}: its process is gone")
-            case Cause.LATE:
+            case EndingCause.LATE:
                 return CollectiveTimeout(
                     f"rank {self.rank} did not come to round {number} within the deadline"
                 )
-            case Cause.LOST_ELSEWHERE:
+            case EndingCause.LOST_ELSEWHERE:
                 return PeerLost(f"a rank of another host was lost in round {number}")
-            case Cause.LATE_ELSEWHERE:
+            case EndingCause.LATE_ELSEWHERE:
                 return CollectiveTimeout(
                     f"no word of round {number} came from the other hosts within the deadline"
                 )
-            case Cause.FAILED:
+            case EndingCause.FAILED:
                 return PeerLost(
                     f"rank {self.rank} could not speak for its host in round {number};"
                     " its log says why"
                 )
-            case Cause.DAMAGED:
+            case EndingCause.DAMAGED:
                 return PeerLost(
                     f"what rank {self.rank} wrote in round {number} is damaged: its checksum is wrong"
                 )

@@ -31,8 +31,8 @@ import numpy as np
 from ...errors import CollectiveTimeout, GroupError
 from ..collective import Collective, Transport, Vector
 from ..fold import fold
-from .ending import Cause, Ending
-from .host_group import SLICE_S, HostGroup, Place, ranks_by_place
+from .ending import Ending, EndingCause
+from .host_group import SLICE_S, HostGroup, HostPlace, ranks_by_place
 from .sharing import SharingCollective
 from .torch_gloo import TorchCollective
 
@@ -65,7 +65,7 @@ class HierarchicalCollective(SharingCollective):
 
     @classmethod
     def create(
-        cls, group: Collective, places: Sequence[Place], *, lanes: int, timeout_s: float
+        cls, group: Collective, places: Sequence[HostPlace], *, lanes: int, timeout_s: float
     ) -> Self:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
@@ -132,14 +132,14 @@ class _Courier:
             while self._carry(number):
                 number += 1
         except CollectiveTimeout:
-            self._host.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1))
+            self._host.end(Ending(EndingCause.LATE_ELSEWHERE, self._rank, number - 1))
         except GroupError:
-            self._host.end(Ending(Cause.LOST_ELSEWHERE, self._rank, number - 1))
+            self._host.end(Ending(EndingCause.LOST_ELSEWHERE, self._rank, number - 1))
             # Gloo does not pass the news on: whoever hears of it closes its connections, too.
             self._between.close()
         except BaseException:
             log.exception("the courier of rank %d failed in round %d", self._rank, number)
-            self._host.end(Ending(Cause.FAILED, self._rank, number - 1))
+            self._host.end(Ending(EndingCause.FAILED, self._rank, number - 1))
             self._between.close()
 
     def _carry(self, number: int) -> bool:
@@ -181,5 +181,5 @@ class _Courier:
         So it is when its main thread has ended, after which it launches no round.
         """
         if self._closing or not threading.main_thread().is_alive():
-            self._host.end(Ending(Cause.LEFT, self._rank, number - 1))
+            self._host.end(Ending(EndingCause.LEFT, self._rank, number - 1))
         return self._host.ended_before(number) is not None

@@ -33,8 +33,8 @@ import numpy.typing as npt
 from ...errors import ConfigError, GroupError, InternalError
 from ..bootstrap import agree_that_all_are_ready
 from ..collective import Collective, Vector
-from .cells import Cells, Span
-from .ending import Cause, Ending
+from .cells import Cells, CellSpan
+from .ending import Ending, EndingCause
 from .futex import Futex
 
 SLICE_S = 0.05
@@ -55,7 +55,7 @@ _LOOK_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPlace:
     """Where a process runs, as far as it matters to those that want to share memory with it."""
 
     boot: str
@@ -64,7 +64,7 @@ class Place:
     """The namespace of process ids: those of two containers mean nothing to each other."""
 
     @classmethod
-    def here(cls) -> "Place":
+    def here(cls) -> "HostPlace":
         """Return this process's place; one of its own where the system does not tell."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -73,9 +73,9 @@ class Place:
             return cls("unknown", str(os.getpid()))
 
 
-def ranks_by_place(places: Sequence[Place]) -> tuple[tuple[int, ...], ...]:
+def ranks_by_place(places: Sequence[HostPlace]) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each place, ascending; places in the order of their first rank."""
-    ranks: dict[Place, list[int]] = {}
+    ranks: dict[HostPlace, list[int]] = {}
     for rank, place in enumerate(places):
         ranks.setdefault(place, []).append(rank)
     return tuple(tuple(each) for each in ranks.values())
@@ -181,7 +181,7 @@ class HostGroup:
         return ending if ending.last_round < number else None
 
     def wait(
-        self, number: int, span: Span, timeout_s: float, patience_s: float = 0.0
+        self, number: int, span: CellSpan, timeout_s: float, patience_s: float = 0.0
     ) -> npt.NDArray[np.int64]:
         """Return what was written into some cells in a round.
 
@@ -206,13 +206,13 @@ class HostGroup:
             # If all have come, the first rank of the host owes what the others have said.
             for writer in late or (0,):
                 if self.ranks[writer] in lost:
-                    raise self.end(Ending(Cause.LOST, self.ranks[writer], number - 1)).error
+                    raise self.end(Ending(EndingCause.LOST, self.ranks[writer], number - 1)).error
             left_s = deadline - time.monotonic() + (0.0 if late else patience_s)
             if left_s <= 0 and (late or span.missing(number)):
                 raise self._late(number, late)
             self._pause(number, span, min(max(left_s, _SEEN_S), SLICE_S))
 
-    def came_back(self, number: int, span: Span, timeout_s: float) -> bool:
+    def came_back(self, number: int, span: CellSpan, timeout_s: float) -> bool:
         """Wait for some cells of a round, for a while; say whether it is over.
 
         It is as well if the group has ended before it.
@@ -222,7 +222,7 @@ class HostGroup:
         self._pause(number, span, min(timeout_s, SLICE_S))
         return span.is_there(number) or self.ended_before(number) is not None
 
-    def look(self, number: int, span: Span, timeout_s: float) -> npt.NDArray[np.int64] | None:
+    def look(self, number: int, span: CellSpan, timeout_s: float) -> npt.NDArray[np.int64] | None:
         """Return what is written into some cells in a round, or None if it is not within a time.
 
         Or for less than that, and whether or not the group has ended.
@@ -233,7 +233,7 @@ class HostGroup:
             rows = span.read(number)
         return rows
 
-    def _pause(self, number: int, span: Span, timeout_s: float) -> None:
+    def _pause(self, number: int, span: CellSpan, timeout_s: float) -> None:
         """Sleep until a writer that is missing writes, or for a time.
 
         If all have written, and what one has written is damaged for all of that time, end the group.
@@ -246,7 +246,7 @@ class HostGroup:
         while damaged := span.damaged(number):
             if time.monotonic() >= deadline:
                 writer = damaged[0] if damaged[0] < len(self.ranks) else 0
-                self.end(Ending(Cause.DAMAGED, self.ranks[writer], number - 1))
+                self.end(Ending(EndingCause.DAMAGED, self.ranks[writer], number - 1))
                 return
             time.sleep(_LOOK_S)
 
@@ -284,7 +284,7 @@ class HostGroup:
 
     def leave(self, last_round: int) -> None:
         """Let every round after `last_round` end with the news that this rank has left."""
-        self.end(Ending(Cause.LEFT, self._rank, last_round))
+        self.end(Ending(EndingCause.LEFT, self._rank, last_round))
 
     def close(self) -> None:
         """Let go of the memory and of the processes. May be called twice."""
@@ -300,11 +300,11 @@ class HostGroup:
 
     def _late(self, number: int, late: Sequence[int]) -> GroupError:
         if late:
-            return self.end(Ending(Cause.LATE, self.ranks[late[0]], number - 1)).error
-        return self.end(Ending(Cause.LATE_ELSEWHERE, self._rank, number - 1)).error
+            return self.end(Ending(EndingCause.LATE, self.ranks[late[0]], number - 1)).error
+        return self.end(Ending(EndingCause.LATE_ELSEWHERE, self._rank, number - 1)).error
 
 
-def _look_often(number: int, span: Span) -> npt.NDArray[np.int64] | None:
+def _look_often(number: int, span: CellSpan) -> npt.NDArray[np.int64] | None:
     for _ in range(_LOOKS):
         rows = span.read(number)
         if rows is not None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from ...errors import ConfigError
 from ..collective import Collective, Transport
-from .host_group import HostGroup, Place, ranks_by_place
+from .host_group import HostGroup, HostPlace, ranks_by_place
 from .sharing import SharingCollective
 
 
@@ -18,7 +18,7 @@ class SharedMemoryCollective(SharingCollective):
 
     @classmethod
     def create(
-        cls, group: Collective, places: Sequence[Place], *, lanes: int, timeout_s: float
+        cls, group: Collective, places: Sequence[HostPlace], *, lanes: int, timeout_s: float
     ) -> Self:
         """Set up shared memory for rounds of `lanes` lanes; collective over `group`.
 

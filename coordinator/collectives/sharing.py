@@ -3,14 +3,14 @@
 from ...errors import GroupError, PeerLost
 from ..collective import Collective, Transport, Vector
 from ..fold import fold
-from .cells import Span
+from .cells import CellSpan
 from .home_process import HomeProcess
 from .host_group import HostGroup
 
 
 class _SharedRound:
     def __init__(
-        self, collective: "SharingCollective", host: HostGroup, span: Span, number: int
+        self, collective: "SharingCollective", host: HostGroup, span: CellSpan, number: int
     ) -> None:
         self._collective = collective
         self._host = host
@@ -45,7 +45,7 @@ class SharingCollective:
         group: Collective,
         host: HostGroup,
         transport: Transport,
-        span: Span,
+        span: CellSpan,
         patience_s: float,
     ) -> None:
         """The lanes in `span` make a round. `patience_s` is that of `HostGroup.wait`."""

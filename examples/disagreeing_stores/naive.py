@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 
 @dataclass
-class Work(base.KVConnectorMetadata):
+class KeptWork(base.KVConnectorMetadata):
     """Blocks to load and to save in one step: (block, file)."""
 
     loads: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
@@ -26,7 +26,7 @@ class NaiveConnector(base.KVConnectorBase_V1):
         self.folder = Path(store.format(rank=torch.distributed.get_rank()))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tokens = vllm_config.cache_config.block_size
-        self.work = Work()
+        self.work = KeptWork()
 
     def files(self, request: Any) -> list[Path]:
         ids, ends = list(request.all_token_ids), range(self.tokens, request.num_tokens, self.tokens)
@@ -42,8 +42,8 @@ class NaiveConnector(base.KVConnectorBase_V1):
         self.work.loads += pairs[: loaded // self.tokens]
         self.work.saves += pairs[loaded // self.tokens :]
 
-    def build_connector_meta(self, *_: Any) -> Work:
-        work, self.work = self.work, Work()
+    def build_connector_meta(self, *_: Any) -> KeptWork:
+        work, self.work = self.work, KeptWork()
         return work
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:

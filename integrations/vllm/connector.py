@@ -36,9 +36,9 @@ from .contract import (
     Blocks,
     EngineCacheConfig,
     EngineConfig,
-    EngineRequest,
     ScheduledStep,
     TransferOutput,
+    VllmRequest,
 )
 from .engine_layout import KV_COLUMN, EngineLayout, require_supported
 from .kv_identity import configuration_digest, weights_of
@@ -140,19 +140,19 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
 
     # The scheduler's half.
 
-    def on_new_request(self, request: EngineRequest) -> None:
+    def on_new_request(self, request: VllmRequest) -> None:
         """Begin to bring what storage has of it."""
         self._side.arrived(request)
 
     def get_num_new_matched_tokens(
-        self, request: EngineRequest, num_computed_tokens: int
+        self, request: VllmRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return how many more tokens every rank can load, or None while that is not agreed."""
         tokens = self._side.hit(request, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(
-        self, request: EngineRequest, blocks: Blocks, num_external_tokens: int
+        self, request: VllmRequest, blocks: Blocks, num_external_tokens: int
     ) -> None:
         """Begin the load."""
         if num_external_tokens:
@@ -163,13 +163,13 @@ class LockstepConnector(KVConnectorBase_V1, SupportsHMA):
         return PassMetadata(self._side.end_pass(scheduler_output))
 
     def request_finished_all_groups(
-        self, request: EngineRequest, block_ids: tuple[Sequence[int], ...]
+        self, request: VllmRequest, block_ids: tuple[Sequence[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Say whether the request's blocks must be kept while some rank still copies them."""
         return self._side.finished(request, block_ids[0]), None
 
     def request_finished(
-        self, request: EngineRequest, block_ids: Sequence[int]
+        self, request: VllmRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Do the same for an engine with one group of layers."""
         return self._side.finished(request, block_ids), None

@@ -36,7 +36,7 @@ class LoraRequest(Protocol):
     is_3d_lora_weight: bool
 
 
-class EngineRequest(Protocol):
+class VllmRequest(Protocol):
     """`vllm.v1.request.Request`. The scheduler keeps it up to date; it is the same object always."""
 
     request_id: str

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .adapters import Adapters
-from .contract import EngineRequest, ScheduledStep
+from .contract import ScheduledStep, VllmRequest
 from .tracked import TrackedRequest, may_be_cached, namespace_of
 
 ABORTED = "FINISHED_ABORTED"
@@ -86,7 +86,7 @@ class SchedulerSide:
         """Those of them whose load is over, and of which the engine has not heard yet."""
         self._in_pass = False
 
-    def arrived(self, request: EngineRequest) -> None:
+    def arrived(self, request: VllmRequest) -> None:
         """Note a new request, and begin to bring what storage has of it."""
         self._unfinished.add(request.request_id)
         if not may_be_cached(request):
@@ -105,7 +105,7 @@ class SchedulerSide:
         self._requests[request.request_id] = tracked
         self._prefetch(tracked)
 
-    def hit(self, request: EngineRequest, device_tokens: int) -> int | None:
+    def hit(self, request: VllmRequest, device_tokens: int) -> int | None:
         """Return how many tokens can be loaded beyond `device_tokens`; None: ask again later."""
         self._begin_pass()
         tracked = self._requests.get(request.request_id)
@@ -126,7 +126,7 @@ class SchedulerSide:
             tracked.name, tracked.head(length), tracked.namespace, device_tokens=device_tokens
         )
 
-    def allocated(self, request: EngineRequest, blocks: Sequence[int], load_tokens: int) -> None:
+    def allocated(self, request: VllmRequest, blocks: Sequence[int], load_tokens: int) -> None:
         """Begin the load that was promised, now that the request has `blocks` for it."""
         tracked = self._requests.get(request.request_id)
         if tracked is None or not load_tokens:
@@ -164,7 +164,7 @@ class SchedulerSide:
         self._in_pass = False
         return self._result()
 
-    def finished(self, request: EngineRequest, blocks: Sequence[int]) -> bool:
+    def finished(self, request: VllmRequest, blocks: Sequence[int]) -> bool:
         """Forget a request; say whether its blocks must stay as they are until they are freed."""
         self._unfinished.discard(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
@@ -241,7 +241,7 @@ class SchedulerSide:
             self.cache.begin_step()
             self._in_pass = True
 
-    def _reads(self, request: EngineRequest) -> bool:
+    def _reads(self, request: VllmRequest) -> bool:
         return (
             self._loads
             and not request.skip_reading_prefix_cache

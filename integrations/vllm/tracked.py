@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
-from .contract import EngineRequest
+from .contract import VllmRequest
 
 
-def may_be_cached(request: EngineRequest) -> bool:
+def may_be_cached(request: VllmRequest) -> bool:
     """Say whether a request's tokens, with its namespace, determine its KV, and do not change.
 
     Embeddings in the place of tokens have no ids, and a session that goes on takes tokens back.
@@ -17,7 +17,7 @@ def may_be_cached(request: EngineRequest) -> bool:
     return request.prompt_embeds is None and not request.resumable
 
 
-def namespace_of(request: EngineRequest, adapter: str | None = None) -> str:
+def namespace_of(request: VllmRequest, adapter: str | None = None) -> str:
     """Return what keeps apart requests whose tokens are the same and whose KV is not.
 
     The tenant's salt, what the `adapter`'s weights are, and the items of other modalities, whose
@@ -40,7 +40,7 @@ def namespace_of(request: EngineRequest, adapter: str | None = None) -> str:
 class TrackedRequest:
     """What the plug-in remembers of a request between the engine's calls."""
 
-    request: EngineRequest
+    request: VllmRequest
     number: int
     """Which one it is in the order of arrival: vLLM makes part of its ids up, on each rank anew."""
     namespace: str

@@ -11,13 +11,13 @@ from ...storage_backends.uri import parse_uri
 from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
 from ..interruption import Interrupted
 from .batches import only
-from .copy import Copied, Copy, failures
+from .copy import Copied, StoreCopy, failures
 from .opening import listed, opened_store, opened_target, run_until_interrupted
 from .progress import store_progress
 from .removal import (
     Ages,
     OlderThan,
-    Removed,
+    Removal,
     Selection,
     check_ages,
     everything,
@@ -45,7 +45,7 @@ def run_gc(
         )
     age_s = parse_age(older_than, "--older-than") if older_than is not None else None
     size = parse_bytes(to_bytes, "--to-bytes") if to_bytes is not None else 0
-    removed = Removed()
+    removed = Removal()
     try:
         stayed = run_until_interrupted(_collect(uri, age_s, size, model, removed, dry_run=dry_run))
     except (Interrupted, StorageError):
@@ -56,7 +56,7 @@ def run_gc(
 
 
 async def _collect(
-    uri: str, age_s: float | None, size: int, model: str | None, removed: Removed, *, dry_run: bool
+    uri: str, age_s: float | None, size: int, model: str | None, removed: Removal, *, dry_run: bool
 ) -> str:
     """Remove what is too old or too much; return what stays, in words."""
     async with opened_store(uri, looking=dry_run) as backend:
@@ -123,7 +123,7 @@ def run_rm(
     if not yes and not _agreed(what, shown):
         typer.echo("nothing was removed")
         return 0
-    removed = Removed()
+    removed = Removal()
     try:
         run_until_interrupted(_remove(uri, selection, (objects, nbytes), removed))
     except (Interrupted, StorageError):
@@ -133,7 +133,7 @@ def run_rm(
 
 
 async def _remove(
-    uri: str, selection: Selection, extent: tuple[int, int], removed: Removed
+    uri: str, selection: Selection, extent: tuple[int, int], removed: Removal
 ) -> None:
     async with opened_store(uri) as backend:
         with store_progress() as progress:
@@ -152,7 +152,7 @@ def _agreed(what: str, shown: str) -> bool:
         return False
 
 
-def _tell_removed(uri: str, removed: Removed, done: str, rest: str) -> int:
+def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
     out = console()
     said = f"{done} {count(removed.objects, 'object')}, {bytes_in_words(removed.nbytes)}"
     out.print(f"{shown_store(uri)}: {said}{rest}", soft_wrap=True)
@@ -193,7 +193,7 @@ async def _copy(source_uri: str, target_uri: str, jobs: int, copied: Copied) -> 
     ):
         with store_progress() as progress:
             catalogue = (await survey(source, source_uri, progress)).catalogue
-            copy = Copy(source, target, source_uri, target_uri, catalogue, copied)
+            copy = StoreCopy(source, target, source_uri, target_uri, catalogue, copied)
             await copy.agree()
             total = catalogue.total
             progress.begin("copying", total.objects, total.nbytes, moves=True)

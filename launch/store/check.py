@@ -33,9 +33,9 @@ from .opening import (
 )
 from .progress import store_progress
 from .runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs
-from .survey import SAMPLE_MAX, Sample, Surveyed, find_namespace, survey
+from .survey import SAMPLE_MAX, StoreSample, Surveyed, find_namespace, survey
 from .tables import Record, console, found_record, full_name, print_found, print_json
-from .verify import Verified, verify_objects
+from .verify import Verification, verify_objects
 
 _FIX: Final = "--fix puts such in quarantine"
 
@@ -51,7 +51,7 @@ def run_verify(
     if sample is not None and not 1 <= sample <= SAMPLE_MAX:
         raise ConfigError(f"--sample is {sample}, must be from 1 to {SAMPLE_MAX:,}")
     directory = store_directory(parse_uri(uri))
-    verified, strays = Verified(), Strays()
+    verified, strays = Verification(), Strays()
     telling = _Telling(
         shown_store(uri),
         directory,
@@ -80,7 +80,7 @@ async def _verify(
     namespace: str | None,
     sample_size: int | None,
     jobs: int,
-    verified: Verified,
+    verified: Verification,
     *,
     fix: bool,
 ) -> str | None:
@@ -95,7 +95,7 @@ async def _verify(
         examiner = Examiner(store_directory(parsed), fixing, verified.corrupt)
         with store_progress() as progress:
             wanted = _InNamespace(namespace or "")
-            sample = Sample(sample_size, wanted) if sample_size is not None else None
+            sample = StoreSample(sample_size, wanted) if sample_size is not None else None
             surveyed = await survey(backend, uri, progress, sample)
             manifest = ObjectShape.whole(MANIFEST_BYTES)
             await examiner.note([(name, manifest) for name in surveyed.corrupt])
@@ -132,7 +132,7 @@ class _InNamespace:
 
 
 def _size_of(
-    surveyed: Surveyed, namespace: str | None, sample: Sample | None
+    surveyed: Surveyed, namespace: str | None, sample: StoreSample | None
 ) -> tuple[int, int | None]:
     if sample is not None:
         return len(sample.objects), None
@@ -154,7 +154,7 @@ class _Telling:
     shown: str
     directory: Path | None
     """Of a store of files."""
-    verified: Verified
+    verified: Verification
     strays: Strays
     fixed: bool
     taken: bool

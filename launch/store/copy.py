@@ -32,7 +32,7 @@ from .batches import Batch, Scratch, for_each_batch, only
 from .opening import call_deadline, listed, opened_target
 from .progress import StoreProgress
 from .survey import read_manifest
-from .verify import Found, in_words, read_whole
+from .verify import Defects, in_words, read_whole
 
 _CHECKED_MAX: Final = 1 << 17
 """So many objects of a copy are asked for once more. They are the first ones that it wrote, which a
@@ -50,12 +50,12 @@ class Copied:
     nbytes: int = 0
     present: int = 0
     """Objects that TO had already."""
-    corrupt: Found = field(default_factory=Found)
+    corrupt: Defects = field(default_factory=Defects)
     changed: int = 0
     """Objects that somebody removed from FROM, or wrote anew there, meanwhile."""
-    unread: Found = field(default_factory=Found)
-    unwritten: Found = field(default_factory=Found)
-    gone: Found = field(default_factory=Found)
+    unread: Defects = field(default_factory=Defects)
+    unwritten: Defects = field(default_factory=Defects)
+    gone: Defects = field(default_factory=Defects)
     """Objects that were written to TO and are not there any more."""
     written: list[ObjectName] = field(default_factory=list[ObjectName])
     """The first of them, at most `_CHECKED_MAX`."""
@@ -81,7 +81,7 @@ class InVain:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class StoreCopy:
     """A copy from one open store to another."""
 
     source: StorageBackend
@@ -255,7 +255,7 @@ class Copy:
             ) from error
 
 
-def failures(copied: Copied) -> Sequence[tuple[str, Found]]:
+def failures(copied: Copied) -> Sequence[tuple[str, Defects]]:
     """Return what went wrong with single objects, in words."""
     return (
         ("corrupt in FROM", copied.corrupt),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES, Finding, check_object, name_digest
+from ...page_format.page_object import HEADER_BYTES, HeaderFinding, check_object, name_digest
 from ...storage_backends.base import ObjectName, Read, StorageBackend
 from ...storage_backends.file import quarantine as file_quarantine
 from ...storage_backends.file.objects import object_path
@@ -24,14 +24,14 @@ CORRUPT_MAX: Final = 10
 STRAYS_MAX: Final = 100
 """Files that are named of those that are no objects."""
 _REASONS: Final = {
-    Finding.SHORT: "short",
-    Finding.LONG: "long",
-    Finding.MAGIC: "foreign",
-    Finding.HEADER: "header",
-    Finding.VERSION: "version",
-    Finding.NAME: "name",
-    Finding.LENGTH: "length",
-    Finding.PAYLOAD: "payload",
+    HeaderFinding.SHORT: "short",
+    HeaderFinding.LONG: "long",
+    HeaderFinding.MAGIC: "foreign",
+    HeaderFinding.HEADER: "header",
+    HeaderFinding.VERSION: "version",
+    HeaderFinding.NAME: "name",
+    HeaderFinding.LENGTH: "length",
+    HeaderFinding.PAYLOAD: "payload",
 }
 _KINDS: Final = {
     stat.S_IFREG: "file",
@@ -136,7 +136,7 @@ class Examiner:
 
 def reason_of(found: UnsoundFile) -> str:
     """Return what is wrong with something that is no object: one of `REASONS_IN_WORDS`."""
-    if found.finding is Finding.KIND:
+    if found.finding is HeaderFinding.KIND:
         return _KINDS.get(stat.S_IFMT(found.mode), "device")
     return _REASONS.get(found.finding, "header")
 
@@ -177,4 +177,4 @@ def _reason(path: Path) -> str | None:
         return None
     said = check_object(memoryview(raw))
     # What is sound in itself was not what the layout of its model makes it.
-    return _REASONS.get(said, "header") if isinstance(said, Finding) else "length"
+    return _REASONS.get(said, "header") if isinstance(said, HeaderFinding) else "length"

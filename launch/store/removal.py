@@ -18,7 +18,7 @@ from ...storage_backends.records.catalogue import (
 from .batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
 from .opening import call_deadline, listed
 from .progress import StoreProgress
-from .verify import Found
+from .verify import Defects
 
 _BUCKETS_PER_OCTAVE: Final = 64
 _BUCKET_AGE_S: Final = 300.0
@@ -30,12 +30,12 @@ Wanted = Callable[[StoredObject], bool]
 
 
 @dataclass(slots=True)
-class Removed:
+class Removal:
     """What a removal has done so far, or would do."""
 
     objects: int = 0
     nbytes: int = 0
-    stayed: Found = field(default_factory=Found)
+    stayed: Defects = field(default_factory=Defects)
     """Objects that the store did not remove."""
 
     def add(self, name: ObjectName, nbytes: int, *, gone: bool) -> None:
@@ -163,7 +163,7 @@ async def remove_objects(
     backend: StorageBackend,
     objects: AsyncIterator[StoredObject],
     progress: StoreProgress,
-    removed: Removed,
+    removed: Removal,
     *,
     dry_run: bool = False,
 ) -> None:
@@ -186,7 +186,7 @@ async def remove_selected(
     uri: str,
     selection: Selection,
     progress: StoreProgress,
-    removed: Removed,
+    removed: Removal,
 ) -> None:
     """Remove what is selected. Manifests stay where anything of theirs could not be removed."""
     await remove_objects(backend, only(listed(backend, uri), selection.wants), progress, removed)

@@ -19,7 +19,7 @@ SAMPLE_MAX: Final = 1_000_000
 
 
 @dataclass(slots=True)
-class Sample:
+class StoreSample:
     """A fixed number of those objects that are wanted, each of them as likely as the others."""
 
     size: int
@@ -49,7 +49,7 @@ class Surveyed(NamedTuple):
 
 
 async def survey(
-    backend: StorageBackend, uri: str, progress: StoreProgress, sample: Sample | None = None
+    backend: StorageBackend, uri: str, progress: StoreProgress, sample: StoreSample | None = None
 ) -> Surveyed:
     """Return what is in the store, with its manifests read. Each object is put before `sample`."""
     progress.begin("looking")

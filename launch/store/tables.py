@@ -12,15 +12,15 @@ from rich.table import Table
 from ...storage_backends.base import ObjectName, StoredObject
 from ...storage_backends.records.catalogue import (
     Catalogue,
-    Extent,
     ModelContents,
     NamespaceContents,
     ShardContents,
+    Totals,
     stored_bytes,
 )
 from ...storage_backends.records.manifest import Manifest
 from ..amounts import age_in_words, bytes_in_words, count, printable, well_formed
-from .verify import Found
+from .verify import Defects
 
 _DIGITS: Final = 16
 """Of a namespace's digest, as it is shown; any command takes them."""
@@ -107,7 +107,7 @@ def print_facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:
         out.print(f"{name:<{width}}{value}", soft_wrap=True)
 
 
-def print_found(out: Console, what: str, found: Found) -> None:
+def print_found(out: Console, what: str, found: Defects) -> None:
     """Print the names of the first objects with which something is wrong."""
     if not found.objects:
         return
@@ -118,7 +118,7 @@ def print_found(out: Console, what: str, found: Found) -> None:
         out.print(f"  {full_name(name)}", soft_wrap=True)
 
 
-def found_record(found: Found) -> Record:
+def found_record(found: Defects) -> Record:
     """Return the same for machines."""
     return {
         "objects": found.objects,
@@ -174,7 +174,7 @@ def _tp_size(shard: ShardContents) -> str:
     return "any" if shard.shard.endswith(".all") else "-"
 
 
-def _cells(extent: Extent) -> tuple[str, ...]:
+def _cells(extent: Totals) -> tuple[str, ...]:
     return (
         f"{extent.objects:,}",
         bytes_in_words(extent.nbytes),
@@ -242,7 +242,7 @@ def _namespace_record(namespace: NamespaceContents) -> Record:
     }
 
 
-def _extent_record(extent: Extent) -> Record:
+def _extent_record(extent: Totals) -> Record:
     return {
         "objects": extent.objects,
         "bytes": extent.nbytes,

@@ -25,7 +25,7 @@ NAMED_MAX: Final = 10
 
 
 @dataclass(slots=True)
-class Found:
+class Defects:
     """How many objects met one end, and the first of them."""
 
     objects: int = 0
@@ -43,7 +43,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Verified:
+class Verification:
     """What a verification has found so far."""
 
     sound: int = 0
@@ -51,7 +51,7 @@ class Verified:
     corrupt: Corrupt = field(default_factory=Corrupt)
     changed: int = 0
     """Objects that somebody removed or wrote anew between listing and reading them."""
-    unread: Found = field(default_factory=Found)
+    unread: Defects = field(default_factory=Defects)
     """Objects that the store could not read in time, or that are too large to be pages."""
 
     @property
@@ -78,7 +78,7 @@ async def verify_objects(
     *,
     jobs: int,
     progress: StoreProgress,
-    verified: Verified,
+    verified: Verification,
     examiner: Examiner,
 ) -> None:
     """Read the objects whole, `jobs` batches at a time, and count in `verified` what comes out.

@@ -32,7 +32,7 @@ from ..orders import (
     Fork,
     LookUp,
     Order,
-    Persist,
+    Put,
 )
 from .base import BytesMoved, LateCalls
 from .copies import CopyEnded, CopyEngine, CpuCopies
@@ -170,7 +170,7 @@ class RankExecutor:
                     self._begin_copy(order, now)
                 case Fork():
                     self._copies.fork(order.pool, order.source, order.destination)
-                case LookUp() | Fetch() | Persist():
+                case LookUp() | Fetch() | Put():
                     self._flights.begin(order, now)
                     for_storage.append(TimedOrder(order, now + order.timeout_s))
                 case Fence():

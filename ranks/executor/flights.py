@@ -16,14 +16,14 @@ from ...coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Persist
+from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put
 from .base import BytesMoved
 from .copies import CopyEnded
 from .deadlines import Deadlines
 from .storage_loop import StorageQuiet, StorageReport
 
 Report = StorageReport | CopyEnded
-Tracked = LookUp | Fetch | Persist | CopyToHost | CopyToDevice
+Tracked = LookUp | Fetch | Put | CopyToHost | CopyToDevice
 
 _log = logging.getLogger(__name__)
 

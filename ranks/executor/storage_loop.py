@@ -18,7 +18,7 @@ from typing import Any
 from ...coordinator.ballot import Answered, Capped, Ended, Progress
 from ...errors import ConfigError
 from ...storage_backends.base import Counters, StorageBackend
-from ..orders import Cancel, Fetch, LookUp, Persist
+from ..orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog, answer_by
 from .lookup import StoreLookUp
@@ -43,7 +43,7 @@ class StorageQuiet:
     bytes_persisted: int
 
 
-StorageOrder = LookUp | Fetch | Persist | Cancel
+StorageOrder = LookUp | Fetch | Put | Cancel
 StorageReport = Progress | StorageQuiet
 
 
@@ -62,7 +62,7 @@ def refusal(order: StorageOrder) -> list[StorageReport]:
             return [Answered(order.operation, 0)]
         case Fetch():
             return [Capped(order.operation, 0), StorageQuiet(order.operation, 0, 0)]
-        case Persist():
+        case Put():
             return [Ended(order.operation, ok=False), StorageQuiet(order.operation, 0, 0)]
         case Cancel():
             return []
@@ -224,7 +224,7 @@ class StorageLoop:
                     lookup.add_done_callback(partial(self._looked_up, order.operation))
                 case Fetch():
                     self._begin(FetchTransfer(order, answer_by(timed.deadline), self._places))
-                case Persist():
+                case Put():
                     self._begin(PersistTransfer(order, answer_by(timed.deadline), self._places))
                 case Cancel():
                     self._cancel(order.operation)

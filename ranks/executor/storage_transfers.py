@@ -23,7 +23,7 @@ from ...storage_backends.base import (
     WriteOutcome,
 )
 from ...storage_backends.records.shardings import OWN, Shardings
-from ..orders import Fetch, ObjectTransfer, Persist
+from ..orders import Fetch, ObjectTransfer, Put
 from .pools import HostPool
 from .writers import WriterShare
 
@@ -112,7 +112,7 @@ class Batch:
 class Transfer(ABC):
     """One fetch or persist, from its order until no call of the backend touches its pages."""
 
-    def __init__(self, order: Fetch | Persist, deadline: float, places: ObjectPlaces) -> None:
+    def __init__(self, order: Fetch | Put, deadline: float, places: ObjectPlaces) -> None:
         self.operation = order.operation
         self.deadline = deadline
         self.calls: set[asyncio.Task[Sequence[int]]] = set()

@@ -5,14 +5,21 @@ from dataclasses import dataclass, field
 
 from ...coordinator.stop_policy import StopPolicy
 from ...errors import InternalError
-from ..config import Bounds, CacheConfig, Eviction, NamespaceLimit, Timeouts, WritePolicy
-from ..config import Recurrent as RecurrentConfig
-from ..config import SlidingWindow as SlidingWindowConfig
+from ..config import (
+    Bounds,
+    CacheConfig,
+    Eviction,
+    NamespaceLimit,
+    Recurrent,
+    SlidingWindow,
+    Timeouts,
+    WritePolicy,
+)
 from ..orders import KV_POOL
 from .tree.components.base import Component
-from .tree.components.full_attention import FullAttention
-from .tree.components.recurrent import Recurrent
-from .tree.components.sliding_window import SlidingWindow
+from .tree.components.full_attention import FullAttentionComponent
+from .tree.components.recurrent import RecurrentComponent
+from .tree.components.sliding_window import SlidingWindowComponent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +36,8 @@ class ComponentSettings:
 
 
 COMPONENTS: dict[str, Callable[[int, str, int], Component]] = {
-    SlidingWindow.name: SlidingWindow,
-    Recurrent.name: Recurrent,
+    SlidingWindowComponent.name: SlidingWindowComponent,
+    RecurrentComponent.name: RecurrentComponent,
 }
 """By name: makes the component with an index, for a pool, from `every_pages`."""
 
@@ -124,7 +131,7 @@ class ReplicaConfig:
 
     def make_components(self) -> tuple[Component, ...]:
         """Return the components, full attention first."""
-        made: list[Component] = [FullAttention()]
+        made: list[Component] = [FullAttentionComponent()]
         for each in self.components:
             if each.kind not in COMPONENTS:
                 raise InternalError(f"there is no component {each.kind!r}")
@@ -133,12 +140,9 @@ class ReplicaConfig:
 
 
 def _component(
-    config: SlidingWindowConfig | RecurrentConfig, page_tokens: int, device: int, host: int
+    config: SlidingWindow | Recurrent, page_tokens: int, device: int, host: int
 ) -> ComponentSettings:
-    if isinstance(config, SlidingWindowConfig):
-        tokens = config.window_tokens
-    else:
-        tokens = config.checkpoint_tokens
+    tokens = config.window_tokens if isinstance(config, SlidingWindow) else config.checkpoint_tokens
     return ComponentSettings(
         kind=config.kind,
         pool=config.pool,

@@ -21,7 +21,7 @@ from ...ranks.replica.tree.residence import TIER_NAMES
 from ..contents import Contents
 from ..engine.prompts import TOKEN_BYTES
 from ..rank.conditions import LATE_US_MAX
-from ..rank.memory import Memory, Slots
+from ..rank.memory import Slots, SymbolicMemory
 from .findings.answers import ImpossibleAnswer
 from .findings.finding import Violated
 from .findings.group import AheadOfTime, InvariantBroken, ReplicasDiffer
@@ -100,7 +100,7 @@ class TreeChecker:
         self._known: dict[tuple[str, str, int, int, bytes], list[int]] = {}
         """What the pages of a node hold, by all that determines it."""
 
-    def check(self, cache: RankCache, memories: Sequence[Memory]) -> None:
+    def check(self, cache: RankCache, memories: Sequence[SymbolicMemory]) -> None:
         """Every page that the tree owns holds its prefix, on every rank, and no transfer writes it.
 
         The replicas are equal, so the tree of one serves for all.
@@ -169,7 +169,7 @@ def _check_offered(slots: Slots, offered: Mapping[int, int]) -> None:
             raise Violated(OfferStillWritten(slots.slot(page)))
 
 
-class Deadlines:
+class DeadlineChecker:
     """Every operation ends in bounded virtual time, whatever storage does."""
 
     def __init__(self, config: CacheConfig, *, step_us_max: int, still_us: int) -> None:
@@ -215,7 +215,7 @@ class Deadlines:
         self._since = current
 
 
-class Replicas:
+class ReplicaChecker:
     """Checks that the invariants hold, and that the replicas are equal."""
 
     def __init__(self, caches: Sequence[RankCache]) -> None:
@@ -275,7 +275,7 @@ def check_loads(cache: HostCache) -> None:
 
 
 def check_at_rest(
-    cache: RankCache, memories: Sequence[Memory], restless: Iterable[set[int]]
+    cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
     """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
     in_flight = cache.replica.agenda.in_flight

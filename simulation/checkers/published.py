@@ -15,7 +15,7 @@ from ..contents import Contents
 from ..engine.prompts import TOKEN_BYTES
 from ..engine.request import EngineRequest
 from ..world import World
-from .findings.answers import Forgotten
+from .findings.answers import NotKept
 from .findings.finding import Violated
 
 
@@ -72,7 +72,7 @@ class Published:
             count += 1
         if found.device_tokens < count * self._page:
             why = "were published and never had to leave the device"
-            raise Violated(Forgotten(count * self._page, why, found.device_tokens))
+            raise Violated(NotKept(count * self._page, why, found.device_tokens))
 
     def check_shared(self, found: Match, request: EngineRequest, replica: Replica) -> None:
         """What a request that is admitted shares is found, right after it was published or restored.
@@ -87,7 +87,7 @@ class Published:
                 return
             there = found.host_tokens
         if there < shared:
-            raise Violated(Forgotten(shared, f"are shared by request {request.name}", there))
+            raise Violated(NotKept(shared, f"are shared by request {request.name}", there))
 
     def _keeps_state(self, request: EngineRequest, replica: Replica) -> bool:
         """Say whether the tree must have the state that the request has computed last."""

@@ -15,7 +15,7 @@ from ..rank.memory import Slots
 from .every_rank import NO_PAGE, EveryRank
 
 
-class DevicePages(EveryRank):
+class AllocatedPages(EveryRank):
     """Who uses which page of one pool."""
 
     def __init__(self, devices: Sequence[Slots], random: Random) -> None:

@@ -14,7 +14,7 @@ from ...ranks.rank_cache import RankCache
 from ..cluster import Answer, ask
 from ..contents import Contents
 from ..faults import FaultSource
-from ..rank.memory import Memory
+from ..rank.memory import SymbolicMemory
 from ..world import World
 from .every_rank import every_rank
 from .model import Model
@@ -61,7 +61,7 @@ class Engine(ABC, Generic[CacheT]):
         self._old_names: list[str] = []
         self._caches: list[CacheT] = []
 
-    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """Go on with a new group: nothing of the requests in flight is left."""
         self.requests.clear()
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]

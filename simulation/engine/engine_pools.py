@@ -8,10 +8,10 @@ backup that may take its time, is a copy in a slot beside it.
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from ...ranks.host_cache import DevicePages as LentPages
+from ...ranks.host_cache import PagesByPool
 from ...ranks.orders import KV_POOL
-from ..rank.memory import Memory
-from .device_pages import DevicePages
+from ..rank.memory import SymbolicMemory
+from .device_pages import AllocatedPages
 from .every_rank import NO_PAGE
 from .model import Layers, Model
 from .request import EngineRequest
@@ -24,7 +24,7 @@ class EnginePools:
     """Which pages each request has, and what is cached on the device."""
 
     def __init__(
-        self, model: Model, memories: Sequence[Memory], page_tokens: int, random: Random
+        self, model: Model, memories: Sequence[SymbolicMemory], page_tokens: int, random: Random
     ) -> None:
         self._page = page_tokens
         self._layers = model.layers
@@ -32,7 +32,7 @@ class EnginePools:
         self.state = next((each for each in model.layers if not each.per_page), None)
         """The layers with a state, which a request cannot go on without; None if there are none."""
         self.pools = {
-            each.pool: DevicePages([memory.device[each.pool] for memory in memories], random)
+            each.pool: AllocatedPages([memory.device[each.pool] for memory in memories], random)
             for each in model.layers
         }
         self._spoiled: list[tuple[str, Sequence[int]]] = []
@@ -158,7 +158,7 @@ class EnginePools:
 
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
-    ) -> LentPages:
+    ) -> PagesByPool:
         """Return what a rank calls the pages from position `first` to `last`, and a state's `slot`."""
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
@@ -201,7 +201,7 @@ class EnginePools:
             pool.forget_cached()
 
     def check_free(self) -> None:
-        """See `DevicePages`."""
+        """See `AllocatedPages`."""
         for pool in self.pools.values():
             pool.check_free()
 

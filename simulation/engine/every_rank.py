@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ..checkers.checkers import check_holding
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import StillTouched
-from ..rank.memory import Memory, Slots
+from ..rank.memory import Slots, SymbolicMemory
 
 NO_PAGE = -1
 """In a page table: the request has no page any more at this position."""
@@ -56,7 +56,7 @@ class EveryRank:
             check_holding(device, on_rank)
 
 
-def every_rank(memories: Sequence[Memory]) -> dict[str, EveryRank]:
+def every_rank(memories: Sequence[SymbolicMemory]) -> dict[str, EveryRank]:
     """Return the pools of all ranks' devices, where a page has the same number on each rank."""
     return {
         pool: EveryRank([memory.device[pool] for memory in memories]) for pool in memories[0].device

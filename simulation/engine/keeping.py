@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from ...ranks.cache import Cache
 from ...ranks.replica.answers import Admission, Wait
 from ...ranks.replica.requests import LoadState
-from ..checkers.findings.answers import Forgotten
+from ..checkers.findings.answers import NotKept
 from ..checkers.findings.finding import Violated
 from ..cluster import ask
 from ..world import World
 from .prompts import Prompts
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 PINS_MAX = 3
 
@@ -64,7 +64,7 @@ class Pins:
         found = ask("match", caches, lambda c: c.match(pin.tokens, pin.namespace))
         # Its time may be over; until then it must have kept what it promised.
         if ask("unpin", caches, lambda c: c.unpin(pin.name)) and found.host_tokens < pin.kept:
-            raise Violated(Forgotten(pin.kept, "were pinned", found.host_tokens))
+            raise Violated(NotKept(pin.kept, "were pinned", found.host_tokens))
 
 
 class Retracts:
@@ -89,7 +89,7 @@ class Retracts:
         request.shared = request.computed // self._page * self._page
         if not done:
             return False
-        request.came_from, request.stage = request.stage, Stage.RETRACTED
+        request.came_from, request.stage = request.stage, EngineStage.RETRACTED
         request.room = 0
         request.tables.clear()
         return True
@@ -117,7 +117,7 @@ class Retracts:
             return "refused"
         if answer.cached_tokens != request.computed:
             why = f"were computed by request {request.name} when it was retracted"
-            raise Violated(Forgotten(request.computed, why, answer.cached_tokens))
+            raise Violated(NotKept(request.computed, why, answer.cached_tokens))
         pages = max(-(-request.computed // self._page), -(-reserve // self._page))
         request.room = pages * self._page
         request.refused = 0

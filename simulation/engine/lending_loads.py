@@ -4,7 +4,7 @@ from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import WrongHit
 from ..checkers.findings.finding import Violated
 from .lending import Lending
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 
 class LendingLoads(Lending):
@@ -60,7 +60,7 @@ class LendingLoads(Lending):
         for begin in pools.windows(end):
             self.coverage["loads of a window that begins on the device"] += begin < first
             self.coverage["loads of a window that begins behind the device"] += 0 < first < begin
-        request.admitted, request.stage = True, Stage.LOADING
+        request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
         """See how far the load of a request is; what it says that no copy touches, none does."""

@@ -7,7 +7,7 @@ from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from .misuse import WrongCall, refuse
 from .prompts import TOKEN_BYTES
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 
 def misuse(
@@ -34,11 +34,11 @@ def misuse(
                 ("an unknown pool", lambda c: c.back_up(name, b"", {"draft": []}, namespace)),
             ]
         )
-        if request.stage is not Stage.RETRACTED:
+        if request.stage is not EngineStage.RETRACTED:
             wrong.append(("a resume of one that was not retracted", lambda c: c.resume(name, [])))
     if request.admitted:
         wrong.append(("a late prefetch", lambda c: c.prefetch(name, tokens, namespace)))
-    copies = request.stage in (Stage.LOADING, Stage.RETRACTED)
+    copies = request.stage in (EngineStage.LOADING, EngineStage.RETRACTED)
     if copies and caches[0].load_state(name) not in (LoadState.READY, LoadState.FAILED):
         wrong.extend(
             [

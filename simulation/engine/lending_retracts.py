@@ -4,7 +4,7 @@ from ...coordinator.operation import Phase
 from ...ranks.replica.answers import Wait
 from ...ranks.replica.requests import LoadState
 from .lending import Lending
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 
 class LendingRetracts(Lending):
@@ -26,7 +26,7 @@ class LendingRetracts(Lending):
         request.admitted = True
         self.coverage[self._named("retracts", known) if done else "retracts refused"] += 1
         if done:
-            request.stage, request.refused = Stage.RETRACTED, 0
+            request.stage, request.refused = EngineStage.RETRACTED, 0
         return done
 
     def look(self, request: EngineRequest) -> str:
@@ -80,7 +80,7 @@ class LendingRetracts(Lending):
             return "lost"
         self.coverage[self._named("resumes", length)] += 1
         self.coverage["resumes beside pages on the device"] += first > 0
-        request.stage, request.resumes, request.state_comes = Stage.LOADING, True, True
+        request.stage, request.resumes, request.state_comes = EngineStage.LOADING, True, True
         return "resumed"
 
     def _named(self, what: str, length: int) -> str:

@@ -16,8 +16,8 @@ from ..checkers.checkers import check_loads
 from ..checkers.findings.answers import ImpossibleAnswer, WrongHit
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.pages import NotToBeHad
-from ..faults import Fault
-from ..rank.memory import Memory
+from ..faults import Mishap
+from ..rank.memory import SymbolicMemory
 from ..world import IDLE_S
 from .engine import PATIENCE, Engine
 from .engine_pools import EnginePools, Held
@@ -26,10 +26,10 @@ from .lending_loads import LendingLoads
 from .lending_misuse import misuse
 from .lending_retracts import LendingRetracts
 from .prompts import TOKEN_BYTES
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, host_cache_commands
 
-_COMPUTES = (Stage.COMPUTING, Stage.ANSWERING)
+_COMPUTES = (EngineStage.COMPUTING, EngineStage.ANSWERING)
 
 
 class LendingWorkload(Engine[HostCache]):
@@ -37,7 +37,7 @@ class LendingWorkload(Engine[HostCache]):
 
     kind = HostCache
 
-    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """See `Engine`."""
         super().begin_epoch(caches, memories)
         self._pools = EnginePools(self._model, memories, self._page, self._random)
@@ -67,13 +67,13 @@ class LendingWorkload(Engine[HostCache]):
             self._arrive()
             self.requests[-1].generation = self._generation
         for request in list(self.requests):
-            if self._faults.strikes(Fault.ABORTED_REQUEST):
+            if self._faults.strikes(Mishap.ABORTED_REQUEST):
                 self._abort(request)
             elif random.random() < 0.9 and not request.fence_due:
                 self._act(request)
         for request in self.requests:
             self._fence_if_due(request)
-        self.requests = [each for each in self.requests if each.stage is not Stage.GONE]
+        self.requests = [each for each in self.requests if each.stage is not EngineStage.GONE]
         if self.requests and random.random() < 0.05:
             request = random.choice(self.requests)
             misuse(self._caches, request, list(self._leaving), random)
@@ -91,7 +91,7 @@ class LendingWorkload(Engine[HostCache]):
                 self._model.compute(request, request.planned)
                 request.planned = 0
                 self._pools.publish(request)
-                if request.stage is Stage.COMPUTING:
+                if request.stage is EngineStage.COMPUTING:
                     request.stage = self._stage(request)
             self._pools.copy_state(request)
         for cache in self._caches:
@@ -129,31 +129,31 @@ class LendingWorkload(Engine[HostCache]):
         return host_cache_commands(self.requests, namespace, prompt, self._pools)
 
     def _act(self, request: EngineRequest) -> None:
-        if request.stage in (*_COMPUTES, Stage.PUBLISHED):
+        if request.stage in (*_COMPUTES, EngineStage.PUBLISHED):
             self._backups.let_go(request)
         match request.stage:
-            case Stage.ARRIVED:
+            case EngineStage.ARRIVED:
                 self._prefetch(request)
-            case Stage.PREFETCHING:
+            case EngineStage.PREFETCHING:
                 done = self._ask(request, "prefetch_done", lambda c: c.prefetch_done(request.name))
                 if self._random.random() < (0.4 if done else self._impatience):
-                    request.stage = Stage.WAITING
-            case Stage.WAITING:
+                    request.stage = EngineStage.WAITING
+            case EngineStage.WAITING:
                 self._admit(request)
-            case Stage.LOADING:
+            case EngineStage.LOADING:
                 self._look_at_load(request)
-            case Stage.COMPUTING:
+            case EngineStage.COMPUTING:
                 chunk = self._random.randint(1, 6 * self._page)
                 self._plan(request, min(request.prompt, request.computed + chunk))
                 if request.stage in _COMPUTES and self._random.random() < 0.6:
                     self._back_up(request)
-            case Stage.ANSWERING:
+            case EngineStage.ANSWERING:
                 self._answer(request)
-            case Stage.PUBLISHED:
+            case EngineStage.PUBLISHED:
                 self._release(request)
-            case Stage.RETRACTED:
+            case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case Stage.GONE:
+            case EngineStage.GONE:
                 pass
         if request.stage in _COMPUTES and self._random.random() < 0.04:
             self._retract(request)
@@ -163,7 +163,7 @@ class LendingWorkload(Engine[HostCache]):
     # Before a request computes.
 
     def _prefetch(self, request: EngineRequest) -> None:
-        request.stage = Stage.WAITING
+        request.stage = EngineStage.WAITING
         if self._random.random() < 0.2:
             return
         tokens = request.head(request.prompt - 1)
@@ -172,7 +172,7 @@ class LendingWorkload(Engine[HostCache]):
         )
         self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
         if begun:
-            request.stage = Stage.PREFETCHING
+            request.stage = EngineStage.PREFETCHING
 
     def _admit(self, request: EngineRequest) -> None:
         first, last = self._loads.choose(request)
@@ -189,7 +189,7 @@ class LendingWorkload(Engine[HostCache]):
         self._coverage["tokens from device"] += request.computed
         if computes:
             self._model.check_tables(request)
-            request.stage = Stage.COMPUTING
+            request.stage = EngineStage.COMPUTING
         else:
             self._loads.load(request, first, last)
             self._holds_copies = True
@@ -205,17 +205,19 @@ class LendingWorkload(Engine[HostCache]):
             pools.publish(request)
             return
         self._begin_anew(request, max(request.prompt, request.bringing if resumes else 0))
-        request.stage = Stage.COMPUTING
+        request.stage = EngineStage.COMPUTING
         if not pools.can_compute(request) or self._random.random() < 0.5:
             # Another engine would begin again from nothing, and others may have the pages at once.
             pools.give_back(pools.take_all(request), overwrite=self._random.random() < 0.5)
             request.computed = 0
-            request.stage = Stage.WAITING
+            request.stage = EngineStage.WAITING
 
     # While it computes.
 
-    def _stage(self, request: EngineRequest) -> Stage:
-        return Stage.ANSWERING if request.computed >= request.prompt else Stage.COMPUTING
+    def _stage(self, request: EngineRequest) -> EngineStage:
+        return (
+            EngineStage.ANSWERING if request.computed >= request.prompt else EngineStage.COMPUTING
+        )
 
     def _plan(self, request: EngineRequest, length: int) -> int:
         """Plan to compute up to `length` tokens, as far as there is room; return how far that is."""
@@ -239,12 +241,12 @@ class LendingWorkload(Engine[HostCache]):
         if missing <= 0 and request.computed == known:
             self._back_up(request)
             self._prompts.remember(request.namespace, request.tokens)
-            request.stage = Stage.PUBLISHED
+            request.stage = EngineStage.PUBLISHED
             return
         if missing > 0:
             request.tokens += self._prompts.answer(min(missing, self._page + 1))
         length = self._plan(request, len(request.tokens) // TOKEN_BYTES)
-        if request.stage is Stage.ANSWERING:
+        if request.stage is EngineStage.ANSWERING:
             # What found no room was not put out: the engine samples it again.
             request.tokens = request.head(max(request.prompt, request.computed, length))
             if self._random.random() < 0.3:
@@ -277,7 +279,7 @@ class LendingWorkload(Engine[HostCache]):
             self._model.check_tables(request)
         elif became == "lost":
             self._begin_anew(request, max(request.prompt, request.bringing))
-            request.computed, request.stage = 0, Stage.ARRIVED
+            request.computed, request.stage = 0, EngineStage.ARRIVED
             request.admitted = request.failed = False
             request.generation = self._generation
         elif request.refused > 2 * PATIENCE:
@@ -293,7 +295,7 @@ class LendingWorkload(Engine[HostCache]):
             request, request.prompt if begins_anew else max(request.prompt, request.computed)
         )
         request.computed = request.planned = 0
-        request.stage = Stage.ARRIVED
+        request.stage = EngineStage.ARRIVED
         request.fence_due = True
         held, fenced = self._pools.take_all(request), self._random.random() < 0.5
         if fenced:
@@ -320,7 +322,7 @@ class LendingWorkload(Engine[HostCache]):
 
     def _release(self, request: EngineRequest) -> None:
         request.planned = 0
-        request.stage = Stage.GONE
+        request.stage = EngineStage.GONE
         held = self._pools.take_all(request)
         if self._ask(request, "release", lambda c: c.release(request.name)):
             self._freed(request.name, held)
@@ -356,7 +358,7 @@ class LendingWorkload(Engine[HostCache]):
         for request in self.requests:
             if not request.admitted and not request.computed:
                 request.generation = self._generation
-                asks = request.stage in (Stage.PREFETCHING, Stage.WAITING)
+                asks = request.stage in (EngineStage.PREFETCHING, EngineStage.WAITING)
                 if asks and (hit := self._loads.hit(request, 0)):
                     raise Violated(WrongHit(request.name, 0, hit, hit, "right after a reset"))
             elif not request.admitted:

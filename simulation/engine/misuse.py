@@ -10,7 +10,7 @@ from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import NotRefused, RefusedAndChanged
 from ..checkers.findings.finding import Violated
 from ..cluster import AnyCache
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
 """What is wrong with a call, and the call."""
@@ -51,14 +51,14 @@ def _wrong_calls(
         ("load_state of an unknown name", lambda c: c.load_state(f"{name}?")),
         ("half a token", lambda c: c.match(tokens + b"\0", namespace)),
     ]
-    if request.stage not in (Stage.LOADING, Stage.COMPUTING, Stage.ANSWERING):
+    if request.stage not in (EngineStage.LOADING, EngineStage.COMPUTING, EngineStage.ANSWERING):
         return unknown
     wrong: list[WrongCall[Cache]] = [
         ("a second load_back", lambda c: c.load_back(name, tokens, namespace)),
         ("a prefetch after load_back", lambda c: c.prefetch(name, tokens, namespace)),
         ("another namespace", lambda c: c.load_back(name, tokens, f"{namespace}?")),
     ]
-    if request.stage is Stage.LOADING:
+    if request.stage is EngineStage.LOADING:
         if caches[0].load_state(name) is not LoadState.LOADING:
             return unknown
         return [

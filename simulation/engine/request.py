@@ -7,7 +7,7 @@ from ...ranks.orders import KV_POOL
 from .prompts import TOKEN_BYTES
 
 
-class Stage(Enum):
+class EngineStage(Enum):
     """Where a request stands in the engine's eyes."""
 
     ARRIVED = auto()
@@ -39,7 +39,7 @@ class EngineRequest:
     tokens: bytes
     prompt: int
     """The length of the prompt; what follows is its answer."""
-    stage: Stage = Stage.ARRIVED
+    stage: EngineStage = EngineStage.ARRIVED
     computed: int = 0
     """Tokens whose KV is in its pages, and after which its state is, on every rank."""
     room: int = 0
@@ -56,7 +56,7 @@ class EngineRequest:
     """Whether a prefetch was begun for it."""
     cached_before: int = 0
     """Tokens that a match found right before that prefetch."""
-    came_from: Stage = Stage.COMPUTING
+    came_from: EngineStage = EngineStage.COMPUTING
     """What it did when it was retracted."""
     resumes: bool = False
     """It comes back from a retract: its load is that of all it had."""

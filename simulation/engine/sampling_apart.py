@@ -11,7 +11,7 @@ from ...ranks.host_cache import HostCache
 from ..cluster import AnyCache
 from .engine_pools import EnginePools
 from .prompts import TOKEN_BYTES
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
 """What a command is called, tokens that it may bring, and the command."""
@@ -32,7 +32,7 @@ def cache_commands(
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
     for each in requests:
-        computes = each.stage in (Stage.COMPUTING, Stage.ANSWERING)
+        computes = each.stage in (EngineStage.COMPUTING, EngineStage.ANSWERING)
         # What is inserted has to continue what the request was admitted with.
         if computes and each.computed > each.shared:
             commands.append(("insert", each.head(each.computed), partial(_insert, each)))
@@ -48,7 +48,7 @@ def host_cache_commands(
         ("hit", prompt, lambda c, t: c.hit(_NAME, t, namespace)),
         ("pin", prompt, lambda c, t: c.pin(_NAME, t, namespace, ttl_s=1.0)),
     ]
-    computing = (Stage.COMPUTING, Stage.ANSWERING)
+    computing = (EngineStage.COMPUTING, EngineStage.ANSWERING)
     for each in requests:
         if each.stage in computing and each.computed:
             computed = each.head(each.computed)

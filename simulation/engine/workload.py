@@ -22,15 +22,15 @@ from ..checkers.findings.pages import NotToBeHad
 from ..checkers.published import Published
 from ..cluster import ask
 from ..contents import Contents
-from ..faults import Fault, FaultSource
-from ..rank.memory import Memory
+from ..faults import FaultSource, Mishap
+from ..rank.memory import SymbolicMemory
 from ..world import World
 from .engine import PATIENCE, Engine
 from .every_rank import NO_PAGE
 from .keeping import Pins, Retracts
 from .misuse import misuse, refuse
 from .prompts import TOKEN_BYTES
-from .request import EngineRequest, Stage
+from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, cache_commands
 
 
@@ -52,7 +52,7 @@ class Workload(Engine[Cache]):
         self._pins = Pins(world)
         self._retracts = Retracts(world)
 
-    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[Memory]) -> None:
+    def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """See `Engine`."""
         super().begin_epoch(caches, memories)
         self._published = Published(self._world, self._contents)
@@ -65,11 +65,11 @@ class Workload(Engine[Cache]):
         if room and random.random() < self._world.arrival_rate:
             self._arrive()
         for request in list(self.requests):
-            if self._faults.strikes(Fault.ABORTED_REQUEST):
+            if self._faults.strikes(Mishap.ABORTED_REQUEST):
                 self._abort(request)
             elif random.random() < 0.9:
                 self._act(request)
-        self.requests = [each for each in self.requests if each.stage is not Stage.GONE]
+        self.requests = [each for each in self.requests if each.stage is not EngineStage.GONE]
         if self.requests and random.random() < 0.05:
             request = random.choice(self.requests)
             self._coverage["misuse refused"] += misuse(self._caches, request, random, self._page)
@@ -128,31 +128,31 @@ class Workload(Engine[Cache]):
 
     def _act(self, request: EngineRequest) -> None:
         match request.stage:
-            case Stage.ARRIVED:
+            case EngineStage.ARRIVED:
                 self._prefetch(request)
-            case Stage.PREFETCHING:
+            case EngineStage.PREFETCHING:
                 done = self._ask(request, "prefetch_done", lambda c: c.prefetch_done(request.name))
                 if done and self._random.random() < 0.4:
-                    request.stage = Stage.WAITING
-            case Stage.WAITING:
+                    request.stage = EngineStage.WAITING
+            case EngineStage.WAITING:
                 self._load_back(request)
-            case Stage.LOADING:
+            case EngineStage.LOADING:
                 self._look_at_load(request)
-            case Stage.COMPUTING | Stage.ANSWERING if self._retracts.strikes():
+            case EngineStage.COMPUTING | EngineStage.ANSWERING if self._retracts.strikes():
                 self._retract(request)
-            case Stage.COMPUTING:
+            case EngineStage.COMPUTING:
                 self._compute(request)
-            case Stage.ANSWERING:
+            case EngineStage.ANSWERING:
                 self._answer(request)
-            case Stage.RETRACTED:
+            case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case Stage.PUBLISHED:
+            case EngineStage.PUBLISHED:
                 self._release(request)
-            case Stage.GONE:
+            case EngineStage.GONE:
                 pass
 
     def _prefetch(self, request: EngineRequest) -> None:
-        request.stage = Stage.WAITING
+        request.stage = EngineStage.WAITING
         if self._random.random() < 0.2:
             return
         tokens = request.head(request.prompt - 1)
@@ -163,7 +163,7 @@ class Workload(Engine[Cache]):
         self._coverage["prefetch begun" if begun else "prefetch not begun"] += 1
         request.prefetched = begun
         if begun:
-            request.stage = Stage.PREFETCHING
+            request.stage = EngineStage.PREFETCHING
 
     def _match(self, namespace: str, tokens: bytes) -> Match:
         found = ask("match", self._caches, lambda c: c.match(tokens, namespace))
@@ -230,7 +230,7 @@ class Workload(Engine[Cache]):
         if answer.operation is None:
             self._ready(request)
         else:
-            request.stage = Stage.LOADING
+            request.stage = EngineStage.LOADING
 
     def _look_at_load(self, request: EngineRequest) -> None:
         state = self._ask(request, "load_state", lambda c: c.load_state(request.name))
@@ -241,7 +241,7 @@ class Workload(Engine[Cache]):
             self._ready(request)
         elif state is LoadState.FAILED:
             self._coverage["load back failed"] += 1
-            self._begin_again(request, Stage.WAITING)
+            self._begin_again(request, EngineStage.WAITING)
 
     def _retract(self, request: EngineRequest) -> None:
         done = self._retracts.retract(self._caches, request)
@@ -254,17 +254,17 @@ class Workload(Engine[Cache]):
         became = self._retracts.look(self._caches, request, self._resumed)
         self._coverage[f"retract {became}"] += became != "waits"
         if became in ("failed", "lost"):
-            self._begin_again(request, Stage.WAITING)
+            self._begin_again(request, EngineStage.WAITING)
         elif request.refused > PATIENCE:
             self._abort(request)
 
     def _resumed(self, request: EngineRequest, answer: Admission) -> None:
-        request.stage, request.resumes = Stage.LOADING, True
+        request.stage, request.resumes = EngineStage.LOADING, True
         self._published.loading(answer)
         self._published.note_room(self.requests)
 
     def _ready(self, request: EngineRequest) -> None:
-        request.stage = Stage.COMPUTING
+        request.stage = EngineStage.COMPUTING
         request.shared = request.computed
         self._published.add(request, request.shared)
         self._read_tables(request)
@@ -295,7 +295,7 @@ class Workload(Engine[Cache]):
         if not self._advance(request, end):
             return
         if request.computed == request.prompt:
-            request.stage = Stage.ANSWERING
+            request.stage = EngineStage.ANSWERING
         at_checkpoint = request.computed in request.checkpoints
         self._coverage["chunks that end at a checkpoint"] += at_checkpoint
         share = 0.9 if at_checkpoint else 0.5
@@ -312,7 +312,7 @@ class Workload(Engine[Cache]):
         if missing <= 0:
             self._insert(request, final=True)
             self._prompts.remember(request.namespace, request.head(request.computed))
-            request.stage = Stage.PUBLISHED
+            request.stage = EngineStage.PUBLISHED
             return
         request.tokens += self._prompts.answer(min(missing, self._page + 1))
         if not self._advance(request, len(request.tokens) // TOKEN_BYTES):
@@ -353,9 +353,9 @@ class Workload(Engine[Cache]):
         if self._random.random() < 0.5:
             self._insert(request, final=False)
         self._let_go(request.name)
-        self._begin_again(request, Stage.ARRIVED)
+        self._begin_again(request, EngineStage.ARRIVED)
 
-    def _begin_again(self, request: EngineRequest, stage: Stage) -> None:
+    def _begin_again(self, request: EngineRequest, stage: EngineStage) -> None:
         """Let a request that has lost its pages compute its prompt anew."""
         request.tokens = request.head(request.prompt)
         request.stage, request.resumes = stage, False
@@ -387,11 +387,11 @@ class Workload(Engine[Cache]):
 
     def _abort(self, request: EngineRequest) -> None:
         self._coverage[f"aborted when {request.stage.name.lower()}"] += 1
-        if request.stage is not Stage.ARRIVED:
+        if request.stage is not EngineStage.ARRIVED:
             self._ask(request, "abort", lambda c: c.abort(request.name))
         self._go(request)
 
     def _go(self, request: EngineRequest) -> None:
-        request.stage = Stage.GONE
+        request.stage = EngineStage.GONE
         request.tables.clear()
         self._old_names.append(request.name)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from ..checkers.findings.finding import Record
-from ..clock import Action, Clock
-from ..faults import Fault, FaultSource
+from ..clock import Action, VirtualClock
+from ..faults import FaultSource, Mishap
 from .stores import OpenStore
 
 LATE_US_MAX = 60_000
@@ -29,7 +29,7 @@ class Page:
 
 
 @dataclass(slots=True)
-class Work:
+class OrderWork:
     """One order that was given, until nothing of it touches memory any more."""
 
     operation: int
@@ -57,7 +57,7 @@ class Conditions:
     """What the executor of one rank works under. All delays are drawn from the schedule's seed."""
 
     def __init__(
-        self, rank: int, *, clock: Clock, faults: FaultSource, random: Random, find: Record
+        self, rank: int, *, clock: VirtualClock, faults: FaultSource, random: Random, find: Record
     ) -> None:
         self.rank = rank
         self.clock = clock
@@ -90,11 +90,11 @@ class Conditions:
 
     def say(self, progress: Progress) -> None:
         """Report `progress`, perhaps late, perhaps twice."""
-        if self.faults.strikes(Fault.LATE_REPORT):
+        if self.faults.strikes(Mishap.LATE_REPORT):
             self._say_later(progress)
             return
         self._reports.append(progress)
-        if self.faults.strikes(Fault.REPEATED_REPORT):
+        if self.faults.strikes(Mishap.REPEATED_REPORT):
             self._say_later(progress)
 
     def _say_later(self, progress: Progress) -> None:
@@ -106,14 +106,14 @@ class Conditions:
 
     def slowness(self) -> int:
         """Draw how many times as long as usual the store takes for one order."""
-        return _SLOW_STORE_FACTOR if self.faults.strikes(Fault.SLOW_STORE) else 1
+        return _SLOW_STORE_FACTOR if self.faults.strikes(Mishap.SLOW_STORE) else 1
 
-    def duration_us(self, work: Work, spread_us: int) -> int:
+    def duration_us(self, work: OrderWork, spread_us: int) -> int:
         """Draw how long one transfer takes: mostly short, at times up to `spread_us` and more."""
         usual_us = 300 + self.random.random() ** 2 * spread_us
         return int(usual_us * self._pace * work.slowness)
 
-    def plan_hung(self, work: Work, end: Action) -> None:
+    def plan_hung(self, work: OrderWork, end: Action) -> None:
         """Let a transfer outlive its deadline: a little, beyond all patience, or for ever."""
         draw = self.random.random()
         if draw < 0.35:
@@ -121,22 +121,22 @@ class Conditions:
         elif draw < 0.75:
             self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
 
-    def end(self, work: Work, *, ok: bool) -> None:
+    def end(self, work: OrderWork, *, ok: bool) -> None:
         """Report how a copy or write ended, unless that was said before."""
         if not work.over:
             work.over = True
             self.say(Ended(work.operation, ok))
 
-    def expire(self, work: Work) -> None:
+    def expire(self, work: OrderWork) -> None:
         """Let a copy or write whose time is up have failed."""
         self.end(work, ok=False)
 
-    def maybe_quiet(self, work: Work) -> None:
+    def maybe_quiet(self, work: OrderWork) -> None:
         """Report quiet if `work` was stopped and touches nothing any more."""
         if work.cancelled and not work.touching:
             self.say(Quiesced(work.operation))
 
-    def give_up_quiet(self, work: Work) -> None:
+    def give_up_quiet(self, work: OrderWork) -> None:
         """Report that quiet did not come in time, if it did not."""
         if work.touching:
             work.gave_up_quiet = True

@@ -13,9 +13,9 @@ from ...ranks.orders import CopyToDevice, CopyToHost, Direction
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.pages import NothingToCopy
 from ..contents import EMPTY, GARBAGE, TORN
-from ..faults import Fault
-from .conditions import Conditions, Work
-from .memory import Memory, Slots
+from ..faults import Mishap
+from .conditions import Conditions, OrderWork
+from .memory import Slots, SymbolicMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Pair:
 class _Copy:
     """A copy that was ordered, until it touches nothing any more."""
 
-    work: Work
+    work: OrderWork
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
@@ -50,20 +50,20 @@ class _Copy:
 class Copies:
     """The copies of one rank's executor."""
 
-    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
+    def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         self.moved: Counter[str] = Counter()
         self._conditions = conditions
         self._memory = memory
         self._page_bytes = page_bytes
         self._running: dict[int, _Copy] = {}
-        self._held: dict[int, tuple[CopyToHost | CopyToDevice, Work]] = {}
+        self._held: dict[int, tuple[CopyToHost | CopyToDevice, OrderWork]] = {}
 
     @property
     def holds(self) -> bool:
         """Whether copies wait for the engine."""
         return bool(self._held)
 
-    def hold(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+    def hold(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
         """Let a copy wait for the engine; it claims no page before it begins."""
         self._held[work.operation] = (order, work)
 
@@ -80,7 +80,7 @@ class Copies:
             _, work = self._held.pop(operation)
             self._conditions.end(work, ok=False)
 
-    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+    def begin(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
         """Begin a copy, at once or a little later; its pages are claimed at once."""
         to_device = isinstance(order, CopyToDevice)
         source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
@@ -140,13 +140,13 @@ class Copies:
         for pair in copy.pairs:
             pair.destinations.content[pair.destination] = TORN
         end = partial(self._ended, copy)
-        if self._conditions.faults.strikes(Fault.HUNG_COPY):
+        if self._conditions.faults.strikes(Mishap.HUNG_COPY):
             self._conditions.plan_hung(copy.work, end)
         else:
             self._conditions.plan(self._conditions.duration_us(copy.work, 12_000), end)
 
     def _ended(self, copy: _Copy) -> None:
-        failed = self._conditions.faults.strikes(Fault.FAILED_COPY) or copy.fenced
+        failed = self._conditions.faults.strikes(Mishap.FAILED_COPY) or copy.fenced
         for pair in copy.pairs:
             content = pair.sources.content[pair.source]
             if content <= EMPTY and not copy.fenced:

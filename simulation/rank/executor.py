@@ -29,16 +29,16 @@ from ...ranks.orders import (
     Need,
     ObjectTransfer,
     Order,
-    Persist,
+    Put,
 )
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.transfers import BadOrder
 from ..contents import GARBAGE, TORN
-from ..faults import Fault
-from .conditions import Conditions, Page, Work
+from ..faults import Mishap
+from .conditions import Conditions, OrderWork, Page
 from .copies import Copies
-from .memory import Memory, Slots, Store
-from .opening import Stores
+from .memory import SimulatedStore, Slots, SymbolicMemory
+from .opening import SimulatedStores
 from .stores import OpenStore
 
 
@@ -49,8 +49,8 @@ class SimulatedExecutor:
         self,
         conditions: Conditions,
         *,
-        memory: Memory,
-        store: Store,
+        memory: SymbolicMemory,
+        store: SimulatedStore,
         page_bytes: int,
         copies: type[Copies] = Copies,
     ) -> None:
@@ -62,12 +62,12 @@ class SimulatedExecutor:
         self.lost_device = False
         """A copy to an engine's device pages did not become quiet."""
         self.conditions = conditions
-        self.stores = Stores(store, conditions)
+        self.stores = SimulatedStores(store, conditions)
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
         self._copies = copies(conditions, memory, page_bytes)
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, OrderWork] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
 
@@ -79,7 +79,7 @@ class SimulatedExecutor:
                     self._look_up(order)
                 case Fetch():
                     self._fetch(order)
-                case Persist():
+                case Put():
                     self._persist(order)
                 case CopyToHost() | CopyToDevice():
                     work = self._begin(order.operation, "copy", order.timeout_s)
@@ -149,7 +149,7 @@ class SimulatedExecutor:
 
     def _begin(
         self, operation: int, kind: Literal["lookup", "fetch", "persist", "copy"], timeout_s: float
-    ) -> Work:
+    ) -> OrderWork:
         before = self._works.get(operation)
         if before is not None and before.kind != "lookup":
             self._refuse(operation, f"is ordered to {kind} after {before.kind}")
@@ -157,7 +157,7 @@ class SimulatedExecutor:
         if kind != "copy":
             slowness, store = self.conditions.slowness(), self._store
             store.touch("a transfer")
-        work = Work(operation, kind, _us(timeout_s), slowness, store)
+        work = OrderWork(operation, kind, _us(timeout_s), slowness, store)
         self._works[operation] = work
         return work
 
@@ -182,7 +182,7 @@ class SimulatedExecutor:
         if work.touching:
             self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
-    def _give_up(self, work: Work) -> None:
+    def _give_up(self, work: OrderWork) -> None:
         # The replica cannot keep pages that are not its own out of use, so the rank gives up.
         if self.lends_device and self._copies.writes_device(work.operation):
             self.sick = f"the copy {work.operation} to the engine's device pages does not end"
@@ -203,7 +203,7 @@ class SimulatedExecutor:
 
     def _look_up(self, order: LookUp) -> None:
         work = self._begin(order.operation, "lookup", order.timeout_s)
-        if self._faults.strikes(Fault.LOOKUP_SILENT):
+        if self._faults.strikes(Mishap.LOOKUP_SILENT):
             self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
             return
         delay_us = self.conditions.duration_us(work, 25_000)
@@ -211,7 +211,7 @@ class SimulatedExecutor:
             self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
         self.conditions.plan(delay_us, partial(self._answer, work, order))
 
-    def _answer(self, work: Work, order: LookUp) -> None:
+    def _answer(self, work: OrderWork, order: LookUp) -> None:
         if work.cancelled and _is_closed(work):
             return
         pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
@@ -223,10 +223,10 @@ class SimulatedExecutor:
         seen = [bool(key) and self._store.has(need.pool, key) for key in need.keys]
         absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
         present = [index for index, there in enumerate(seen) if there]
-        if absent and self._faults.strikes(Fault.LOOKUP_TOO_MANY):
+        if absent and self._faults.strikes(Mishap.LOOKUP_TOO_MANY):
             for index in self._some(absent):
                 seen[index] = True
-        elif present and self._faults.strikes(Fault.LOOKUP_TOO_FEW):
+        elif present and self._faults.strikes(Mishap.LOOKUP_TOO_FEW):
             for index in self._some(present):
                 seen[index] = False
         return seen
@@ -242,7 +242,7 @@ class SimulatedExecutor:
             case _:
                 return self._random.sample(indices, count)
 
-    def _expire_lookup(self, work: Work) -> None:
+    def _expire_lookup(self, work: OrderWork) -> None:
         if not work.over:
             self.conditions.say(Expired(work.operation))
 
@@ -261,7 +261,7 @@ class SimulatedExecutor:
         for _ in range(self._random.randint(1, 4)):
             self._next_read(work)
 
-    def _persist(self, order: Persist) -> None:
+    def _persist(self, order: Put) -> None:
         work = self._begin(order.operation, "persist", order.timeout_s)
         self._queue(work, order.transfers)
         for page in work.queue:
@@ -270,7 +270,7 @@ class SimulatedExecutor:
         for _ in range(self._random.randint(1, 3)):
             self._next_write(work)
 
-    def _queue(self, work: Work, transfers: tuple[ObjectTransfer, ...]) -> None:
+    def _queue(self, work: OrderWork, transfers: tuple[ObjectTransfer, ...]) -> None:
         pages: list[Page] = []
         for transfer in transfers:
             if len(transfer.keys) != len(transfer.pages):
@@ -286,31 +286,31 @@ class SimulatedExecutor:
             self._random.shuffle(pages)
         work.queue = deque(pages)
 
-    def _next_read(self, work: Work) -> None:
+    def _next_read(self, work: OrderWork) -> None:
         if not work.queue:
             return
         page = work.queue.popleft()
         self._touch(work)
         self._slots(page.pool).content[page.page] = TORN
-        if self._faults.strikes(Fault.HUNG_READ):
+        if self._faults.strikes(Mishap.HUNG_READ):
             self.conditions.plan_hung(work, partial(self._read_ended, work, page))
             return
         delay_us = self.conditions.duration_us(work, 20_000)
         self.conditions.plan(delay_us, partial(self._read_ended, work, page))
 
-    def _touch(self, work: Work) -> None:
+    def _touch(self, work: OrderWork) -> None:
         work.touching += 1
         if work.store is not None:
             work.store.touch("a transfer")
 
-    def _read_ended(self, work: Work, page: Page) -> None:
+    def _read_ended(self, work: OrderWork, page: Page) -> None:
         slots = self._slots(page.pool)
         content = None if _is_closed(work) else self._read_object(page)
         slots.content[page.page] = GARBAGE if content is None else content
         slots.finish_writing(page.page, work.operation)
         work.touching -= 1
         if work.gave_up_quiet:
-            self._faults.count(Fault.LATE_WRITE)
+            self._faults.count(Mishap.LATE_WRITE)
         if content is not None:
             self._moved["l3_to_l2"] += self._page_bytes
             self._land(work, page.index)
@@ -323,19 +323,19 @@ class SimulatedExecutor:
         self.conditions.maybe_quiet(work)
 
     def _read_object(self, page: Page) -> int | None:
-        if self._faults.strikes(Fault.FAILED_READ):
+        if self._faults.strikes(Mishap.FAILED_READ):
             return None
         content = self._store.read(page.pool, page.key)
         if content is None:
             return None
-        for fault in (Fault.MISSING_PAGE, Fault.CORRUPT_PAGE):
+        for fault in (Mishap.MISSING_PAGE, Mishap.CORRUPT_PAGE):
             if self._faults.strikes(fault):
                 self._store.remove(page.pool, page.key)
-                self._corrupt += fault is Fault.CORRUPT_PAGE
+                self._corrupt += fault is Mishap.CORRUPT_PAGE
                 return None
         return content
 
-    def _land(self, work: Work, index: int) -> None:
+    def _land(self, work: OrderWork, index: int) -> None:
         work.pending[index] = False
         before = work.landed
         while work.landed < len(work.pending) and not work.pending[work.landed]:
@@ -344,38 +344,38 @@ class SimulatedExecutor:
             work.over = work.landed == len(work.pending)
             self.conditions.say(Landed(work.operation, work.landed))
 
-    def _drop_beyond(self, work: Work, ceiling: int) -> None:
+    def _drop_beyond(self, work: OrderWork, ceiling: int) -> None:
         kept = [page for page in work.queue if page.index < ceiling]
         for page in work.queue:
             if page.index >= ceiling:
                 self._slots(page.pool).finish_writing(page.page, work.operation)
         work.queue = deque(kept)
 
-    def _expire_fetch(self, work: Work) -> None:
+    def _expire_fetch(self, work: OrderWork) -> None:
         if not work.over and not work.cancelled:
             self.conditions.say(Expired(work.operation))
 
-    def _next_write(self, work: Work) -> None:
+    def _next_write(self, work: OrderWork) -> None:
         if not work.queue:
             if not work.touching:
                 self.conditions.end(work, ok=work.ok)
             return
         page = work.queue.popleft()
         self._touch(work)
-        if self._faults.strikes(Fault.HUNG_PERSIST):
+        if self._faults.strikes(Mishap.HUNG_PERSIST):
             self.conditions.plan_hung(work, partial(self._write_ended, work, page))
             return
         delay_us = self.conditions.duration_us(work, 30_000)
         self.conditions.plan(delay_us, partial(self._write_ended, work, page))
 
-    def _write_ended(self, work: Work, page: Page) -> None:
+    def _write_ended(self, work: OrderWork, page: Page) -> None:
         slots = self._slots(page.pool)
         content = slots.content[page.page]
         slots.finish_reading(page.page)
         work.touching -= 1
-        if _is_closed(work) or self._faults.strikes(Fault.FAILED_PERSIST):
+        if _is_closed(work) or self._faults.strikes(Mishap.FAILED_PERSIST):
             work.ok = False
-        elif not self._faults.strikes(Fault.LOST_WRITE):
+        elif not self._faults.strikes(Mishap.LOST_WRITE):
             wrong = self._store.write(page.pool, page.key, content)
             self._moved["l2_to_l3"] += self._page_bytes
             if wrong is not None:
@@ -384,7 +384,7 @@ class SimulatedExecutor:
         self.conditions.maybe_quiet(work)
 
 
-def _is_closed(work: Work) -> bool:
+def _is_closed(work: OrderWork) -> bool:
     """Say whether the store was closed on which a call still hangs: the call comes to nothing."""
     return work.store is not None and work.store.closed
 

@@ -105,7 +105,7 @@ class Slots:
         return False
 
 
-class Memory:
+class SymbolicMemory:
     """The page slots of one rank: of each pool, on each tier."""
 
     def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
@@ -137,7 +137,7 @@ class Memory:
         return self.tiers[tier][pool]
 
 
-class Store:
+class SimulatedStore:
     """One rank's objects in storage. It outlives the processes of the group.
 
     `meanings` is shared by all ranks: a key of a pool stands for one token prefix, everywhere and for

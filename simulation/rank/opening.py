@@ -6,17 +6,17 @@ from functools import partial
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ..checkers.findings.storage import NotOpen
 from .conditions import Conditions
-from .memory import Store
+from .memory import SimulatedStore
 from .stores import FIRST_STORE, OpenStore
 
 _OPENING_US_MAX = 90_000
 
 
-class Stores:
+class SimulatedStores:
     """The store that one process uses, and one that is staged."""
 
-    def __init__(self, store: Store, conditions: Conditions) -> None:
-        self.find: Callable[[str], Store] = {FIRST_STORE: store}.__getitem__
+    def __init__(self, store: SimulatedStore, conditions: Conditions) -> None:
+        self.find: Callable[[str], SimulatedStore] = {FIRST_STORE: store}.__getitem__
         """Returns the store of a URI."""
         self.refusals = 0.0
         """How often a store that is to be attached does not open."""

@@ -3,7 +3,7 @@
 from ..checkers.findings.finding import Record
 from ..checkers.findings.pages import WrongObject
 from ..checkers.findings.storage import ClosedStore
-from .memory import Store
+from .memory import SimulatedStore
 
 FIRST_STORE = "memory://"
 """The store that a group starts with, if it starts with one."""
@@ -16,17 +16,17 @@ class RankStores:
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
         self._meanings = meanings
         self._rank = rank
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, SimulatedStore] = {}
 
-    def named(self, uri: str) -> Store:
+    def named(self, uri: str) -> SimulatedStore:
         """Return the store of a URI, which is made at its first use."""
-        return self._stores.setdefault(uri, Store(self._meanings, self._rank))
+        return self._stores.setdefault(uri, SimulatedStore(self._meanings, self._rank))
 
 
 class OpenStore:
     """A store as one process has opened it: once it is closed nothing may touch it."""
 
-    def __init__(self, uri: str, store: Store, record: Record, rank: int) -> None:
+    def __init__(self, uri: str, store: SimulatedStore, record: Record, rank: int) -> None:
         self.uri = uri
         self.closed = False
         self._store = store
@@ -39,20 +39,20 @@ class OpenStore:
             self._record(ClosedStore(self._rank, who, self.uri))
 
     def has(self, pool: str, key: bytes) -> bool:
-        """See `Store`."""
+        """See `SimulatedStore`."""
         self.touch("a lookup")
         return self._store.has(pool, key)
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """See `Store`."""
+        """See `SimulatedStore`."""
         self.touch("a read")
         return self._store.read(pool, key)
 
     def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
-        """See `Store`."""
+        """See `SimulatedStore`."""
         self.touch("a write")
         return self._store.write(pool, key, content)
 
     def remove(self, pool: str, key: bytes) -> None:
-        """See `Store`."""
+        """See `SimulatedStore`."""
         self._store.remove(pool, key)

@@ -18,10 +18,10 @@ from ...ranks.replica.tree.node import DEVICE, HOST, Node
 from ...ranks.replica.tree.pages import PageRun
 from ...ranks.replica.tree.residence import TIERS, Leaving, Residence
 from ..epoch import Build, make_executor
-from ..rank.conditions import Conditions, Work
+from ..rank.conditions import Conditions, OrderWork
 from ..rank.copies import Copies
 from ..rank.executor import SimulatedExecutor
-from ..rank.memory import Memory
+from ..rank.memory import SymbolicMemory
 
 
 def shared_descriptor() -> Build:
@@ -133,12 +133,12 @@ def retract_hands_out_views() -> Build:
 
 
 class _HandsOutViews(Copies):
-    def __init__(self, conditions: Conditions, memory: Memory, page_bytes: int) -> None:
+    def __init__(self, conditions: Conditions, memory: SymbolicMemory, page_bytes: int) -> None:
         super().__init__(conditions, memory, page_bytes)
         self._views: dict[tuple[str, int], int] = {}
         """By pool and host page: the slot on the device of which the page is a view."""
 
-    def begin(self, order: CopyToHost | CopyToDevice, work: Work) -> None:
+    def begin(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
         sealed = [transfer for transfer in order.transfers if transfer.sealed]
         for pool, sources in [(each.pool, each.sources) for each in sealed]:
             host, device = self._memory.host[pool], self._memory.device[pool]

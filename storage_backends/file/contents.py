@@ -17,7 +17,7 @@ from ...page_format.object_shape import ObjectShape, Plan, pieces_of
 from ...page_format.page_object import (
     HEADER_BYTES,
     PIECE_BYTES,
-    Finding,
+    HeaderFinding,
     PartHashes,
     check_header,
     check_run,
@@ -61,7 +61,7 @@ class FileContents:
         stop: Stop,
         *,
         direct: bool,
-    ) -> Finding | None:
+    ) -> HeaderFinding | None:
         """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
 
         SOUND if they hold its bytes; LACKING if the object has too few columns, and then only its
@@ -87,11 +87,11 @@ class FileContents:
         if got < BLOCK_BYTES:
             got = _read_fully(fd, [block], 0, direct=direct)
         finding = check_header(block[:got], digest, shape)
-        if finding is not Finding.SOUND:
+        if finding is not HeaderFinding.SOUND:
             return finding
         return self._pick(fd, buffers, shape.plan(presence_bits(block)), stop, direct=direct)
 
-    def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[Finding, int]:
+    def look(self, fd: int, digest: bytes, shape: ObjectShape) -> tuple[HeaderFinding, int]:
         """Return how the object's columns compare with those of `shape`, and its presence bits.
 
         Looks at the header and the length of the file, which was opened without O_DIRECT. The bits
@@ -100,13 +100,13 @@ class FileContents:
         block = self._scratch.block
         got = _read_fully(fd, [block], 0, direct=False)
         finding = check_header(block[:got], digest, shape)
-        if finding not in (Finding.SOUND, Finding.LACKING):
+        if finding not in (HeaderFinding.SOUND, HeaderFinding.LACKING):
             return finding, 0
         present = presence_bits(block)
         expected = BLOCK_BYTES + shape.payload_bytes(present)
         size = os.fstat(fd).st_size
         if size != expected:
-            return Finding.SHORT if size < expected else Finding.LONG, 0
+            return HeaderFinding.SHORT if size < expected else HeaderFinding.LONG, 0
         return finding, present
 
     def header(self, fd: int) -> memoryview:
@@ -131,7 +131,7 @@ class FileContents:
         whole = ObjectShape(theirs.parts, tuple(_numbers(theirs, present)))
         room = self._scratch.room(whole.nbytes)
         finding = self._pick(fd, [room], whole.plan(present), stop, direct=False)
-        return shape.unite(buffers, room, present) if finding is Finding.SOUND else None
+        return shape.unite(buffers, room, present) if finding is HeaderFinding.SOUND else None
 
     def write(
         self,
@@ -185,12 +185,12 @@ class FileContents:
         stop: Stop,
         *,
         direct: bool,
-    ) -> Finding | None:
+    ) -> HeaderFinding | None:
         """Read the runs of `plan` into `buffers`; the block on this thread is the object's, checked."""
         block = self._scratch.block
         size = os.fstat(fd).st_size - BLOCK_BYTES
         if size != plan.payload_bytes:
-            return Finding.SHORT if size < plan.payload_bytes else Finding.LONG
+            return HeaderFinding.SHORT if size < plan.payload_bytes else HeaderFinding.LONG
         if direct and any(
             run.offset % BLOCK_BYTES or run.nbytes % BLOCK_BYTES for run in plan.runs
         ):
@@ -207,13 +207,13 @@ class FileContents:
                     return None
                 end = at + sum(map(len, views))
                 if at + _read_fully(fd, views, at, direct=direct) != end:
-                    return Finding.SHORT
+                    return HeaderFinding.SHORT
                 at = end
                 for view in views:
                     hashes.add(view)
-            if check_run(block, run, hashes.joined()) is not Finding.SOUND:
-                return Finding.PAYLOAD
-        return Finding.SOUND
+            if check_run(block, run, hashes.joined()) is not HeaderFinding.SOUND:
+                return HeaderFinding.PAYLOAD
+        return HeaderFinding.SOUND
 
 
 class _Scratch(threading.local):

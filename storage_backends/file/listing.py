@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import StorageError
-from ...page_format.page_object import Finding, read_statement
+from ...page_format.page_object import HeaderFinding, read_statement
 from ..base import ObjectName, StoredObject
 from .contents import FileContents
 
@@ -69,7 +69,7 @@ def stored_as(directory_fd: int, path: str, contents: FileContents) -> StoredObj
         raise
     finally:
         os.close(fd)
-    if isinstance(said, Finding):
+    if isinstance(said, HeaderFinding):
         return None
     age_s = max(0.0, time.time() - status.st_mtime)
     return StoredObject(name=said.name, shape=said.shape, age_s=age_s)

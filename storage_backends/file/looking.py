@@ -10,17 +10,17 @@ from pathlib import Path
 
 from ...errors import ConfigError
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import Finding
+from ...page_format.page_object import HeaderFinding
 from ..base import ObjectName, WriteOutcome
 from ..thread_calls import Stop
 from .objects import Durability, ObjectFiles
-from .quarantine import Quarantine
+from .quarantine import FileQuarantine
 from .sweep import OBJECTS
 from .trust import Trust, check_trust
 from .turns import Identity
 
 
-class _NoQuarantine(Quarantine):
+class _NoQuarantine(FileQuarantine):
     """Leaves everything where it is."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _NoQuarantine(Quarantine):
         self,
         path: str,  # noqa: ARG002 - as the parent has it.
         identity: Identity | None,  # noqa: ARG002
-        finding: Finding,  # noqa: ARG002
+        finding: HeaderFinding,  # noqa: ARG002
         stop: Stop | None = None,  # noqa: ARG002
     ) -> bool:
         """Move nothing."""

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import NAME_DIGEST_BYTES, Finding, name_digest
+from ...page_format.page_object import NAME_DIGEST_BYTES, HeaderFinding, name_digest
 from ..base import ObjectName, ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
@@ -29,7 +29,7 @@ from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, stored_objects
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
-from .quarantine import QUARANTINE, Quarantine
+from .quarantine import QUARANTINE, FileQuarantine
 from .sweep import OBJECTS, SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, Trust, check_trust
@@ -106,7 +106,7 @@ class ObjectFiles:
             self.close()
             raise
         self._turns = Turns(self._root_fd, QUARANTINE)
-        self._quarantine = Quarantine(self._root_fd, self._turns)
+        self._quarantine = FileQuarantine(self._root_fd, self._turns)
 
     def sweeper(self, limits: SweepLimits) -> Sweeper:
         """Return a sweeper of this store, which is open."""
@@ -138,7 +138,7 @@ class ObjectFiles:
         except FileNotFoundError:
             return True
         except IsADirectoryError:
-            return self._quarantine.take(path, None, Finding.KIND, stop)
+            return self._quarantine.take(path, None, HeaderFinding.KIND, stop)
         except OSError:
             return False
         return True
@@ -169,11 +169,11 @@ class ObjectFiles:
             return self._no_read(path, error, stop)
         try:
             finding = self._contents.read(fd, digest, targets, shape, stop, direct=bool(direct))
-            if finding is Finding.SOUND:
+            if finding is HeaderFinding.SOUND:
                 return ReadOutcome.OK
             if finding is None:
                 return ReadOutcome.TIMED_OUT
-            if finding is Finding.LACKING:
+            if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
             # The file stays open until it is away, so that its inode number stands for it alone.
             self._quarantine.take(path, _identity(os.fstat(fd)), finding, stop)
@@ -243,7 +243,7 @@ class ObjectFiles:
             except OSError:
                 return True
             if not stat.S_ISDIR(status.st_mode):
-                self._quarantine.take(each, None, Finding.KIND, stop)
+                self._quarantine.take(each, None, HeaderFinding.KIND, stop)
                 return False
         if len(self._real) >= _REAL_MAX:
             self._real.clear()
@@ -254,10 +254,12 @@ class ObjectFiles:
         if error.errno == errno.ENOENT:
             return ReadOutcome.MISSING
         if error.errno in _NO_FILE:
-            self._quarantine.take(path, None, Finding.KIND, stop)
+            self._quarantine.take(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
         # Direct I/O says only that the call was invalid, whatever is there.
-        if error.errno == errno.EINVAL and self._quarantine.take(path, None, Finding.KIND, stop):
+        if error.errno == errno.EINVAL and self._quarantine.take(
+            path, None, HeaderFinding.KIND, stop
+        ):
             return ReadOutcome.CORRUPT
         return ReadOutcome.FAILED
 
@@ -286,7 +288,7 @@ class ObjectFiles:
             fd = os.open(new.path, READ_FLAGS, dir_fd=self._root_fd)
         except OSError as error:
             if error.errno in _NO_FILE:
-                self._quarantine.take(new.path, None, Finding.KIND, stop)
+                self._quarantine.take(new.path, None, HeaderFinding.KIND, stop)
             elif error.errno != errno.ENOENT:
                 raise
             return None
@@ -299,19 +301,21 @@ class ObjectFiles:
         """Write the object beside the file `fd`, which stays open so that its identity is its own."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            self._quarantine.take(new.path, None, Finding.KIND, stop)
+            self._quarantine.take(new.path, None, HeaderFinding.KIND, stop)
             return None
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
         finding, present = self._contents.look(fd, new.digest, new.shape)
-        if finding is Finding.SOUND:
+        if finding is HeaderFinding.SOUND:
             return WriteOutcome.PRESENT
-        if finding is Finding.LACKING:
+        if finding is HeaderFinding.LACKING:
             if present & ~new.shape.present:
                 united = self._contents.unite(fd, new.buffers, new.shape, present, stop)
                 if united is None:
                     if not stop.due():
-                        self._quarantine.take(new.path, _identity(status), Finding.PAYLOAD, stop)
+                        self._quarantine.take(
+                            new.path, _identity(status), HeaderFinding.PAYLOAD, stop
+                        )
                     return None
                 new = new._replace(buffers=[united], shape=new.shape.with_columns(present))
             return WriteOutcome.OK if self._store(new, _identity(status), stop) else None

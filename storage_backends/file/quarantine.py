@@ -12,7 +12,7 @@ import os
 import secrets
 from typing import Final
 
-from ...page_format.page_object import Finding
+from ...page_format.page_object import HeaderFinding
 from ..thread_calls import Stop
 from .trees import remove_tree
 from .turns import Identity, Turns
@@ -26,7 +26,7 @@ TAKEN_APART_MAX: Final = 1024
 _log = logging.getLogger(__name__)
 
 
-class Quarantine:
+class FileQuarantine:
     """The quarantine of one store. Thread-safe, and safe beside other processes."""
 
     def __init__(self, root_fd: int, turns: Turns) -> None:
@@ -35,7 +35,7 @@ class Quarantine:
         self._next = secrets.randbelow(PLACES)
 
     def take(
-        self, path: str, identity: Identity | None, finding: Finding, stop: Stop | None = None
+        self, path: str, identity: Identity | None, finding: HeaderFinding, stop: Stop | None = None
     ) -> bool:
         """Move what lies at `path` away; say whether it did.
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...page_format.page_object import NAME_DIGEST_BYTES, Finding, name_digest, read_statement
+from ...page_format.page_object import NAME_DIGEST_BYTES, HeaderFinding, name_digest, read_statement
 from .contents import FileContents
 from .listing import GONE, READ_FLAGS, entries, unreadable
 from .objects import object_path
-from .quarantine import QUARANTINE, Quarantine
+from .quarantine import QUARANTINE, FileQuarantine
 from .sweep import OBJECTS
 from .turns import Turns
 
@@ -34,7 +34,7 @@ class UnsoundFile:
 
     path: str
     """Below the store's directory."""
-    finding: Finding
+    finding: HeaderFinding
     """What is wrong with it; NAME also for a sound object in the wrong place."""
     mode: int
     """Of `os.stat`: what it is, if no regular file."""
@@ -56,7 +56,7 @@ def unsound_files(
     """
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        quarantine = Quarantine(root_fd, Turns(root_fd, QUARANTINE)) if put_away else None
+        quarantine = FileQuarantine(root_fd, Turns(root_fd, QUARANTINE)) if put_away else None
         contents = FileContents()
         for path, level in _places(root, root_fd, namespace):
             try:
@@ -85,7 +85,7 @@ def _places(root: Path, root_fd: int, namespace: str | None) -> Iterator[tuple[s
 
 
 def _look(
-    root_fd: int, path: str, level: int, contents: FileContents, quarantine: Quarantine | None
+    root_fd: int, path: str, level: int, contents: FileContents, quarantine: FileQuarantine | None
 ) -> UnsoundFile | None:
     """Return what is wrong with what lies at `path`, None if nothing is."""
     with _opened(root_fd, path, _PLACE) as place:
@@ -95,10 +95,10 @@ def _look(
         status = os.fstat(place)
         is_file = stat.S_ISREG(status.st_mode)
         if level < _LEVELS:
-            finding = Finding.SOUND if stat.S_ISDIR(status.st_mode) else Finding.KIND
+            finding = HeaderFinding.SOUND if stat.S_ISDIR(status.st_mode) else HeaderFinding.KIND
         else:
-            finding = _finding(root_fd, path, contents) if is_file else Finding.KIND
-        if finding is Finding.SOUND:
+            finding = _finding(root_fd, path, contents) if is_file else HeaderFinding.KIND
+        if finding is HeaderFinding.SOUND:
             return None
         identity = (status.st_dev, status.st_ino) if is_file else None
         away = quarantine is not None and quarantine.take(path, identity, finding)
@@ -107,18 +107,18 @@ def _look(
     return UnsoundFile(path=path, finding=finding, mode=mode, nbytes=nbytes, put_away=away)
 
 
-def _finding(root_fd: int, path: str, contents: FileContents) -> Finding:
+def _finding(root_fd: int, path: str, contents: FileContents) -> HeaderFinding:
     """Say what is wrong with the header or the name of a regular file."""
     with _opened(root_fd, path, READ_FLAGS) as fd:
         if fd is None:
             # Gone meanwhile, and then nothing of it is in anybody's way.
-            return Finding.SOUND
+            return HeaderFinding.SOUND
         said = read_statement(contents.header(fd))
-    if isinstance(said, Finding):
+    if isinstance(said, HeaderFinding):
         return said
     digest = name_digest(said.name)
     own = digest is not None and path == object_path(said.name.namespace, digest)
-    return Finding.SOUND if own else Finding.NAME
+    return HeaderFinding.SOUND if own else HeaderFinding.NAME
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from ..thread_calls import Stop, ThreadCalls
 from ..uri import StoreUri
 from .client import MooncakeClient, MooncakeSettings, connect
 from .memory import KEYS_AT_A_TIME, RegisteredMemory
-from .names import GENERATIONS, Wanted, key_of
+from .names import GENERATIONS, WantedObject, key_of
 from .pieces import Code
 from .reads import ObjectReader
 from .writes import New, ObjectWriter, RoomComplaint
@@ -307,12 +307,12 @@ def _answer(asked: Sequence[_Asked], outcomes: Sequence[ReadOutcome], stop: Stop
             each.outcome = outcome
 
 
-def _wanted(asked: Read | Write, *, writable: bool) -> Wanted | None:
+def _wanted(asked: Read | Write, *, writable: bool) -> WantedObject | None:
     digest = name_digest(asked.name)
     buffers = fitting(asked.buffers, asked.shape.nbytes, writable=writable)
     if digest is None or buffers is None:
         return None
-    return Wanted(digest, [buffer for buffer in buffers if buffer.nbytes], asked.shape)
+    return WantedObject(digest, [buffer for buffer in buffers if buffer.nbytes], asked.shape)
 
 
 def from_uri(uri: StoreUri) -> MooncakeBackend:

@@ -34,7 +34,7 @@ def address_of(view: memoryview) -> int:
     return address
 
 
-class Staging:
+class StagingMemory:
     """One thread's registered memory."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class RegisteredMemory:
         self._client = client
         self._threads = threading.local()
         self._lock = threading.Lock()
-        self._kept: list[Staging] = []
+        self._kept: list[StagingMemory] = []
         self._written_off = 0
         spans: list[tuple[int, int]] = []
         for view in memory:
@@ -106,11 +106,11 @@ class RegisteredMemory:
                 written_off * STAGING_BYTES >> 20,
             )
 
-    def staging(self) -> Staging:
+    def staging(self) -> StagingMemory:
         """Return this thread's own memory."""
-        found: Staging | None = getattr(self._threads, "staging", None)
+        found: StagingMemory | None = getattr(self._threads, "staging", None)
         if found is None:
-            found = Staging()
+            found = StagingMemory()
             with self._lock:
                 # It must outlive the thread: only `close` of the client takes it back.
                 self._kept.append(found)

@@ -15,7 +15,7 @@ GENERATIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedObject:
     """What somebody reads or writes: the buffers are views of bytes, none of them empty."""
 
     digest: bytes

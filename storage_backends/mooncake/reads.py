@@ -12,12 +12,12 @@ a reader takes an object for corrupt only after it has found so twice.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ...page_format.page_object import Finding, check_header, presence_bits
+from ...page_format.page_object import HeaderFinding, check_header, presence_bits
 from ..base import ReadOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory
-from .names import GENERATIONS, Wanted, key_of
+from .names import GENERATIONS, WantedObject, key_of
 from .pieces import Code
 from .staged_reads import StagedReads
 
@@ -30,7 +30,7 @@ class Look(NamedTuple):
 
     code: int
     """Negative if it could not be read."""
-    finding: Finding = Finding.SOUND
+    finding: HeaderFinding = HeaderFinding.SOUND
     present: int = 0
 
 
@@ -53,7 +53,7 @@ class ObjectReader:
             for at in range(0, len(found), GENERATIONS)
         ]
 
-    def later(self, wanted: Sequence[Wanted], generation: int) -> list[int]:
+    def later(self, wanted: Sequence[WantedObject], generation: int) -> list[int]:
         """Return the last generation after this one of each object, 0 if there is none.
 
         Negative is the code of a master that does not say. None is overlooked that there was when
@@ -75,7 +75,7 @@ class ObjectReader:
                     found[at] = each if code == 1 else min(code, -1)
         return found
 
-    def read(self, wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:
+    def read(self, wanted: Sequence[WantedObject], stop: Stop) -> list[ReadOutcome]:
         """Fill the buffers of the objects, and verify them."""
         outcomes = self._staged.read([key_of(each.digest) for each in wanted], wanted, stop)
         doubtful = (ReadOutcome.MISSING, ReadOutcome.LACKING, ReadOutcome.CORRUPT)
@@ -90,7 +90,7 @@ class ObjectReader:
             outcomes[at] = self._settle(wanted[at], outcomes[at], generation, stop)
         return outcomes
 
-    def read_at(self, want: Wanted, generation: int, stop: Stop) -> ReadOutcome:
+    def read_at(self, want: WantedObject, generation: int, stop: Stop) -> ReadOutcome:
         """Fill the buffers from this generation of an object; what is corrupt is removed."""
         outcome = ReadOutcome.CORRUPT
         for _ in range(2):
@@ -102,17 +102,17 @@ class ObjectReader:
         self._client.remove([key_of(want.digest, generation)])
         return outcome
 
-    def look(self, want: Wanted, generation: int, stop: Stop) -> Look:
+    def look(self, want: WantedObject, generation: int, stop: Stop) -> Look:
         """Return how the header compares with what is wanted."""
         header = self._staged.header(key_of(want.digest, generation), stop)
         if isinstance(header, int):
-            return Look(0, Finding.SHORT) if header == Code.INVALID else Look(header)
+            return Look(0, HeaderFinding.SHORT) if header == Code.INVALID else Look(header)
         finding = check_header(memoryview(header), want.digest, want.shape)
-        there = finding in (Finding.SOUND, Finding.LACKING)
+        there = finding in (HeaderFinding.SOUND, HeaderFinding.LACKING)
         return Look(0, finding, presence_bits(header) if there else 0)
 
     def _settle(
-        self, want: Wanted, outcome: ReadOutcome, generation: int, stop: Stop
+        self, want: WantedObject, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
         """Return what becomes of an object of which generation 0 gave `outcome`.
 

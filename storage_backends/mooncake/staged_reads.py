@@ -18,7 +18,7 @@ from ...page_format.page_object import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
-    Finding,
+    HeaderFinding,
     PartHashes,
     check_header,
     presence_bits,
@@ -27,8 +27,8 @@ from ...page_format.page_object import (
 from ..base import ReadOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient
-from .memory import STAGING_BYTES, RegisteredMemory, Staging, in_rooms
-from .names import Wanted
+from .memory import STAGING_BYTES, RegisteredMemory, StagingMemory, in_rooms
+from .names import WantedObject
 from .pieces import Code, Piece
 
 _GONE = (Code.NOT_FOUND, Code.NOT_READY)
@@ -48,7 +48,9 @@ class StagedReads:
         self._client = client
         self._memory = memory
 
-    def read(self, keys: Sequence[str], wanted: Sequence[Wanted], stop: Stop) -> list[ReadOutcome]:
+    def read(
+        self, keys: Sequence[str], wanted: Sequence[WantedObject], stop: Stop
+    ) -> list[ReadOutcome]:
         """Fill the buffers of all objects, with one question to the master; and verify them."""
         if self._memory.is_spent:
             return [ReadOutcome.FAILED] * len(keys)
@@ -81,7 +83,7 @@ class StagedReads:
             return code if code < 0 else bytes(staging.memory[:HEADER_BYTES])
 
     def _take(
-        self, key: str, want: Wanted, place: _Place, code: int, stop: Stop
+        self, key: str, want: WantedObject, place: _Place, code: int, stop: Stop
     ) -> ReadOutcome | bytes:
         """Copy out what was staged of an object.
 
@@ -95,8 +97,8 @@ class StagedReads:
             return _outcome(code)
         header = bytes(place.memory[:HEADER_BYTES])
         finding = check_header(memoryview(header), want.digest, shape)
-        if finding is not Finding.SOUND:
-            return ReadOutcome.LACKING if finding is Finding.LACKING else ReadOutcome.CORRUPT
+        if finding is not HeaderFinding.SOUND:
+            return ReadOutcome.LACKING if finding is HeaderFinding.LACKING else ReadOutcome.CORRUPT
         if not is_staged or presence_bits(header) != shape.present:
             return header
         plan = shape.plan(shape.present)
@@ -105,7 +107,7 @@ class StagedReads:
             return ReadOutcome.TIMED_OUT
         return _verdict(header, plan, hashes)
 
-    def _read_by(self, header: bytes, key: str, want: Wanted, stop: Stop) -> ReadOutcome:
+    def _read_by(self, header: bytes, key: str, want: WantedObject, stop: Stop) -> ReadOutcome:
         """Fetch the payload of an object with this header, piece by piece, and copy it out."""
         plan = want.shape.plan(presence_bits(header))
         hashes = PartHashes(plan.sizes)
@@ -153,7 +155,7 @@ def _staged_bytes(shape: ObjectShape) -> int:
     return HEADER_BYTES + (shape.nbytes if _is_staged(shape) else 0)
 
 
-def _groups(there: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[list[int]]:
+def _groups(there: Sequence[int], wanted: Sequence[WantedObject]) -> Iterator[list[int]]:
     """Divide objects into those that are staged at a time."""
     group: list[int] = []
     room = STAGING_BYTES
@@ -168,7 +170,7 @@ def _groups(there: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[list[int
         yield group
 
 
-def _places(shapes: Sequence[ObjectShape], staging: Staging) -> list[_Place]:
+def _places(shapes: Sequence[ObjectShape], staging: StagingMemory) -> list[_Place]:
     """Return where objects of a group are staged, one behind the other."""
     places: list[_Place] = []
     at = 0

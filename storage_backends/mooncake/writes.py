@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...page_format.object_shape import ALWAYS, ObjectShape
-from ...page_format.page_object import HEADER_BYTES, Finding, encode_object
+from ...page_format.page_object import HEADER_BYTES, HeaderFinding, encode_object
 from ..base import ObjectName, ReadOutcome, WriteOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory, address_of, in_rooms
-from .names import GENERATIONS, Wanted, key_of
+from .names import GENERATIONS, WantedObject, key_of
 from .pieces import Code, Piece
 from .reads import ObjectReader
 
@@ -45,7 +45,7 @@ class New:
     """An object that is to be written."""
 
     name: ObjectName
-    want: Wanted
+    want: WantedObject
 
 
 class RoomComplaint:
@@ -130,11 +130,11 @@ class ObjectWriter:
         if look.code:
             gone = look.code in (Code.NOT_FOUND, Code.NOT_READY)
             return None if gone else look.code
-        if look.finding is Finding.SOUND:
+        if look.finding is HeaderFinding.SOUND:
             return Code.EXISTS
-        if look.finding is not Finding.LACKING:
+        if look.finding is not HeaderFinding.LACKING:
             again = self._reader.look(new.want, generation, stop)
-            if again.finding not in (Finding.SOUND, Finding.LACKING):
+            if again.finding not in (HeaderFinding.SOUND, HeaderFinding.LACKING):
                 self._client.remove([key_of(new.want.digest, generation)])
             return None
         return self._replace(new, generation, look.present, stop)
@@ -153,12 +153,14 @@ class ObjectWriter:
             theirs = ObjectShape(want.shape.parts, tuple(held))
             payload = memoryview(bytearray(theirs.nbytes))
             outcome = self._reader.read_at(
-                Wanted(want.digest, [payload] if payload.nbytes else [], theirs), generation, stop
+                WantedObject(want.digest, [payload] if payload.nbytes else [], theirs),
+                generation,
+                stop,
             )
             if outcome is not ReadOutcome.OK:
                 return Code.NO_MASTER if outcome is ReadOutcome.FAILED else None
             united = want.shape.unite(want.buffers, payload, present)
-            want = Wanted(want.digest, [united], want.shape.with_columns(present))
+            want = WantedObject(want.digest, [united], want.shape.with_columns(present))
         (code,) = self._store([New(new.name, want)], generation + 1, stop)
         if code == Code.EXISTS:
             return None
@@ -224,7 +226,7 @@ class ObjectWriter:
             sent[at] = code
         return sent
 
-    def _send_staged(self, key: str, want: Wanted, header: Piece, stop: Stop) -> int:
+    def _send_staged(self, key: str, want: WantedObject, header: Piece, stop: Stop) -> int:
         staging = self._memory.staging()
         (sent,) = self._client.send([key], [[header]], stop)
         for offset, views in in_rooms(want.buffers, want.shape.plan(want.shape.present)):

@@ -39,7 +39,7 @@ class GroupKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Extent:
+class Totals:
     """How many objects there are, how large with their headers, and how old."""
 
     objects: int = 0
@@ -49,20 +49,20 @@ class Extent:
 
     def add(self, stored: StoredObject) -> None:
         """Count one object more."""
-        self.merge(Extent(1, stored_bytes(stored), stored.age_s, stored.age_s))
+        self.merge(Totals(1, stored_bytes(stored), stored.age_s, stored.age_s))
 
-    def merge(self, other: "Extent") -> None:
-        """Count the objects of another extent too."""
+    def merge(self, other: "Totals") -> None:
+        """Count the objects of other totals too."""
         self.objects += other.objects
         self.nbytes += other.nbytes
         self.newest_s = _chosen(min, self.newest_s, other.newest_s)
         self.oldest_s = _chosen(max, self.oldest_s, other.oldest_s)
 
     @staticmethod
-    def of(extents: "Iterable[Extent]") -> "Extent":
-        """Return the sum of some extents."""
-        total = Extent()
-        for each in extents:
+    def of(parts: "Iterable[Totals]") -> "Totals":
+        """Return the sum of some totals."""
+        total = Totals()
+        for each in parts:
             total.merge(each)
         return total
 
@@ -75,7 +75,7 @@ class ShardContents:
     shard: str
     tp_size: int | None
     """Of the groups that write such objects; None where the layout is not known, or all write them."""
-    extent: Extent
+    extent: Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class NamespaceContents:
     shards: tuple[ShardContents, ...]
     writers: tuple[str, ...]
     """The marks of the groups that have written, such as `stage0of1.tp2`."""
-    extent: Extent
+    extent: Totals
     """Of everything in it, the marks too."""
 
 
@@ -98,22 +98,22 @@ class ModelContents:
     namespaces: tuple[NamespaceContents, ...]
 
     @property
-    def extent(self) -> Extent:
+    def extent(self) -> Totals:
         """All objects but the manifest."""
-        return Extent.of(each.extent for each in self.namespaces)
+        return Totals.of(each.extent for each in self.namespaces)
 
 
 @dataclass(slots=True)
 class Catalogue:
     """Adds up the objects of one store as they are listed."""
 
-    total: Extent = field(default_factory=Extent)
+    total: Totals = field(default_factory=Totals)
     largest_bytes: int = 0
     manifests: dict[ObjectName, Manifest | None] = field(
         default_factory=dict[ObjectName, Manifest | None]
     )
     """Every manifest that was met; None until it is learnt, and if this version cannot read it."""
-    _groups: dict[GroupKey, Extent] = field(default_factory=dict[GroupKey, Extent])
+    _groups: dict[GroupKey, Totals] = field(default_factory=dict[GroupKey, Totals])
     _models: dict[str, Manifest] = field(default_factory=dict[str, Manifest])
 
     def add(self, stored: StoredObject) -> None:
@@ -125,7 +125,7 @@ class Catalogue:
         else:
             name = stored.name
             key = GroupKey(name.namespace, name.pool, name.shard)
-            self._groups.setdefault(key, Extent()).add(stored)
+            self._groups.setdefault(key, Totals()).add(stored)
         if len(self._groups) + len(self.manifests) > GROUPS_MAX:
             raise StorageError(
                 f"the store has more than {GROUPS_MAX:,} models, namespaces and shards, more than "
@@ -152,7 +152,7 @@ class Catalogue:
 
     def models(self) -> list[ModelContents]:
         """Return what there is by model and weights version; last what has no known model."""
-        by_namespace: dict[str, list[tuple[GroupKey, Extent]]] = {}
+        by_namespace: dict[str, list[tuple[GroupKey, Totals]]] = {}
         for key, extent in self._groups.items():
             by_namespace.setdefault(key.namespace, []).append((key, extent))
         known = sorted(
@@ -310,7 +310,7 @@ def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
 
 
 def _namespace_contents(
-    manifest: Manifest | None, groups: list[tuple[GroupKey, Extent]]
+    manifest: Manifest | None, groups: list[tuple[GroupKey, Totals]]
 ) -> NamespaceContents:
     shards: list[ShardContents] = []
     writers: list[str] = []
@@ -332,7 +332,7 @@ def _namespace_contents(
         namespace=groups[0][0].namespace,
         shards=tuple(shards),
         writers=tuple(sorted(writers, key=_numbers_first)),
-        extent=Extent.of(extent for _, extent in groups),
+        extent=Totals.of(extent for _, extent in groups),
     )
 
 

@@ -57,7 +57,7 @@ _CLOSED: Final = "was closed while it was listed; open it again and list it from
 _log = logging.getLogger(__name__)
 
 
-class Layout(Protocol):
+class BucketLayout(Protocol):
     """How objects lie in the bucket. Results of a call are filled in as they come."""
 
     async def open(self) -> None:
@@ -106,7 +106,7 @@ class S3Backend:
     def __init__(self, address: S3Address, packing: S3Packing | None = None) -> None:
         self._address = address
         self._requests = S3Requests(address)
-        self._layout: Layout
+        self._layout: BucketLayout
         if packing is None:
             self._layout = S3Objects(
                 self._requests, address.concurrency, read_only=address.read_only

@@ -17,7 +17,7 @@ from ...errors import StorageError
 from ...page_format.object_shape import ObjectShape
 from ...page_format.page_object import (
     HEADER_BYTES,
-    Finding,
+    HeaderFinding,
     check_header,
     encode_object,
     name_digest,
@@ -29,13 +29,13 @@ from ..damage.damage import Damage
 from ..file.objects import object_path
 from ..fitting import fitting
 from .calls import each
-from .ranges import Elsewhere, Place, Range, join_ranges, take_object, wanted_ranges
+from .ranges import Elsewhere, Range, StoredPlace, join_ranges, take_object, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
 Item = TypeVar("Item")
 
 OBJECTS: Final = "objects"
-GOOD: Final = (Finding.SOUND, Finding.LACKING)
+GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 READ_TRIES: Final = 6
 """Each try but the first two loses only to somebody who has replaced the object meanwhile."""
 _WRITE_TRIES: Final = 8
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 class _Standing(NamedTuple):
     """What stands under a name that is to be written."""
 
-    finding: Finding
+    finding: HeaderFinding
     """Compared with the shape of what is to be written."""
     present: int
     e_tag: str | None
@@ -161,8 +161,8 @@ class S3Objects:
             if fetched is None:
                 return None
             header = fetched.cut(0, HEADER_BYTES)
-            said = Finding.SHORT if header is None else read_statement(header)
-            if isinstance(said, Finding) or listed.size != HEADER_BYTES + said.shape.nbytes:
+            said = HeaderFinding.SHORT if header is None else read_statement(header)
+            if isinstance(said, HeaderFinding) or listed.size != HEADER_BYTES + said.shape.nbytes:
                 continue
             age_s = max(0.0, time.time() - listed.written.timestamp())
             return StoredObject(name=said.name, shape=said.shape, age_s=age_s)
@@ -173,14 +173,14 @@ class S3Objects:
         buffers = fitting(read.buffers, read.shape.nbytes, writable=True)
         if digest is None or buffers is None:
             return ReadOutcome.FAILED
-        place = Place(object_path(read.name.namespace, digest))
+        place = StoredPlace(object_path(read.name.namespace, digest))
         finding, e_tag = await read_place(self._requests, place, digest, buffers, read.shape)
         match finding:
             case None:
                 return ReadOutcome.MISSING
-            case Finding.SOUND:
+            case HeaderFinding.SOUND:
                 return ReadOutcome.OK
-            case Finding.LACKING:
+            case HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
             case _ if not self._read_only:
                 await self._drop(place.path, e_tag, finding)
@@ -188,7 +188,7 @@ class S3Objects:
                 _log.warning("object %s is bad (%s)", place.path, finding.name)
         return ReadOutcome.CORRUPT
 
-    async def _drop(self, path: str, e_tag: str | None, finding: Finding) -> None:
+    async def _drop(self, path: str, e_tag: str | None, finding: HeaderFinding) -> None:
         """Remove this version of a bad file.
 
         The client cannot do that under a condition, so a good file that takes its place in this very
@@ -225,7 +225,7 @@ class S3Objects:
                 content = content or encode(write.name, digest, buffers, write.shape)
                 if await self._requests.create(path, content) is not None:
                     return WriteOutcome.OK
-            elif standing.finding is Finding.SOUND:
+            elif standing.finding is HeaderFinding.SOUND:
                 return WriteOutcome.PRESENT
             else:
                 fuller = await self._beside(standing, write, path, digest, buffers)
@@ -243,7 +243,7 @@ class S3Objects:
             present = presence_bits(header)
             if fetched.size == HEADER_BYTES + shape.payload_bytes(present):
                 return _Standing(finding, present, fetched.e_tag)
-            finding = Finding.LENGTH
+            finding = HeaderFinding.LENGTH
         return _Standing(finding, 0, fetched.e_tag)
 
     async def _beside(
@@ -263,9 +263,9 @@ class S3Objects:
         if present & ~write.shape.present:
             whole = whole_shape(write.shape, present)
             room = memoryview(bytearray(whole.nbytes))
-            place = Place(path)
+            place = StoredPlace(path)
             finding, e_tag = await read_place(self._requests, place, digest, [room], whole)
-            if finding is Finding.SOUND and e_tag == standing.e_tag:
+            if finding is HeaderFinding.SOUND and e_tag == standing.e_tag:
                 united = write.shape.unite(buffers, room, present)
                 shape = write.shape.with_columns(present)
                 return encode(write.name, digest, [united], shape)
@@ -274,11 +274,11 @@ class S3Objects:
 
 async def read_place(
     requests: S3Requests,
-    place: Place,
+    place: StoredPlace,
     digest: bytes,
     buffers: Sequence[memoryview],
     shape: ObjectShape,
-) -> tuple[Finding | None, str | None]:
+) -> tuple[HeaderFinding | None, str | None]:
     """Fill `buffers` with what `shape` holds of the object at `place`, and check it.
 
     Returns what was found, None if there is nothing, and the version that was read. What is bad has

@@ -10,7 +10,7 @@ from ...page_format.object_shape import ObjectShape
 from ...page_format.page_object import HEADER_BYTES, encode_object
 from ..base import ObjectName
 from ..page_index.contract import NOTHING, Entry
-from .ranges import REQUEST_BYTES_MAX, Place, Range
+from .ranges import REQUEST_BYTES_MAX, Range, StoredPlace
 
 PACK_BYTES_MAX: Final = 64 << 20
 """A file gets no further object beyond this length."""
@@ -81,9 +81,9 @@ def objects_in(path: str) -> int:
     return 0 if path_of_pack is None else int(path_of_pack[1])
 
 
-def place_of(entry: Entry) -> Place:
+def place_of(entry: Entry) -> StoredPlace:
     """Return where an entry says that the object is."""
-    return Place(entry.place, entry.offset, HEADER_BYTES + entry.length)
+    return StoredPlace(entry.place, entry.offset, HEADER_BYTES + entry.length)
 
 
 def cut_packs(news: Sequence[NewObject], pages_max: int) -> list[list[NewObject]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...errors import StorageError
-from ...page_format.page_object import Finding, name_digest
+from ...page_format.page_object import HeaderFinding, name_digest
 from ..base import Write, WriteOutcome
 from ..fitting import fitting
 from ..page_index.contract import NOTHING, CommitOutcome, Entry
@@ -92,7 +92,7 @@ class PackWriter:
         whole = whole_shape(new.shape, entry.present)
         room = memoryview(bytearray(whole.nbytes))
         finding, _ = await read_place(self._requests, place_of(entry), new.digest, [room], whole)
-        return new.united(room, entry.present) if finding is Finding.SOUND else new
+        return new.united(room, entry.present) if finding is HeaderFinding.SOUND else new
 
     async def _store(self, news: Sequence[NewObject], outcomes: list[WriteOutcome]) -> list[int]:
         """Store objects in as few files as may be; return the numbers of those to try again."""

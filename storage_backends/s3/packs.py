@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ...errors import StorageError
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES, Finding, name_digest, read_statement
+from ...page_format.page_object import HEADER_BYTES, HeaderFinding, name_digest, read_statement
 from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..fitting import fitting
@@ -29,7 +29,7 @@ from .index import StoreIndex
 from .objects import GOOD, read_place, told
 from .pack_files import cut_reads, new_path, objects_in, place_of
 from .pack_writes import PackWriter
-from .ranges import Place, Range, join_ranges, take_object, wanted_ranges
+from .ranges import Range, StoredPlace, join_ranges, take_object, wanted_ranges
 from .requests import Changed, RequestFailed, S3Requests
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Known:
     entry: Entry
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StoredPlace:
         return place_of(self.entry)
 
     def ranges(self) -> list[Range]:
@@ -218,11 +218,11 @@ class S3Packs:
         except Changed as error:
             raise RequestFailed(str(error)) from error
         for known in group:
-            finding: Finding | None = None
+            finding: HeaderFinding | None = None
             if fetched is not None:
                 where = (known.place, known.digest, known.buffers, known.shape)
                 taken = take_object(fetched, *where)
-                if isinstance(taken, Finding) and taken in GOOD:
+                if isinstance(taken, HeaderFinding) and taken in GOOD:
                     finding = taken
                 else:
                     finding, _ = await read_place(self._requests, *where)
@@ -230,9 +230,9 @@ class S3Packs:
                 case None:
                     wrong.append(known.entry)
                     outcomes[known.number] = ReadOutcome.MISSING
-                case Finding.SOUND:
+                case HeaderFinding.SOUND:
                     outcomes[known.number] = ReadOutcome.OK
-                case Finding.LACKING:
+                case HeaderFinding.LACKING:
                     outcomes[known.number] = ReadOutcome.LACKING
                 case _:
                     _log.warning("an object in %s is bad (%s)", known.entry.place, finding.name)
@@ -269,8 +269,8 @@ class S3Packs:
             if fetched is None or fetched.size < end + entry.length:
                 return None
             header = fetched.cut(entry.offset, end)
-            said = Finding.SHORT if header is None else read_statement(header)
-            if isinstance(said, Finding) or name_digest(said.name) != entry.key:
+            said = HeaderFinding.SHORT if header is None else read_statement(header)
+            if isinstance(said, HeaderFinding) or name_digest(said.name) != entry.key:
                 continue
             if said.shape.nbytes == entry.length:
                 return StoredObject(name=said.name, shape=said.shape, age_s=used.age_s)

@@ -16,7 +16,7 @@ from ...page_format.object_shape import ObjectShape, pieces_of
 from ...page_format.page_object import (
     HEADER_BYTES,
     PIECE_BYTES,
-    Finding,
+    HeaderFinding,
     PartHashes,
     check_header,
     presence_bits,
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredPlace:
     """Where an object lies in the store."""
 
     path: str
@@ -104,8 +104,12 @@ def join_ranges(ranges: Iterable[Range]) -> list[Range]:
 
 
 def take_object(
-    fetched: Fetched, place: Place, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
-) -> Finding | Elsewhere:
+    fetched: Fetched,
+    place: StoredPlace,
+    digest: bytes,
+    buffers: Sequence[memoryview],
+    shape: ObjectShape,
+) -> HeaderFinding | Elsewhere:
     """Fill `buffers` with what `shape` holds of the object with this name digest, and check it.
 
     If it says `Elsewhere`, it must be called again with the `wanted_ranges` of those bits.
@@ -114,14 +118,18 @@ def take_object(
     if header is None:
         return Elsewhere(shape.present)
     finding = check_header(header, digest, shape)
-    if finding is not Finding.SOUND:
+    if finding is not HeaderFinding.SOUND:
         return finding
     present = presence_bits(header)
     plan = shape.plan(present)
     there = fetched.size - place.offset
     length = there if place.length is None else min(there, place.length)
     if length != HEADER_BYTES + plan.payload_bytes:
-        return Finding.SHORT if length < HEADER_BYTES + plan.payload_bytes else Finding.LONG
+        return (
+            HeaderFinding.SHORT
+            if length < HEADER_BYTES + plan.payload_bytes
+            else HeaderFinding.LONG
+        )
     targets = pieces_of(buffers, [run.nbytes for run in plan.runs])
     for run, views in zip(plan.runs, targets, strict=True):
         start = place.offset + HEADER_BYTES + run.offset
@@ -131,8 +139,8 @@ def take_object(
         hashes = PartHashes([nbytes for _, nbytes in run.parts])
         _copy(source, views, hashes)
         if hashes.joined() != stated_checksums(header, run.parts[0][0], len(run.parts)):
-            return Finding.PAYLOAD
-    return Finding.SOUND
+            return HeaderFinding.PAYLOAD
+    return HeaderFinding.SOUND
 
 
 def _copy(source: memoryview, views: Iterable[memoryview], hashes: PartHashes) -> None:

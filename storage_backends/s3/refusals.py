@@ -25,7 +25,7 @@ _METADATA: Final = ("/latest/api/token", "/latest/meta-data/")
 """Where the client asks its machine for a role, when it has found no credentials anywhere else."""
 
 
-class Cause(StrEnum):
+class RefusalCause(StrEnum):
     """Why a request failed, as far as there is something to be done about it."""
 
     NO_BUCKET = "no_bucket"
@@ -40,7 +40,7 @@ class Cause(StrEnum):
 class Refusal:
     """Why a request failed, and one line without the client's own details that says so."""
 
-    cause: Cause
+    cause: RefusalCause
     line: str
     origin: str = ""
     """Of the server that was asked: its scheme, host and port."""
@@ -49,29 +49,29 @@ class Refusal:
         """Return what to tell whoever opened the store at `address`: the cause, and what to do."""
         rights = "list and read" if address.read_only else "read and write"
         match self.cause:
-            case Cause.NO_BUCKET:
+            case RefusalCause.NO_BUCKET:
                 return (
                     f"bucket {address.bucket!r} does not exist at {self.origin}; create it, or give "
                     "another"
                 )
-            case Cause.NO_ANSWER:
+            case RefusalCause.NO_ANSWER:
                 return f"{self.line}; start the server, or correct endpoint="
-            case Cause.NO_CREDENTIALS:
+            case RefusalCause.NO_CREDENTIALS:
                 return (
                     "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give "
                     "the machine a role, or add anonymous=1"
                 )
-            case Cause.REFUSED if address.anonymous:
+            case RefusalCause.REFUSED if address.anonymous:
                 return (
                     f"the server refuses requests without credentials ({self.line}); leave anonymous=1 "
                     f"out, and give credentials that may {rights} the bucket"
                 )
-            case Cause.REFUSED:
+            case RefusalCause.REFUSED:
                 return (
                     f"the server refuses the credentials of this process ({self.line}); give some that "
                     f"may {rights} the bucket"
                 )
-            case Cause.OTHER:
+            case RefusalCause.OTHER:
                 return f"{self.line}; check bucket, endpoint= and region="
 
 
@@ -80,23 +80,23 @@ def refusal_of(error: BaseException) -> Refusal:
     text = str(error)
     asked = _REQUEST.search(text)
     if asked is None:
-        return Refusal(Cause.OTHER, first_line(error))
+        return Refusal(RefusalCause.OTHER, first_line(error))
     url, answer = urlsplit(asked[1]), text[asked.end() :]
     origin = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
     status = _STATUS.search(answer.partition("\n")[0])
     if any(each in url.path for each in _METADATA):
-        return Refusal(Cause.NO_CREDENTIALS, "no credentials were found", origin)
+        return Refusal(RefusalCause.NO_CREDENTIALS, "no credentials were found", origin)
     if status is not None:
         return Refusal(_cause_of_status(status[1]), _line_of_status(status, answer), origin)
     kind = _KIND.search(answer)
     if kind is None:
-        return Refusal(Cause.OTHER, answer.partition("\n")[0], origin)
+        return Refusal(RefusalCause.OTHER, answer.partition("\n")[0], origin)
     reasons = [found[1] for each in _REASONS if (found := each.search(answer)) is not None]
     said = "it timed out" if kind[1] == "Timeout" else "it cannot be connected to"
     reason = reasons[0] if reasons else said
     is_sentence = " " in reason and reason[1:2].islower()
     shown = reason[:1].lower() + reason[1:] if is_sentence else reason
-    return Refusal(Cause.NO_ANSWER, f"nothing answers at {origin} ({shown})", origin)
+    return Refusal(RefusalCause.NO_ANSWER, f"nothing answers at {origin} ({shown})", origin)
 
 
 def first_line(error: BaseException) -> str:
@@ -104,15 +104,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _cause_of_status(status: str) -> Cause:
+def _cause_of_status(status: str) -> RefusalCause:
     match status:
         case "404":
             # Whoever asks for a file takes this for an answer; what is left is about the bucket.
-            return Cause.NO_BUCKET
+            return RefusalCause.NO_BUCKET
         case "401" | "403":
-            return Cause.REFUSED
+            return RefusalCause.REFUSED
         case _:
-            return Cause.OTHER
+            return RefusalCause.OTHER
 
 
 def _line_of_status(status: re.Match[str], answer: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...errors import ConfigError, StorageError
 from .address import S3Address
 from .ranges import Fetched, Range
-from .refusals import Cause, Refusal, first_line, refusal_of
+from .refusals import Refusal, RefusalCause, first_line, refusal_of
 
 if TYPE_CHECKING:
     from obstore import GetResult
@@ -35,7 +35,7 @@ class RequestFailed(StorageError):
 
     def __init__(self, message: str, refusal: Refusal | None = None) -> None:
         super().__init__(message)
-        self.refusal = refusal or Refusal(Cause.OTHER, message)
+        self.refusal = refusal or Refusal(RefusalCause.OTHER, message)
 
 
 class Changed(StorageError):

@@ -53,7 +53,7 @@ from ..uri import StoreUri
 from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory
 from .index import IndexCalls
-from .reads import Found, SlotReads
+from .reads import PlacedRead, SlotReads
 from .rings import RingClient, choose_rings
 from .sizes import agree_on_sizes, sizes_of
 from .transfers import Transfers
@@ -180,13 +180,13 @@ class ThreeFsBackend:
         outcomes = [
             each if isinstance(each, ReadOutcome) else ReadOutcome.FAILED for each in entries
         ]
-        found: list[Found] = []
+        found: list[PlacedRead] = []
         places: list[int] = []
         for at, (read, entry) in enumerate(zip(reads, entries, strict=True)):
             if fitting(read.buffers, read.shape.nbytes, writable=True) is None:
                 outcomes[at] = ReadOutcome.FAILED
             elif not isinstance(entry, ReadOutcome):
-                found.append(Found(read, entry))
+                found.append(PlacedRead(read, entry))
                 places.append(at)
         # The store may have been closed while it was asked.
         if found and self._ready() is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from .rings import Ended
+from .rings import Completion
 
 _VIEWS_AT_A_TIME: Final = 512
 """Fewer than the kernel takes in one call (IOV_MAX)."""
@@ -91,12 +91,12 @@ class PreadRing:
         self._submitted += self._prepared
         self._prepared.clear()
 
-    def wait(self, least: int, deadline: float) -> list[Ended]:
+    def wait(self, least: int, deadline: float) -> list[Completion]:
         """Do submitted operations until `least` have ended; see `Ring`."""
-        ended: list[Ended] = []
+        ended: list[Completion] = []
         while self._submitted and len(ended) < least and time.monotonic() < deadline:
             operation = self._submitted.pop()
-            ended.append(Ended(operation.token, self._do(operation)))
+            ended.append(Completion(operation.token, self._do(operation)))
         return ended
 
     def settle(self, deadline: float) -> bool:  # noqa: ARG002 - nothing runs, so nothing is waited for.

@@ -13,7 +13,7 @@ from ...errors import StorageError
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ...page_format.page_object import (
     HEADER_BYTES,
-    Finding,
+    HeaderFinding,
     PartHashes,
     check_header,
     name_digest,
@@ -40,7 +40,7 @@ _OUTCOMES: Final = {
 }
 
 
-class Found(NamedTuple):
+class PlacedRead(NamedTuple):
     """A read, and where its object was when it was looked up."""
 
     read: Read
@@ -92,7 +92,7 @@ class SlotReads:
             for digest in digests
         ]
 
-    def read(self, wanted: Sequence[Found], stop: Stop) -> list[ReadOutcome]:
+    def read(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
         """Read objects into their buffers and verify them. What is bad is forgotten."""
         outcomes = [ReadOutcome.MISSING] * len(wanted)
         for start in range(0, len(wanted), _READ_AT_A_TIME):
@@ -131,20 +131,20 @@ class SlotReads:
                     why = "cannot be read" if each is Moved.FAILED else "was not read in time"
                     raise StorageError(f"{some[at].entry.place} {why}")
                 said = read_statement(headers[at])
-                if each is not Moved.WHOLE or isinstance(said, Finding):
+                if each is not Moved.WHOLE or isinstance(said, HeaderFinding):
                     continue
                 if name_digest(said.name) == some[at].entry.key:
                     age_s = some[at].age_s
                     yield StoredObject(name=said.name, shape=said.shape, age_s=age_s)
 
     def _read(
-        self, todo: list[tuple[int, Found]], outcomes: list[ReadOutcome], stop: Stop
-    ) -> list[tuple[int, Found]]:
+        self, todo: list[tuple[int, PlacedRead]], outcomes: list[ReadOutcome], stop: Stop
+    ) -> list[tuple[int, PlacedRead]]:
         """Read objects once; return those whose entries have changed meanwhile, as they are now."""
         fetched = self.fetch([found for _, found in todo], stop)
         keys = [found.entry.key for _, found in todo]
         wrong: list[Entry] = []
-        again: list[tuple[int, Found]] = []
+        again: list[tuple[int, PlacedRead]] = []
         try:
             confirm = self._index.look_up if self._looking else self._index.confirm
             now = confirm(keys, stop)
@@ -176,7 +176,7 @@ class SlotReads:
         self._complaints.say("index", "%s", error)
         return ReadOutcome.FAILED
 
-    def fetch(self, wanted: Sequence[Found], stop: Stop) -> list[ReadOutcome]:
+    def fetch(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
         """Read objects from where their entries say, and verify them."""
         outcomes: list[ReadOutcome] = []
         moves: list[tuple[int, memoryview, list[list[memoryview]]]] = []
@@ -243,10 +243,12 @@ def _extents(
     return extents
 
 
-def _is_sound(found: Found, header: memoryview, targets: Sequence[Sequence[memoryview]]) -> bool:
+def _is_sound(
+    found: PlacedRead, header: memoryview, targets: Sequence[Sequence[memoryview]]
+) -> bool:
     """Say whether what was read is what the entry's key stands for."""
     read, entry = found
-    if check_header(header, entry.key, read.shape) is not Finding.SOUND:
+    if check_header(header, entry.key, read.shape) is not HeaderFinding.SOUND:
         return False
     if presence_bits(header) != entry.present:
         return False

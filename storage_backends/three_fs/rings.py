@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
-class Ended(NamedTuple):
+class Completion(NamedTuple):
     """The end of one operation."""
 
     token: int
@@ -57,7 +57,7 @@ class Ring(Protocol):
         """Let everything that was prepared begin. Raises OSError."""
         ...
 
-    def wait(self, least: int, deadline: float) -> list[Ended]:
+    def wait(self, least: int, deadline: float) -> list[Completion]:
         """Return what has ended, as soon as that are `least`, or what there is at the deadline.
 
         `deadline` is on `time.monotonic`'s scale. Only submitted operations are sure to end. Raises

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from .rings import Ended
+from .rings import Completion
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
 _TIMED_OUT: Final = frozenset({errno.ETIMEDOUT, errno.EAGAIN})
@@ -189,7 +189,7 @@ class UsrbioRing:
         self._submitted += self._prepared
         self._prepared = 0
 
-    def wait(self, least: int, deadline: float) -> list[Ended]:
+    def wait(self, least: int, deadline: float) -> list[Completion]:
         """Return what has ended; see `Ring`."""
         # Without a submit, what was prepared need not ever end.
         least = min(least, self._submitted)
@@ -204,7 +204,7 @@ class UsrbioRing:
             if error.errno in _TIMED_OUT or time.monotonic() >= deadline:
                 return []
             raise
-        ended = [Ended(int(each.userdata), int(each.result)) for each in done]
+        ended = [Completion(int(each.userdata), int(each.result)) for each in done]
         # What was only prepared may have begun, and ended, as well.
         early = max(0, len(ended) - self._submitted)
         self._submitted -= len(ended) - early

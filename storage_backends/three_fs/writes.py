@@ -31,7 +31,7 @@ from ..thread_calls import Stop
 from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, place_of
 from .index import IndexCalls, LateError
-from .reads import Found, SlotReads, may_be
+from .reads import PlacedRead, SlotReads, may_be
 from .sizes import slot_bytes_for
 from .transfers import Extent, Moved, Transfers
 
@@ -179,7 +179,9 @@ class SlotWrites:
             return instead
         theirs = _whole(new.shape, entry.present)
         payload = memoryview(bytearray(entry.length))
-        (outcome,) = self._reads.fetch([Found(Read(new.name, (payload,), theirs), entry)], stop)
+        (outcome,) = self._reads.fetch(
+            [PlacedRead(Read(new.name, (payload,), theirs), entry)], stop
+        )
         match outcome:
             case ReadOutcome.OK:
                 shape = new.shape.with_columns(entry.present)

@@ -27,7 +27,7 @@ from lockstep.coordinator.lanes import (
     NO_ANSWER,
     SEAT_LANES,
     BallotShape,
-    Layout,
+    LaneLayout,
     Voter,
 )
 from lockstep.coordinator.operation import Phase, Queue
@@ -37,7 +37,7 @@ from lockstep.simulation.schedule import run_schedule
 
 SHAPE = BallotShape(world_size=3, seats=4)
 RANK = 1
-LAYOUT = Layout(epoch=1, round=1, state_digest=0, seats=Seats(SHAPE.seats).freeze())
+LAYOUT = LaneLayout(epoch=1, round=1, state_digest=0, seats=Seats(SHAPE.seats).freeze())
 OPERATIONS = st.integers(1, 8)
 PAGES = st.integers(0, 9)
 
@@ -270,7 +270,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         given: list[Vector] = []
         fill = Ballot.fill
 
-        def watched(ballot: Ballot, layout: Layout, voter: Voter) -> Vector:
+        def watched(ballot: Ballot, layout: LaneLayout, voter: Voter) -> Vector:
             given.append(fill(ballot, layout, voter))
             return given[0]
 

@@ -19,7 +19,7 @@ from lockstep.coordinator.lanes import (
     SEATS_AT,
     TIME,
     BallotShape,
-    Layout,
+    LaneLayout,
     Voter,
 )
 from lockstep.coordinator.operation import Phase, Queue
@@ -37,8 +37,8 @@ vectors = st.lists(
 ).map(lambda lanes: np.array(lanes, dtype=np.int64))
 
 
-def layout(seats: SeatTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 99) -> Layout:
-    return Layout(epoch=epoch, round=17, state_digest=state_digest, seats=seats)
+def layout(seats: SeatTable = NO_SEATS, *, epoch: int = 1, state_digest: int = 99) -> LaneLayout:
+    return LaneLayout(epoch=epoch, round=17, state_digest=state_digest, seats=seats)
 
 
 @given(phases=st.lists(votable, max_size=3), left=st.sets(st.integers(0, 2)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Ballot, Capped, Ended, Expired, Landed
 from lockstep.coordinator.fold import fold
-from lockstep.coordinator.lanes import BallotShape, Layout, Voter
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.operation import Phase, Queue
 from lockstep.coordinator.seats import UNBOUNDED, Seat, Seats
 from lockstep.coordinator.verdict import (
@@ -47,7 +47,7 @@ class Group:
     def vote(self, *, times_ms: Sequence[int] | None = None) -> Verdict:
         """Fill each rank's ballot, fold, and read."""
         self.rounds += 1
-        layout = Layout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
+        layout = LaneLayout(epoch=1, round=self.rounds, state_digest=1, seats=self.seats.freeze())
         vectors = [
             ballot.fill(layout, Voter(healthy=True, time_ms=times_ms[rank] if times_ms else 0))
             for rank, ballot in enumerate(self.ballots)
@@ -291,7 +291,7 @@ def test_agreed_time_is_the_slowest_clock(times_ms: list[int]) -> None:
 @given(healthy=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_one_rank_that_cannot_go_on_is_named(healthy: list[bool]) -> None:
     shape = BallotShape(world_size=len(healthy), seats=0)
-    layout = Layout(epoch=1, round=1, state_digest=0, seats=Seats(0).freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=0, seats=Seats(0).freeze())
     folded = fold(
         [
             Ballot(shape, rank).fill(layout, Voter(healthy=well, time_ms=0))
@@ -309,7 +309,7 @@ def test_a_verdict_is_data_of_its_own_and_keeps_no_view_of_the_vector() -> None:
     seats, ballot, verdicts = Seats(1), Ballot(shape, 0), Verdicts(shape)
     ballot.seat(3, seats.take(3, Phase.QUERY), Phase.QUERY)
     ballot.note(Answered(3, 5))
-    layout = Layout(epoch=1, round=1, state_digest=0, seats=seats.freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=0, seats=seats.freeze())
     vector = ballot.fill(layout, Voter(healthy=True, time_ms=7))
     kept = vector.copy()
     verdict = verdicts.read(layout, vector)

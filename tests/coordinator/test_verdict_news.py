@@ -6,7 +6,7 @@ from operator import attrgetter
 import pytest
 
 from lockstep.coordinator.collective import Vector
-from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, Layout
+from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, LaneLayout
 from lockstep.coordinator.seats import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts
 from lockstep.ranks.rank_cache import RankCache
@@ -32,7 +32,7 @@ def run(
         close_round(self)
         history.append((self.rank, self.replica.digest, state_digest(self.replica)))
 
-    def read_and_count(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
+    def read_and_count(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
         verdict = read(self, layout, folded)
         named.append(len(verdict.seats))
         return verdict
@@ -47,7 +47,7 @@ def name_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every verdict be read as if it were the first, and name every seat that is taken."""
     read = Verdicts.read
 
-    def read_everything(self: Verdicts, layout: Layout, folded: Vector) -> Verdict:
+    def read_everything(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
         rows = layout.seats.rows.tolist()
         Verdicts.__init__(self, BallotShape(world_size=RANKS, seats=len(rows)))
         verdict = read(self, layout, folded)

@@ -9,7 +9,7 @@ from lockstep.simulation.epoch import SOUND_BUILD, Build, make_executor
 from lockstep.simulation.models import LLAMA
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.executor import SimulatedExecutor
-from lockstep.simulation.rank.memory import Memory, Store
+from lockstep.simulation.rank.memory import SimulatedStore, SymbolicMemory
 from lockstep.simulation.schedule import run_schedule
 from lockstep.simulation.world import REPLICA
 
@@ -50,7 +50,9 @@ def violations(
 def making(kind: type[SimulatedExecutor], *, every_rank: bool = False) -> Build:
     """Make executors of a broken kind, and a sound one for rank 0 unless `every_rank` is broken."""
 
-    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+    def make(
+        conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
+    ) -> SimulatedExecutor:
         broken = conditions.rank or every_rank
         used = kind if broken else SimulatedExecutor
         return make_executor(conditions, memory, store, kind=used)

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.launch.outcome import conclude, table_of
 from lockstep.launch.report import check_that_writable, make_report, shown_settings
 from lockstep.launch.settings import ReplaySettings
-from lockstep.small_engine.counts import Counts, PoolCounts
+from lockstep.small_engine.counts import PoolCounts, ReplayCounts
 from tests.kit.launch.rank_results import result
 
 
@@ -46,14 +46,14 @@ def test_failed_operations_are_told_with_where_the_reason_stands_and_are_no_faul
 @pytest.mark.parametrize(
     ("counts", "status"),
     [
-        (Counts(requests=2), 0),
-        (Counts(requests=1, refused=1), 5),
-        (Counts(refused=1), 5),
-        (Counts(requests=1, refused=1, pools={"kv": PoolCounts(pages_corrupt=1)}), 1),
+        (ReplayCounts(requests=2), 0),
+        (ReplayCounts(requests=1, refused=1), 5),
+        (ReplayCounts(refused=1), 5),
+        (ReplayCounts(requests=1, refused=1, pools={"kv": PoolCounts(pages_corrupt=1)}), 1),
     ],
 )
 def test_the_status_tells_requests_that_were_refused_from_wrong_pages(
-    counts: Counts, status: int
+    counts: ReplayCounts, status: int
 ) -> None:
     report = make_report(ReplaySettings(ranks=1), [result(counts=counts)])
 
@@ -95,7 +95,7 @@ def test_the_table_says_what_its_times_are_and_keeps_each_label_on_one_line() ->
 def test_of_an_interrupted_replay_only_wrong_pages_are_faults(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = Counts(pools={"kv": PoolCounts(pages_corrupt=3)})
+    wrong = ReplayCounts(pools={"kv": PoolCounts(pages_corrupt=3)})
     results = [result(counts=wrong, operations_left=4), result(digest=0x5678)]
 
     report = make_report(ReplaySettings(), results, interrupted=True)

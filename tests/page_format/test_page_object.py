@@ -12,7 +12,7 @@ from lockstep.page_format.page_object import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
-    Finding,
+    HeaderFinding,
     PartHashes,
     Statement,
     check_header,
@@ -65,8 +65,10 @@ def test_a_header_is_a_block_and_sound() -> None:
     buffer = bytearray(len(PAYLOAD))
 
     assert len(HEADER) == HEADER_BYTES == 4096
-    assert check_header(HEADER, DIGEST, SHAPE) is Finding.SOUND
-    assert take_parts(memoryview(PAYLOAD), HEADER, [memoryview(buffer)], SHAPE) is Finding.SOUND
+    assert check_header(HEADER, DIGEST, SHAPE) is HeaderFinding.SOUND
+    assert (
+        take_parts(memoryview(PAYLOAD), HEADER, [memoryview(buffer)], SHAPE) is HeaderFinding.SOUND
+    )
     assert buffer == PAYLOAD
 
 
@@ -107,32 +109,32 @@ def test_a_header_says_which_optional_columns_the_payload_has() -> None:
 @pytest.mark.parametrize(
     ("written", "asked", "finding"),
     [
-        ((0, 1), (0, 1), Finding.SOUND),
-        ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), Finding.SOUND),
-        ((0, 1, 2), (0, 1), Finding.SOUND),
-        ((0, 1, 2, 3, 4), (1, 4), Finding.SOUND),
-        ((0, 1), (2,), Finding.LACKING),
-        ((0, 1, 2), (0, 3), Finding.LACKING),
+        ((0, 1), (0, 1), HeaderFinding.SOUND),
+        ((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), HeaderFinding.SOUND),
+        ((0, 1, 2), (0, 1), HeaderFinding.SOUND),
+        ((0, 1, 2, 3, 4), (1, 4), HeaderFinding.SOUND),
+        ((0, 1), (2,), HeaderFinding.LACKING),
+        ((0, 1, 2), (0, 3), HeaderFinding.LACKING),
     ],
 )
 def test_a_header_with_other_columns_than_were_asked_for_is_told_apart(
-    written: tuple[int, ...], asked: tuple[int, ...], finding: Finding
+    written: tuple[int, ...], asked: tuple[int, ...], finding: HeaderFinding
 ) -> None:
     shape = ObjectShape(SHAPE.parts, asked)
     header = memoryview(encoded(ObjectShape(SHAPE.parts, written)))[:HEADER_BYTES]
     length = sum(SHAPE.parts[number].nbytes for number in written)
 
     assert check_header(header, DIGEST, shape) is finding
-    assert check_header(header, bytes(32), shape) is Finding.NAME
+    assert check_header(header, bytes(32), shape) is HeaderFinding.NAME
     longer = changed(16, (length + 1).to_bytes(8, "little"), header)
-    assert check_header(longer, DIGEST, shape) is Finding.LENGTH
+    assert check_header(longer, DIGEST, shape) is HeaderFinding.LENGTH
 
 
 def test_a_header_with_bits_of_columns_that_the_layout_does_not_have_is_refused() -> None:
     header = memoryview(encoded(FULL))[:HEADER_BYTES]
 
     fewer = ObjectShape(SHAPE.parts[:3], (0, 1))
-    assert check_header(header, DIGEST, fewer) is Finding.HEADER
+    assert check_header(header, DIGEST, fewer) is HeaderFinding.HEADER
 
 
 @pytest.mark.parametrize("shape", [SHAPE, FULL], ids=["the very object", "part of it"])
@@ -141,45 +143,45 @@ def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
     for bit in range(8 * HEADER_BYTES):
         header[bit // 8] ^= 1 << (bit % 8)
         assert check_header(memoryview(header), DIGEST, shape) not in (
-            Finding.SOUND,
-            Finding.LACKING,
+            HeaderFinding.SOUND,
+            HeaderFinding.LACKING,
         ), bit
-        assert isinstance(read_statement(memoryview(header)), Finding)
+        assert isinstance(read_statement(memoryview(header)), HeaderFinding)
         header[bit // 8] ^= 1 << (bit % 8)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 66, 584, 1304, 2048, HEADER_BYTES - 1])
 def test_a_header_cut_anywhere_is_short(length: int) -> None:
-    assert check_header(HEADER[:length], DIGEST, SHAPE) is Finding.SHORT
-    assert read_statement(HEADER[:length]) is Finding.SHORT
-    assert check_object(HEADER[:length]) is Finding.SHORT
+    assert check_header(HEADER[:length], DIGEST, SHAPE) is HeaderFinding.SHORT
+    assert read_statement(HEADER[:length]) is HeaderFinding.SHORT
+    assert check_object(HEADER[:length]) is HeaderFinding.SHORT
 
 
 def test_a_header_of_another_name_or_length_is_told_apart() -> None:
-    assert check_header(HEADER, bytes(32), SHAPE) is Finding.NAME
+    assert check_header(HEADER, bytes(32), SHAPE) is HeaderFinding.NAME
     longer = ObjectShape((Part(1000), Part(281), *SHAPE.parts[2:]), (0, 1))
     divided = ObjectShape((Part(1001), Part(279), *SHAPE.parts[2:]), (0, 1))
     for other in (longer, divided, ObjectShape.whole(1280)):
-        assert check_header(HEADER, DIGEST, other) is Finding.LENGTH
+        assert check_header(HEADER, DIGEST, other) is HeaderFinding.LENGTH
     table = SHAPE.plan(0).table
     huge = encode_header(NAME, DIGEST, 0, Plan((1 << 64) - 1, table, ()), bytes(32))
-    assert check_header(memoryview(huge), DIGEST, SHAPE) is Finding.LENGTH
+    assert check_header(memoryview(huge), DIGEST, SHAPE) is HeaderFinding.LENGTH
 
 
 @pytest.mark.parametrize(
     ("offset", "content", "finding"),
     [
-        (0, b"M", Finding.MAGIC),
-        (8, b"\1", Finding.VERSION),
-        (8, b"\3", Finding.VERSION),
-        (10, (PARTS_MAX + 1).to_bytes(2, "little"), Finding.HEADER),
-        (12, (4096 * 2).to_bytes(4, "little"), Finding.HEADER),
-        (24, bytes([0b100]), Finding.HEADER),
-        (4000, b"x", Finding.SOUND),
+        (0, b"M", HeaderFinding.MAGIC),
+        (8, b"\1", HeaderFinding.VERSION),
+        (8, b"\3", HeaderFinding.VERSION),
+        (10, (PARTS_MAX + 1).to_bytes(2, "little"), HeaderFinding.HEADER),
+        (12, (4096 * 2).to_bytes(4, "little"), HeaderFinding.HEADER),
+        (24, bytes([0b100]), HeaderFinding.HEADER),
+        (4000, b"x", HeaderFinding.SOUND),
     ],
 )
 def test_a_header_of_another_version_or_with_impossible_fields_is_refused(
-    offset: int, content: bytes, finding: Finding
+    offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
     """What is reserved is for later versions that this one can read."""
     assert check_header(changed(offset, content), DIGEST, SHAPE) is finding
@@ -202,23 +204,23 @@ def test_a_statement_is_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("offset", "content", "finding"),
     [
-        (66, b"z", Finding.NAME),
-        (66, b"/", Finding.NAME),
-        (66, b"\xff", Finding.NAME),
-        (64, b"\1", Finding.NAME),
-        (64, (519).to_bytes(2, "little"), Finding.HEADER),
-        (10, b"\0", Finding.LENGTH),
-        (10, b"\1", Finding.LENGTH),
-        (10, b"\3", Finding.LENGTH),
-        (16, b"\1", Finding.LENGTH),
-        (584, b"\0", Finding.LENGTH),
-        (592, b"\0", Finding.LENGTH),
-        (592, b"\x80", Finding.LENGTH),
-        (593, b"\x7f", Finding.LENGTH),
+        (66, b"z", HeaderFinding.NAME),
+        (66, b"/", HeaderFinding.NAME),
+        (66, b"\xff", HeaderFinding.NAME),
+        (64, b"\1", HeaderFinding.NAME),
+        (64, (519).to_bytes(2, "little"), HeaderFinding.HEADER),
+        (10, b"\0", HeaderFinding.LENGTH),
+        (10, b"\1", HeaderFinding.LENGTH),
+        (10, b"\3", HeaderFinding.LENGTH),
+        (16, b"\1", HeaderFinding.LENGTH),
+        (584, b"\0", HeaderFinding.LENGTH),
+        (592, b"\0", HeaderFinding.LENGTH),
+        (592, b"\x80", HeaderFinding.LENGTH),
+        (593, b"\x7f", HeaderFinding.LENGTH),
     ],
 )
 def test_a_header_that_does_not_make_sense_states_nothing(
-    offset: int, content: bytes, finding: Finding
+    offset: int, content: bytes, finding: HeaderFinding
 ) -> None:
     """Whoever wrote it has made its checksum right."""
     assert read_statement(changed(offset, content)) is finding
@@ -228,10 +230,10 @@ def test_any_flipped_bit_of_an_object_and_any_other_length_is_found() -> None:
     raw = bytearray(encoded(FULL))
     for bit in [*range(8 * HEADER_BYTES, 8 * len(raw), 37), 8 * len(raw) - 1]:
         raw[bit // 8] ^= 1 << (bit % 8)
-        assert check_object(memoryview(raw)) is Finding.PAYLOAD
+        assert check_object(memoryview(raw)) is HeaderFinding.PAYLOAD
         raw[bit // 8] ^= 1 << (bit % 8)
-    assert check_object(memoryview(raw[:-1])) is Finding.SHORT
-    assert check_object(memoryview(raw + b"x")) is Finding.LONG
+    assert check_object(memoryview(raw[:-1])) is HeaderFinding.SHORT
+    assert check_object(memoryview(raw + b"x")) is HeaderFinding.LONG
     assert isinstance(check_object(memoryview(raw)), Statement)
 
 
@@ -248,11 +250,11 @@ def test_parts_are_taken_out_of_a_payload_and_only_they_are_checked() -> None:
         finding = take_parts(memoryview(payload), header, buffers, wanted)
 
         if 1000 <= at < 1280 or 1380 <= at < 1480:
-            assert finding is Finding.PAYLOAD
+            assert finding is HeaderFinding.PAYLOAD
         else:
-            assert finding is Finding.SOUND
+            assert finding is HeaderFinding.SOUND
             assert b"".join(buffers) == content[1000:1280] + content[1380:1480]
-    for length, finding in ((-1, Finding.SHORT), (1, Finding.LONG)):
+    for length, finding in ((-1, HeaderFinding.SHORT), (1, HeaderFinding.LONG)):
         payload = bytearray(content)
         payload = payload[:length] if length < 0 else payload + b"x"
         buffers = [memoryview(bytearray(wanted.nbytes))]

@@ -22,7 +22,7 @@ from lockstep.ranks.orders import (
     Direction,
     Fence,
     LookUp,
-    Persist,
+    Put,
 )
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import HOST
@@ -227,7 +227,7 @@ def persisted(ranks: HostRanksInTurn, name: str, first: int = 0) -> set[bytes]:
     ranks.every(lambda cache: cache.back_up(name, PROMPT[first:], range(4)))
     ranks.every(lambda cache: cache.begin_backups())
     ranks.obey()
-    orders = [order for executor in ranks.executors for order in executor.given(Persist)]
+    orders = [order for executor in ranks.executors for order in executor.given(Put)]
     ranks.settle()
     return {key for order in orders for each in order.transfers for key in each.keys}
 

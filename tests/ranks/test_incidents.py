@@ -22,7 +22,7 @@ from lockstep.ranks.orders import (
     CopyTransfer,
     Fetch,
     LookUp,
-    Persist,
+    Put,
 )
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
@@ -135,7 +135,7 @@ def test_no_order_has_an_array_of_pages_that_the_tree_or_an_operation_owns() -> 
     ranks.every(lambda cache: cache.insert("a", END))
     (backup,) = ranks.executors[0].given(CopyToHost)
     ranks.obey()
-    (persist,) = ranks.executors[0].given(Persist)
+    (persist,) = ranks.executors[0].given(Put)
 
     runs = [each for copy in backup.transfers for each in (copy.sources, copy.destinations)]
     runs += [each.pages for each in persist.transfers]

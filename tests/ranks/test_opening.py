@@ -14,7 +14,7 @@ from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.launch.settings import ReplaySettings
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Put
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.ranks.executor_parts import hashed_keys, waited
 
@@ -240,7 +240,7 @@ def test_a_replicated_page_is_written_once_to_each_store(
     caches = [each.result() for each in open_on([replace(LATENT, store=uri)] * 2)]
     opened = [each.executor for each in caches if isinstance(each.executor, RankExecutor)]
     claims = [executor.storage_counters().writes_ok for executor in opened]
-    order = Persist(1, (ObjectTransfer(KV_POOL, hashed_keys(64), (0,) * 64),), 600.0)
+    order = Put(1, (ObjectTransfer(KV_POOL, hashed_keys(64), (0,) * 64),), 600.0)
 
     for executor in opened:
         executor.carry_out([order])

@@ -25,7 +25,7 @@ from lockstep.coordinator.lanes import (
     PROPOSAL,
     READINESS,
     BallotShape,
-    Layout,
+    LaneLayout,
     Voter,
 )
 from lockstep.coordinator.proposal import (
@@ -48,7 +48,7 @@ from lockstep.ranks.orders import (
     Fetch,
     LookUp,
     Order,
-    Persist,
+    Put,
 )
 from lockstep.ranks.replica.attaching import StoreState
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
@@ -63,7 +63,7 @@ OrderT = TypeVar("OrderT", bound=Order)
 def voted(*staged: Staged) -> Proposed | None:
     """Return what all ranks read where each has staged something."""
     shape = BallotShape(world_size=len(staged), seats=1)
-    layout = Layout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
     vectors = [
         Ballot(shape, rank).fill(layout, Voter(healthy=True, time_ms=0, staged=each))
         for rank, each in enumerate(staged)
@@ -109,7 +109,7 @@ def test_a_digest_names_the_change_and_fits_its_lanes(change: Change, store: str
 def test_a_round_is_as_long_whatever_is_staged() -> None:
     """Rule R1: proposals have three lanes in the header, and none of their own."""
     shape = BallotShape(world_size=2, seats=1)
-    layout = Layout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
+    layout = LaneLayout(epoch=1, round=1, state_digest=1, seats=Seats(1).freeze())
 
     def lanes(staged: Staged) -> np.ndarray:
         return Ballot(shape, 0).fill(layout, Voter(healthy=True, time_ms=0, staged=staged))
@@ -353,7 +353,7 @@ class Busy:
         ranks.publish("writer", prompt(2, start=500))
         (copy,) = taken(ranks, CopyToHost)
         self.both(Ended(copy.operation, ok=True))
-        self.persist = taken(ranks, Persist)[0].operation
+        self.persist = taken(ranks, Put)[0].operation
         ranks.every(lambda cache: cache.prefetch("reader", prompt(8)))
         self.fetch = taken(ranks, LookUp)[0].operation
         self.both(Answered(self.fetch, 8))
@@ -487,7 +487,7 @@ def persisted(ranks: RanksInTurn, name: str, pages: int) -> int:
     ranks.publish(name, prompt(pages))
     for _ in range(4):
         ranks.obey()
-        orders = ranks.executors[0].given(Persist)
+        orders = ranks.executors[0].given(Put)
         if orders:
             ranks.settle()
             return sum(len(each.keys) for order in orders for each in order.transfers)

@@ -16,7 +16,7 @@ from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.epoch import Build
-from lockstep.simulation.explore import Report, explore
+from lockstep.simulation.explore import ExplorationReport, explore
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.schedule import run_schedule
 from lockstep.simulation.world import ENGINE, REPLICA
@@ -32,12 +32,12 @@ from tests.kit.planted_bugs import assert_found, making, violations
         pytest.param((1, range(400, 414)), id="depth 1, more seeds", marks=pytest.mark.slow),
     ],
 )
-def report(request: pytest.FixtureRequest) -> Report:
+def report(request: pytest.FixtureRequest) -> ExplorationReport:
     depth, seeds = request.param
     return explore(seeds, ranks=2, steps=100, faults="crash", depth=depth, processes=1)
 
 
-def test_no_schedule_in_which_stores_come_and_go_has_a_violation(report: Report) -> None:
+def test_no_schedule_in_which_stores_come_and_go_has_a_violation(report: ExplorationReport) -> None:
     """Rule R14: all ranks have the same store after every step, and every proposal ends."""
     assert not report["violations"], "\n".join(each["replay"] for each in report["violations"])
     assert report["l1"].keys() == {REPLICA, ENGINE}

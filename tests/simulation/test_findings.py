@@ -7,7 +7,7 @@ from lockstep.ranks.replica.attaching import StoreState
 from lockstep.simulation.checkers.findings import answers, group, pages, storage, transfers
 from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN
-from lockstep.simulation.rank.memory import Store
+from lockstep.simulation.rank.memory import SimulatedStore
 from lockstep.simulation.rank.stores import OTHER_STORE, OpenStore
 
 JARGON = (
@@ -29,7 +29,7 @@ def crashed(error: Exception) -> Finding:
 SAID: tuple[tuple[Finding, str], ...] = (
     (answers.OtherAnswer("match", "4", 1, "8"), "Ranks 0 and 1 gave different answers"),
     (answers.ImpossibleAnswer("a match", "of 4 tokens finds 8"), "gave a match an answer that"),
-    (answers.Forgotten(8, "were pinned", 4), "8 tokens were pinned, and 4 of them are left"),
+    (answers.NotKept(8, "were pinned", 4), "8 tokens were pinned, and 4 of them are left"),
     (answers.WrongHit("r1", 0, 8, 8, "right after a reset"), "right after a reset"),
     (answers.NotRefused(1, "half a token"), "makes no sense (half a token)"),
     (answers.RefusedAndChanged(1, "half a token"), "changed something all the same"),
@@ -124,7 +124,7 @@ def test_every_kind_of_finding_is_said_above() -> None:
 @pytest.mark.parametrize("who", ["a lookup", "a read", "a write", "a transfer"])
 def test_whoever_uses_a_store_that_was_closed_is_named(who: str) -> None:
     found: list[Finding] = []
-    store = OpenStore(OTHER_STORE, Store({}), found.append, rank=3)
+    store = OpenStore(OTHER_STORE, SimulatedStore({}), found.append, rank=3)
     store.closed = True
     store.touch(who)
 

@@ -41,7 +41,7 @@ from lockstep.simulation.epoch import Build, make_executor
 from lockstep.simulation.models import LLAMA
 from lockstep.simulation.rank.conditions import Conditions, Page
 from lockstep.simulation.rank.executor import SimulatedExecutor
-from lockstep.simulation.rank.memory import Memory, Store
+from lockstep.simulation.rank.memory import SimulatedStore, SymbolicMemory
 from lockstep.simulation.schedule import Schedule
 from lockstep.simulation.world import ENGINE, REPLICA, draw_world
 from tests.kit.planted_bugs import SEEDS_MAX, assert_found, making, seeds_from, violations
@@ -158,7 +158,9 @@ def test_a_rank_that_reads_the_shards_of_another_is_found() -> None:
         def _read_object(self, page: Page) -> int | None:
             return SimulatedExecutor._read_object(made[-2], page)
 
-    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+    def make(
+        conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
+    ) -> SimulatedExecutor:
         kind = ReadsOfRank0 if conditions.rank else SimulatedExecutor
         made.append(make_executor(conditions, memory, store, kind=kind))
         return made[-1]
@@ -174,7 +176,9 @@ def test_a_rank_that_writes_what_another_has_is_found() -> None:
     """Both write to the place of rank 0, as when the rank is missing from an object's name."""
     made: list[SimulatedExecutor] = []
 
-    def make(conditions: Conditions, memory: Memory, store: Store) -> SimulatedExecutor:
+    def make(
+        conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
+    ) -> SimulatedExecutor:
         made.append(make_executor(conditions, memory, store))
         if conditions.rank:
             made[-1].stores.used = made[-2].stores.used

@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.coordinator.ballot import Landed
 from lockstep.ranks.orders import KV_POOL, Fetch, Fork, Order
-from lockstep.ranks.replica.tree.components.recurrent import Recurrent
-from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindow
+from lockstep.ranks.replica.tree.components.recurrent import RecurrentComponent
+from lockstep.ranks.replica.tree.components.sliding_window import SlidingWindowComponent
 from lockstep.ranks.replica.tree.pages import PageRun
 from lockstep.simulation.rank.conditions import Page
 from lockstep.simulation.rank.executor import SimulatedExecutor
@@ -23,22 +23,24 @@ WINDOW = "window"
 def test_a_window_that_is_a_page_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its layers would read a page that holds another request's tokens by then."""
 
-    def needed_from(self: SlidingWindow, end: int) -> int:
+    def needed_from(self: SlidingWindowComponent, end: int) -> int:
         assert self.span is not None
         return max(0, min(end, end - self.span + 1))
 
-    monkeypatch.setattr(SlidingWindow, "needed_from", needed_from)
+    monkeypatch.setattr(SlidingWindowComponent, "needed_from", needed_from)
     assert_found(violations(profile=GEMMA), "page table of pool 'window'")
 
 
 def test_a_state_that_stays_with_the_wrong_half_of_a_split_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def split(self: Recurrent, run: PageRun, pages: int) -> tuple[PageRun | None, PageRun | None]:
+    def split(
+        self: RecurrentComponent, run: PageRun, pages: int
+    ) -> tuple[PageRun | None, PageRun | None]:
         del self, pages
         return run, None
 
-    monkeypatch.setattr(Recurrent, "split", split)
+    monkeypatch.setattr(RecurrentComponent, "split", split)
     assert_found(violations(profile=QWEN_NEXT), "the tree offers device state page")
 
 

@@ -19,7 +19,7 @@ from lockstep.ranks.replica.tree.pages import PageRun
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.simulation.epoch import Build, make_executor
-from lockstep.simulation.rank.conditions import Work
+from lockstep.simulation.rank.conditions import OrderWork
 from lockstep.simulation.rank.copies import Copies
 from lockstep.simulation.rank.executor import SimulatedExecutor
 from lockstep.simulation.world import ENGINE
@@ -145,7 +145,7 @@ class _Unfenced(SimulatedExecutor):
 class _Quarantines(SimulatedExecutor):
     """Takes pages of an engine for such as can be kept out of use: a copy that hangs ends no epoch."""
 
-    def _give_up(self, work: Work) -> None:
+    def _give_up(self, work: OrderWork) -> None:
         self.conditions.give_up_quiet(work)
 
 

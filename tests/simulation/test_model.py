@@ -12,7 +12,7 @@ from lockstep.simulation.contents import Contents
 from lockstep.simulation.engine.every_rank import NO_PAGE, every_rank
 from lockstep.simulation.engine.model import Model
 from lockstep.simulation.engine.request import EngineRequest
-from lockstep.simulation.rank.memory import Memory
+from lockstep.simulation.rank.memory import SymbolicMemory
 
 PAGE_TOKENS = 4
 WINDOW_TOKENS = 6
@@ -41,7 +41,7 @@ class Served:
         )
         self.findings: list[Finding] = []
         self.contents = Contents()
-        self.memory = Memory(config.pool_sizes(), self.findings.append)
+        self.memory = SymbolicMemory(config.pool_sizes(), self.findings.append)
         self.model = Model(config, self.contents)
         self.model.begin_epoch(every_rank([self.memory]))
         self.request = EngineRequest("r", "", TOKENS, prompt=20, room=20)

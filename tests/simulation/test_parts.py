@@ -27,7 +27,7 @@ from lockstep.ranks.orders import (
     LookUp,
     Need,
     ObjectTransfer,
-    Persist,
+    Put,
 )
 from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.checkers.findings.pages import (
@@ -39,14 +39,14 @@ from lockstep.simulation.checkers.findings.pages import (
     WrongPage,
 )
 from lockstep.simulation.checkers.findings.transfers import BadOrder
-from lockstep.simulation.clock import Clock, RankClock
+from lockstep.simulation.clock import RankClock, VirtualClock
 from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN, Contents
 from lockstep.simulation.engine.prompts import Prompts
 from lockstep.simulation.epoch import make_executor
-from lockstep.simulation.faults import Fault, FaultPlan, FaultSource
+from lockstep.simulation.faults import FaultSource, Mishap, Mishaps
 from lockstep.simulation.rank.conditions import Conditions
 from lockstep.simulation.rank.executor import SimulatedExecutor
-from lockstep.simulation.rank.memory import Memory, Slots, Store
+from lockstep.simulation.rank.memory import SimulatedStore, Slots, SymbolicMemory
 from lockstep.simulation.world import draw_world
 
 KEYS = (b"a", b"b", b"c")
@@ -56,19 +56,19 @@ WINDOW_POOL, STATE_POOL = "window", "state"
 class Rank:
     """One executor alone, with three objects in its store and nothing in its memory."""
 
-    def __init__(self, rates: Mapping[Fault, float] | None = None, seed: int = 1) -> None:
-        self.clock = Clock()
+    def __init__(self, rates: Mapping[Mishap, float] | None = None, seed: int = 1) -> None:
+        self.clock = VirtualClock()
         self.findings: list[Finding] = []
-        self.memory = Memory(
+        self.memory = SymbolicMemory(
             {KV_POOL: (4, 4), WINDOW_POOL: (4, 4), STATE_POOL: (3, 3)}, self.findings.append
         )
         self.device = self.memory.device[KV_POOL]
         self.host = self.memory.host[KV_POOL]
-        self.store = Store({})
+        self.store = SimulatedStore({})
         for content, key in enumerate(KEYS, start=1):
             self.store.write(KV_POOL, key, content)
         world = draw_world(seed, ranks=1, steps=100, faults="calm", depth=0)
-        plan = FaultPlan(
+        plan = Mishaps(
             rates=rates or {},
             paces=(1.0,),
             skews_ms=(0,),
@@ -96,7 +96,7 @@ def fetch(*pages: int, timeout_s: float = 1.0) -> Fetch:
 
 
 def test_events_of_one_instant_happen_in_the_order_in_which_they_were_planned() -> None:
-    clock, seen = Clock(), list[str]()
+    clock, seen = VirtualClock(), list[str]()
     clock.after(20, lambda: seen.append("late"))
     clock.after(10, lambda: seen.append("first"))
     clock.after(10, lambda: seen.append("second"))
@@ -111,7 +111,7 @@ def test_events_of_one_instant_happen_in_the_order_in_which_they_were_planned() 
 
 
 def test_the_clock_of_a_rank_leaps_and_stands_still_and_never_goes_back() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     rank_clock = RankClock(clock, ahead_ms=5)
     clock.advance(10_000)
     seen = [rank_clock.now_ms()]
@@ -128,7 +128,7 @@ def test_the_clock_of_a_rank_leaps_and_stands_still_and_never_goes_back() -> Non
 
 
 def test_a_clock_that_stands_still_twice_at_a_time_loses_both() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     rank_clock = RankClock(clock, ahead_ms=0)
 
     rank_clock.stand_still(20)
@@ -186,7 +186,7 @@ def test_a_model_that_computes_over_a_transfer_or_over_another_page_is_found() -
 
 def test_a_key_means_one_prefix_on_every_rank_and_the_first_writer_wins() -> None:
     meanings: dict[tuple[str, bytes], int] = {}
-    one, other = Store(meanings), Store(meanings, rank=1)
+    one, other = SimulatedStore(meanings), SimulatedStore(meanings, rank=1)
     seven, eight = 7 + SHARDS, 8 + SHARDS
     assert one.write(KV_POOL, b"k", 7) is None
     assert other.write(KV_POOL, b"k", seven) is None
@@ -299,7 +299,7 @@ def test_a_fork_of_nothing_or_into_a_slot_that_a_copy_reads_is_found() -> None:
 def test_a_hung_read_outlives_its_deadline_and_writes_late_or_never() -> None:
     late = never = 0
     for seed in range(40):
-        rank = Rank({Fault.HUNG_READ: 1.0}, seed)
+        rank = Rank({Mishap.HUNG_READ: 1.0}, seed)
         rank.executor.carry_out([fetch(0, timeout_s=0.1)])
         rank.clock.advance(200_000)
         rank.executor.carry_out([Cancel(1, 0.05)])
@@ -310,7 +310,7 @@ def test_a_hung_read_outlives_its_deadline_and_writes_late_or_never() -> None:
         assert rank.host.claims() == [0]
         assert rank.executor.restless() == {1}
         if Quiesced(1) in rank.after(2_000):
-            late += rank.faults.counts[Fault.LATE_WRITE]
+            late += rank.faults.counts[Mishap.LATE_WRITE]
             assert rank.host.content[0] == 1
         else:
             never += 1
@@ -348,7 +348,7 @@ def test_a_copy_of_a_page_that_holds_nothing_is_found() -> None:
 
 
 def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
-    rank = Rank({Fault.HUNG_COPY: 1.0})
+    rank = Rank({Mishap.HUNG_COPY: 1.0})
     rank.device.content[3] = 9
     rank.executor.carry_out([CopyToHost(1, (CopyTransfer(KV_POOL, (3,), (2,)),), 0.05)])
     assert Ended(1, ok=False) in rank.after(60)
@@ -359,7 +359,7 @@ def test_a_copy_that_hangs_ends_badly_and_falls_quiet_late() -> None:
 def test_a_persist_writes_what_the_page_holds_when_it_is_read() -> None:
     rank = Rank()
     rank.host.content[0] = 4
-    rank.executor.carry_out([Persist(1, (ObjectTransfer(KV_POOL, (b"d",), (0,)),), 1.0)])
+    rank.executor.carry_out([Put(1, (ObjectTransfer(KV_POOL, (b"d",), (0,)),), 1.0)])
     assert rank.after(100) == [Ended(1, ok=True)]
     assert rank.store.read(KV_POOL, b"d") == 4
 
@@ -367,17 +367,17 @@ def test_a_persist_writes_what_the_page_holds_when_it_is_read() -> None:
 def test_a_lookup_is_a_hint_that_may_be_wrong_in_both_directions_or_never_come() -> None:
     look_up = LookUp(1, 0, (Need(KV_POOL, 0, (*KEYS, b"x")),), 1.0)
 
-    def answer(rates: Mapping[Fault, float]) -> list[Progress]:
+    def answer(rates: Mapping[Mishap, float]) -> list[Progress]:
         rank = Rank(rates)
         rank.executor.carry_out([look_up])
         return rank.after(1_100)
 
     assert answer({}) == [Answered(1, 3)]
-    assert answer({Fault.LOOKUP_TOO_MANY: 1.0}) == [Answered(1, 4)]
-    too_few = answer({Fault.LOOKUP_TOO_FEW: 1.0})[0]
+    assert answer({Mishap.LOOKUP_TOO_MANY: 1.0}) == [Answered(1, 4)]
+    too_few = answer({Mishap.LOOKUP_TOO_FEW: 1.0})[0]
     assert isinstance(too_few, Answered)
     assert too_few.pages < 3
-    assert answer({Fault.LOOKUP_SILENT: 1.0}) == [Expired(1)]
+    assert answer({Mishap.LOOKUP_SILENT: 1.0}) == [Expired(1)]
 
 
 def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_of_them_allow() -> None:
@@ -390,7 +390,7 @@ def test_a_lookup_of_several_pools_answers_with_the_lengths_that_all_of_them_all
 
 def test_a_lookup_may_be_wrong_about_any_key_so_that_ranks_differ_within_their_sets() -> None:
     def answer(seed: int) -> tuple[int, ...]:
-        rank = Rank({Fault.LOOKUP_TOO_MANY: 0.5, Fault.LOOKUP_TOO_FEW: 0.5}, seed)
+        rank = Rank({Mishap.LOOKUP_TOO_MANY: 0.5, Mishap.LOOKUP_TOO_FEW: 0.5}, seed)
         rank.store.write(STATE_POOL, b"a", 21)
         rank.store.write(STATE_POOL, b"c", 23)
         rank.executor.carry_out([look_up_states()])
@@ -407,18 +407,18 @@ def look_up_states() -> LookUp:
 
 
 def test_a_key_that_is_not_to_be_asked_for_is_not_there_whatever_a_lookup_gets_wrong() -> None:
-    rank = Rank({Fault.LOOKUP_TOO_MANY: 1.0})
+    rank = Rank({Mishap.LOOKUP_TOO_MANY: 1.0})
     need = Need(STATE_POOL, 0, (b"", b"b", b""), span=1)
     rank.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS), need), 1.0)])
     assert rank.after(500) == [Answered(1, 0, (2,))]
 
 
 def test_a_repeated_report_comes_again_and_a_late_one_later() -> None:
-    repeated = Rank({Fault.REPEATED_REPORT: 1.0})
+    repeated = Rank({Mishap.REPEATED_REPORT: 1.0})
     repeated.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS),), 1.0)])
     assert repeated.after(500) == [Answered(1, 3), Answered(1, 3)]
 
-    late = Rank({Fault.LATE_REPORT: 1.0})
+    late = Rank({Mishap.LATE_REPORT: 1.0})
     late.executor.carry_out([LookUp(1, 0, (Need(KV_POOL, 0, KEYS),), 1.0)])
     assert late.after(500) == [Answered(1, 3)]
 

@@ -13,8 +13,8 @@ import pytest
 
 from lockstep.coordinator.operation import Kind, Outcome
 from lockstep.ranks.config import Recurrent, SlidingWindow
-from lockstep.simulation.explore import Report, explore, print_report
-from lockstep.simulation.faults import FAULT_PROFILES, Fault
+from lockstep.simulation.explore import ExplorationReport, explore, print_report
+from lockstep.simulation.faults import FAULT_PROFILES, Mishap
 from lockstep.simulation.models import LLAMA, MODEL_PROFILES
 from lockstep.simulation.schedule import Schedule, run_schedule
 from lockstep.simulation.world import BOTH, ENGINE, REPLICA, World, draw_world
@@ -40,7 +40,7 @@ MORE = "more seeds"
         ),
     ],
 )
-def report(request: pytest.FixtureRequest) -> Report:
+def report(request: pytest.FixtureRequest) -> ExplorationReport:
     depth, seeds = request.param
     return explore(seeds, ranks=2, steps=100, profile=LLAMA, depth=depth, l1=REPLICA, processes=1)
 
@@ -52,7 +52,7 @@ def report(request: pytest.FixtureRequest) -> Report:
         pytest.param(range(220, 250), id=MORE, marks=pytest.mark.slow),
     ],
 )
-def lent(request: pytest.FixtureRequest) -> Report:
+def lent(request: pytest.FixtureRequest) -> ExplorationReport:
     """Schedules of an engine that owns the device pages, of both depths in turn and all models."""
     seeds: range = request.param
     return explore(seeds, ranks=2, steps=100, l1=ENGINE, processes=1)
@@ -68,32 +68,32 @@ def lent(request: pytest.FixtureRequest) -> Report:
         ),
     ],
 )
-def hybrid(request: pytest.FixtureRequest) -> Report:
+def hybrid(request: pytest.FixtureRequest) -> ExplorationReport:
     """Schedules of a model that has more than full attention, of both depths in turn."""
     profile, seeds = request.param
     return explore(seeds, ranks=2, steps=100, profile=profile, l1=REPLICA, processes=1)
 
 
-def assert_no_violation(report: Report) -> None:
+def assert_no_violation(report: ExplorationReport) -> None:
     assert not report["violations"], "\n".join(
         f"{each['what']}\n  replay: {each['replay']}" for each in report["violations"]
     )
 
 
-def test_no_schedule_has_a_violation(report: Report) -> None:
+def test_no_schedule_has_a_violation(report: ExplorationReport) -> None:
     assert_no_violation(report)
     assert report["steps"] == 100 * report["schedules"]
 
 
-def test_every_step_has_exactly_one_collective(report: Report) -> None:
+def test_every_step_has_exactly_one_collective(report: ExplorationReport) -> None:
     assert report["collectives_per_step_max"] == 1
 
 
-def test_the_schedules_meet_every_kind_of_fault(report: Report) -> None:
-    assert set(report["faults"]) == {fault.value for fault in Fault}
+def test_the_schedules_meet_every_kind_of_fault(report: ExplorationReport) -> None:
+    assert set(report["faults"]) == {fault.value for fault in Mishap}
 
 
-def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Report) -> None:
+def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: ExplorationReport) -> None:
     possible = {
         Kind.PREFETCH: set(Outcome) - {Outcome.FAILED, Outcome.EXPIRED},
         Kind.BACKUP: {Outcome.COMPLETE, Outcome.NO_ROOM, Outcome.FAILED},
@@ -108,7 +108,7 @@ def test_the_schedules_meet_every_kind_of_operation_and_outcome(report: Report) 
     assert expected <= set(report["outcomes"])
 
 
-def test_the_schedules_use_what_every_tier_holds(report: Report) -> None:
+def test_the_schedules_use_what_every_tier_holds(report: ExplorationReport) -> None:
     coverage = report["coverage"]
     for name in (
         "tokens from device",
@@ -127,13 +127,13 @@ def test_the_schedules_use_what_every_tier_holds(report: Report) -> None:
         assert coverage.get(name), f"{name} never happened"
 
 
-def test_no_schedule_of_a_hybrid_model_has_a_violation(hybrid: Report) -> None:
+def test_no_schedule_of_a_hybrid_model_has_a_violation(hybrid: ExplorationReport) -> None:
     assert_no_violation(hybrid)
     assert hybrid["collectives_per_step_max"] == 1
     assert hybrid["l1"] == {REPLICA: hybrid["schedules"]}
 
 
-def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: Report) -> None:
+def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: ExplorationReport) -> None:
     coverage = hybrid["coverage"]
     for name in (
         "tokens from device",
@@ -146,7 +146,7 @@ def test_a_hybrid_model_uses_what_every_tier_holds(hybrid: Report) -> None:
         assert coverage.get(name), f"{name} never happened"
 
 
-def test_a_model_meets_what_only_its_components_have(hybrid: Report) -> None:
+def test_a_model_meets_what_only_its_components_have(hybrid: ExplorationReport) -> None:
     (profile,) = hybrid["profiles"]
     kinds = MODEL_PROFILES[profile]
     coverage = hybrid["coverage"]
@@ -164,13 +164,17 @@ def test_ranks_that_can_restore_different_lengths_find_a_common_one(seeds: range
     assert report["coverage"].get("steps in which ranks look for a common length")
 
 
-def test_no_schedule_of_an_engine_with_pages_of_its_own_has_a_violation(lent: Report) -> None:
+def test_no_schedule_of_an_engine_with_pages_of_its_own_has_a_violation(
+    lent: ExplorationReport,
+) -> None:
     assert_no_violation(lent)
     assert lent["l1"] == {ENGINE: lent["schedules"]}
     assert lent["collectives_per_step_max"] == 1
 
 
-def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent: Report) -> None:
+def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(
+    lent: ExplorationReport,
+) -> None:
     coverage = lent["coverage"]
     for name in (
         "loads",
@@ -212,7 +216,7 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(lent:
 
 def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:
     world = draw_world(7, ranks=2, steps=100, faults="calm", depth=1, l1=ENGINE)
-    faults = replace(world.faults, rates={Fault.HUNG_COPY: 0.3}, group_faults={})
+    faults = replace(world.faults, rates={Mishap.HUNG_COPY: 0.3}, group_faults={})
 
     result = Schedule(replace(world, faults=faults)).run()
 
@@ -308,7 +312,7 @@ def test_another_seed_is_another_schedule() -> None:
 def test_a_calm_schedule_never_fails_what_it_moves(seeds: range) -> None:
     report = explore(seeds, faults="calm", l1=REPLICA, processes=1)
     assert_no_violation(report)
-    assert set(report["faults"]) <= {Fault.RESTART.value}
+    assert set(report["faults"]) <= {Mishap.RESTART.value}
     assert report["coverage"]["tokens from storage"] > 0
     assert "load_back failed" not in report["outcomes"]
     assert "backup failed" not in report["outcomes"]

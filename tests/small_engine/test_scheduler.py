@@ -14,9 +14,9 @@ from lockstep.launch.report import (
     write_report,
 )
 from lockstep.launch.settings import ReplaySettings
-from lockstep.small_engine.counts import Counts, PoolCounts
+from lockstep.small_engine.counts import PoolCounts, ReplayCounts
 from lockstep.small_engine.profiles import PROFILES
-from lockstep.small_engine.request import Request
+from lockstep.small_engine.request import WorkloadRequest
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.rank_results import result
 from tests.kit.launch.replays_in_process import opened, replayed, scheduler
@@ -27,7 +27,7 @@ ROOMY = ReplaySettings(
 )
 
 
-def ideal_hits(requests: Iterator[Request]) -> int:
+def ideal_hits(requests: Iterator[WorkloadRequest]) -> int:
     """Hit tokens of an unbounded cache: whole pages, and never the last token of a prompt."""
     seen: set[bytes] = set()
     hits = 0
@@ -42,7 +42,7 @@ def ideal_hits(requests: Iterator[Request]) -> int:
     return hits
 
 
-def hit_tokens(counts: Counts) -> int:
+def hit_tokens(counts: ReplayCounts) -> int:
     return counts.hit_device_tokens + counts.hit_host_tokens + counts.hit_storage_tokens
 
 
@@ -166,7 +166,9 @@ def test_when_chunks_leave_no_room_to_decode_the_youngest_request_begins_again(
     )
     # Sixteen pages each when they begin to decode, and twenty-two in the end.
     requests = [
-        Request(index=index, prompt_length=1000, output_length=400, hash_ids=(2 * index, 99))
+        WorkloadRequest(
+            index=index, prompt_length=1000, output_length=400, hash_ids=(2 * index, 99)
+        )
         for index in range(3)
     ]
     cache = opened(settings)
@@ -201,9 +203,9 @@ def test_a_second_run_on_the_same_store_hits_what_the_first_persisted(
 def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> None:
     settings = replace(ROOMY, device_pages=40)
     requests = [
-        Request(index=0, prompt_length=200, output_length=4, hash_ids=(1,)),
-        Request(index=1, prompt_length=5000, output_length=4, hash_ids=tuple(range(10))),
-        Request(index=2, prompt_length=200, output_length=4, hash_ids=(1,)),
+        WorkloadRequest(index=0, prompt_length=200, output_length=4, hash_ids=(1,)),
+        WorkloadRequest(index=1, prompt_length=5000, output_length=4, hash_ids=tuple(range(10))),
+        WorkloadRequest(index=2, prompt_length=200, output_length=4, hash_ids=(1,)),
     ]
     cache = opened(settings)
 
@@ -220,13 +222,13 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_not_counted() -> No
 
 def test_a_byte_that_changes_behind_the_caches_back_is_counted_as_a_corrupt_page() -> None:
     settings = ROOMY
-    request = Request(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
+    request = WorkloadRequest(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
     cache = opened(settings)
 
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[WorkloadRequest]:
         yield request
         cache.device_pool.column("v")[1, :, 3] += 1
-        yield Request(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
+        yield WorkloadRequest(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
 
     run = scheduler(settings, cache, requests())
     run.run()
@@ -252,10 +254,10 @@ def test_bytes_that_vanish_from_any_column_of_any_pool_are_counted_as_corrupt_pa
 ) -> None:
     cache = opened(replace(ROOMY, profile=profile))
 
-    def requests() -> Iterator[Request]:
-        yield Request(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
+    def requests() -> Iterator[WorkloadRequest]:
+        yield WorkloadRequest(index=0, prompt_length=640, output_length=1, hash_ids=(1, 2))
         cache.device_pools[pool].column(column).zero_()
-        yield Request(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
+        yield WorkloadRequest(index=1, prompt_length=640, output_length=1, hash_ids=(1, 2))
 
     run = scheduler(replace(ROOMY, profile=profile), cache, requests())
     run.run()
@@ -305,7 +307,7 @@ def test_the_report_takes_equal_counts_once_and_adds_bytes_and_pages(tmp_path: P
 
 def test_corrupt_pages_and_unequal_replicas_are_faults() -> None:
     settings = replace(ROOMY, profile="hybrid-all")
-    corrupt = Counts(
+    corrupt = ReplayCounts(
         pools={"window": PoolCounts(pages_corrupt=2), "state": PoolCounts(pages_corrupt=1)}
     )
 

@@ -11,7 +11,7 @@ from lockstep.errors import ConfigError
 from lockstep.small_engine.request import (
     BLOCK_TOKENS,
     OUTPUT_TOKENS_FROM,
-    Request,
+    WorkloadRequest,
     block_tokens,
     output_tokens,
 )
@@ -41,8 +41,8 @@ def test_a_line_becomes_a_request_and_blank_lines_and_other_fields_are_skipped(
     path = write_lines(tmp_path, json.dumps(GOOD), "", changed(extra=[1], timestamp="?"))
 
     assert list(read_trace(path)) == [
-        Request(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8)),
-        Request(index=1, prompt_length=700, output_length=3, hash_ids=(7, 8)),
+        WorkloadRequest(index=0, prompt_length=700, output_length=3, hash_ids=(7, 8)),
+        WorkloadRequest(index=1, prompt_length=700, output_length=3, hash_ids=(7, 8)),
     ]
 
 

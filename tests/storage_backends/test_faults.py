@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.page_format.page_object import Finding
+from lockstep.page_format.page_object import HeaderFinding
 from lockstep.storage_backends import memory
 from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.file.backend import FileBackend
@@ -68,8 +68,8 @@ def test_under_faults_readers_of_some_columns_are_served_no_wrong_byte(
 def test_a_wrong_byte_that_is_served_is_found_and_the_seed_to_run_again_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def believe(payload: memoryview, *_: object) -> Finding:
-        return Finding.SOUND
+    def believe(payload: memoryview, *_: object) -> HeaderFinding:
+        return HeaderFinding.SOUND
 
     monkeypatch.setattr(memory, "take_parts", believe)
     with pytest.raises(AssertionError, match="bytes that were not its own") as raised:

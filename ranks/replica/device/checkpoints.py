@@ -11,7 +11,7 @@ from ..effects import Outbox
 from ..notices import Cause
 from ..requests import Request
 from ..settings import ReplicaConfig
-from ..tree.components.recurrent import Recurrent
+from ..tree.components.recurrent import RecurrentComponent
 from ..tree.node import DEVICE, Node
 from ..tree.prefixes import Prefixes
 
@@ -23,7 +23,9 @@ class Checkpoints:
         self._page_tokens = config.page_tokens
         self._tree = prefixes.tree
         self._residence, self._room = prefixes.residence, prefixes.room
-        self._states = [each for each in prefixes.components if isinstance(each, Recurrent)]
+        self._states = [
+            each for each in prefixes.components if isinstance(each, RecurrentComponent)
+        ]
         self._outbox = outbox
 
     def wanted(self, nodes: Sequence[Node], best: Node, tokens: bytes) -> frozenset[int]:

@@ -11,8 +11,7 @@ from ....coordinator.expectations import Forgotten, Queued, Seated, Settled, Uns
 from ....coordinator.operation import Kind, Outcome, Phase, Queue, require_step
 from ....coordinator.seats import Seats, SeatTable
 from ....coordinator.verdict import Watermark
-from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer
-from ...orders import Persist as PersistOrder
+from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer, Put
 from ..effects import Outbox
 from ..journal import Journal
 from ..notices import Finished, Quarantined
@@ -68,7 +67,7 @@ class Agenda:
         self._advance(operation, Phase.ISSUED)
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
-        self._outbox.orders.append(PersistOrder(operation.id, tuple(transfers), timeout_s))
+        self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
         """Let the ranks vote on a prefetch: in this phase, and on no length beyond this bound."""

@@ -39,7 +39,7 @@ class ImpossibleAnswer(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten(Finding):
+class NotKept(Finding):
     """The cache has lost what it had to keep."""
 
     tokens: int

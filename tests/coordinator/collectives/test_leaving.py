@@ -12,7 +12,7 @@ import pytest
 from lockstep.coordinator.ballot import Ballot
 from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.ending import Ending
-from lockstep.coordinator.collectives.host_group import HostGroup, Place
+from lockstep.coordinator.collectives.host_group import HostGroup, HostPlace
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 from lockstep.coordinator.divergence import Recorder
 from lockstep.coordinator.lanes import BallotShape
@@ -93,7 +93,7 @@ def discard(_: object) -> None:
 def interrupt_a_launch(
     monkeypatch: pytest.MonkeyPatch, after: str, group: Collective, hold: Hold
 ) -> tuple[str, str]:
-    places = [Place.here()] * group.world_size
+    places = [HostPlace.here()] * group.world_size
     shape = BallotShape(world_size=2, seats=1)
     collective = SharedMemoryCollective.create(
         group, places, lanes=shape.length, timeout_s=PATIENCE_S

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.coordinator.collectives import host_group
 from lockstep.coordinator.collectives.cells import Cells
-from lockstep.coordinator.collectives.ending import Cause, Ending
+from lockstep.coordinator.collectives.ending import Ending, EndingCause
 from lockstep.errors import GroupError
 from tests.kit.collectives.contract import PATIENCE_S, Hold
 from tests.kit.collectives.fault_points import lanes_in
@@ -91,7 +91,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
     told: list[str] = []
     ending: Any = Cells.ending
     other = threading.Thread(
-        target=lambda: told.append(host.end(Ending(Cause.LATE_ELSEWHERE, 0, 0)).cause.name)
+        target=lambda: told.append(host.end(Ending(EndingCause.LATE_ELSEWHERE, 0, 0)).cause.name)
     )
 
     def look(cells: Cells) -> int:
@@ -102,7 +102,7 @@ def end_twice(group: Piped, hold: Hold) -> list[str]:
         return word
 
     Cells.ending = property(look, ending.fset)  # type: ignore[method-assign,assignment] # ours alone.
-    told.append(host.end(Ending(Cause.LATE, 0, 0)).cause.name)
+    told.append(host.end(Ending(EndingCause.LATE, 0, 0)).cause.name)
     other.join(PATIENCE_S)
     told.append(Ending.of(host.cells.ending).cause.name)
     collective.close()

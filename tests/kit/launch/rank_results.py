@@ -1,12 +1,12 @@
 """What a rank hands in at the end of a replay, for reports that no replay has made."""
 
 from lockstep.launch.report import RankResult
-from lockstep.small_engine.counts import Counts, PoolCounts
+from lockstep.small_engine.counts import PoolCounts, ReplayCounts
 
 
 def result(**changes: object) -> RankResult:
     fields: dict[str, object] = {
-        "counts": Counts(
+        "counts": ReplayCounts(
             requests=2,
             preempted=1,
             prompt_tokens=100,

@@ -14,7 +14,7 @@ from typing import IO
 import psutil
 
 from lockstep.launch.report import Report, read_report
-from lockstep.small_engine.request import Request
+from lockstep.small_engine.request import WorkloadRequest
 
 BIN = Path(sys.executable).parent
 COMMAND = (str(BIN / "lockstep"), "replay")
@@ -61,7 +61,7 @@ def replay(report: Path, *arguments: object, start: Sequence[object] = COMMAND) 
     return read_report(report)
 
 
-def write_trace(path: Path, requests: Iterable[Request]) -> Path:
+def write_trace(path: Path, requests: Iterable[WorkloadRequest]) -> Path:
     """Write the requests in the format of a trace."""
     lines = [
         {

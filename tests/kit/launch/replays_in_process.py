@@ -7,9 +7,9 @@ import torch
 from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.launch.settings import ReplaySettings
-from lockstep.small_engine.counts import Counts
-from lockstep.small_engine.request import Request
-from lockstep.small_engine.scheduler import Limits, Scheduler
+from lockstep.small_engine.counts import ReplayCounts
+from lockstep.small_engine.request import WorkloadRequest
+from lockstep.small_engine.scheduler import EngineLimits, Scheduler
 from lockstep.small_engine.workload import synthetic_requests
 
 
@@ -21,13 +21,13 @@ def opened(settings: ReplaySettings) -> Cache:
 def scheduler(
     settings: ReplaySettings,
     cache: Cache,
-    requests: Iterator[Request] | None = None,
+    requests: Iterator[WorkloadRequest] | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Scheduler:
     return Scheduler(
         cache,
         synthetic_requests(settings.seed, settings.requests) if requests is None else requests,
-        Limits(
+        EngineLimits(
             concurrency=settings.concurrency,
             page_tokens=settings.page_tokens,
             device_pages=settings.device_pages,
@@ -39,7 +39,7 @@ def scheduler(
     )
 
 
-def replayed(settings: ReplaySettings) -> Counts:
+def replayed(settings: ReplaySettings) -> ReplayCounts:
     cache = opened(settings)
     try:
         run = scheduler(settings, cache)

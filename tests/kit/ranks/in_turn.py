@@ -35,7 +35,7 @@ from lockstep.ranks.orders import (
     Fork,
     LookUp,
     Order,
-    Persist,
+    Put,
 )
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.check import check
@@ -118,8 +118,8 @@ class ToldExecutor:
 
     def fail(self) -> None:
         """Report the copies and writes that were ordered as failed."""
-        moves: list[Persist | CopyToHost | CopyToDevice] = []
-        moves += self.take(Persist)
+        moves: list[Put | CopyToHost | CopyToDevice] = []
+        moves += self.take(Put)
         moves += self.take(CopyToHost)
         moves += self.take(CopyToDevice)
         self.said += [Ended(order.operation, ok=False) for order in moves]
@@ -135,7 +135,7 @@ class ToldExecutor:
                 case Fetch(operation=operation, transfers=transfers):
                     landed = sum(len(each.keys) for each in transfers)
                     self.said.append(Landed(operation, landed))
-                case Persist() | CopyToHost() | CopyToDevice():
+                case Put() | CopyToHost() | CopyToDevice():
                     self.said.append(Ended(order.operation, ok=True))
                 case Fence(operations=operations):
                     self.said += [Ended(operation, ok=True) for operation in operations]

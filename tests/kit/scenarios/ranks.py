@@ -16,19 +16,19 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation, Forgotten
-from lockstep.coordinator.lanes import BallotShape, Layout, Voter
+from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Persist
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Put
 from tests.kit.scenarios.language import proposal_of
 
 CLOCK_MS = 1000
 """What each rank's clock says before it is told."""
 
-Reported = LookUp | Fetch | Persist | CopyToHost | CopyToDevice | Cancel
+Reported = LookUp | Fetch | Put | CopyToHost | CopyToDevice | Cancel
 """Orders about which an executor reports."""
 
-_MOVES = (CopyToHost, CopyToDevice, Persist)
+_MOVES = (CopyToHost, CopyToDevice, Put)
 _ANSWERS: dict[str, tuple[type[Reported], ...]] = {
     "answered": (LookUp,),
     "landed": (Fetch,),
@@ -53,7 +53,7 @@ class Rank(Protocol):
         """Let the executor report something."""
         ...
 
-    def vote(self, layout: Layout) -> Vector:
+    def vote(self, layout: LaneLayout) -> Vector:
         """Return the rank's vector for a round."""
         ...
 
@@ -101,7 +101,7 @@ class ToldRank:
             case _:
                 self._ballot.note(self._progress(self._meant(words[0]), words))
 
-    def vote(self, layout: Layout) -> Vector:
+    def vote(self, layout: LaneLayout) -> Vector:
         """See `Rank`."""
         voter = Voter(healthy=self._healthy, time_ms=self._clock_ms, staged=self._staged)
         return self._ballot.fill(layout, voter)

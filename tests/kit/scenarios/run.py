@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.fold import disagreements, fold
-from lockstep.coordinator.lanes import BallotShape, Layout
+from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.check import check
@@ -107,7 +107,7 @@ class Run:
         self._write = Writer(self._names)
         self._verdicts = Verdicts(shape)
         self._rounds = -1
-        self._pending: tuple[Layout, Vector] | None = None
+        self._pending: tuple[LaneLayout, Vector] | None = None
         # The first round is all news, and none of it worth telling.
         assert self._apply(self._launch())
 
@@ -179,18 +179,18 @@ class Run:
         self._pending = self._launch()
         return told or ["nothing to apply yet"]
 
-    def _launch(self) -> tuple[Layout, Vector]:
+    def _launch(self) -> tuple[LaneLayout, Vector]:
         """Let every rank vote, and fold the votes."""
         self._rounds += 1
         per_rank = self._replicas if len(self._replicas) > 1 else self._replicas * len(self._ranks)
         layouts = [
-            Layout(epoch=1, round=self._rounds, state_digest=each.digest, seats=each.seats())
+            LaneLayout(epoch=1, round=self._rounds, state_digest=each.digest, seats=each.seats())
             for each in per_rank
         ]
         votes = [rank.vote(each) for rank, each in zip(self._ranks, layouts, strict=True)]
         return layouts[0], fold(votes)
 
-    def _apply(self, voted: tuple[Layout, Vector]) -> list[str]:
+    def _apply(self, voted: tuple[LaneLayout, Vector]) -> list[str]:
         layout, folded = voted
         assert disagreements(folded) == ()
         unhealthy = unhealthy_rank(folded)

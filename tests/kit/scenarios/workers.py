@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.coordinator.collective import Vector
 from lockstep.coordinator.expectations import Expectation
-from lockstep.coordinator.lanes import BallotShape, Layout
+from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.seats import COLUMNS, SeatTable
 from lockstep.ranks.orders import Order
 from lockstep.ranks.wire import decode, encode
@@ -47,7 +47,7 @@ class WorkerRank:
         """See `Rank`."""
         self._ask("hear", report)
 
-    def vote(self, layout: Layout) -> Vector:
+    def vote(self, layout: LaneLayout) -> Vector:
         """See `Rank`. A vector counts for the rank and the round that it comes with."""
         seats = layout.seats
         frozen = layout.epoch, layout.round, layout.state_digest, seats.rows.tobytes(), seats.digest
@@ -139,6 +139,8 @@ class _Worker:
                 epoch, number, state_digest, cells, digest = parts
                 rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)
                 seats = SeatTable(rows, digest)
-                layout = Layout(epoch=epoch, round=number, state_digest=state_digest, seats=seats)
+                layout = LaneLayout(
+                    epoch=epoch, round=number, state_digest=state_digest, seats=seats
+                )
                 return self._rank, number, self._told.vote(layout).tobytes()
         return None

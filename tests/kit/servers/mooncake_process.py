@@ -1,6 +1,6 @@
 """A process of its own in a Mooncake Store, for tests that share with it, kill it or let it end.
 
-Arguments:
+Its arguments, one of these:
 
 own <master>      gives memory to the store, writes pages 0 to 3, waits
 disk <master> <directory>

@@ -1,6 +1,6 @@
 """A real S3 server on loopback for tests: moto's, in a process of its own.
 
-python -m tests.kit.servers.moto_server: serves until its standard input ends, and says its port in one line
+python -m tests.kit.servers.moto_server: serves until its input ends, and says its port in a line
 
 Moto's own server makes a connection, a thread and a line of log for every request, which takes longer
 than the request. This one keeps connections, as a real store does, and asks moto for one thing at a

@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.integrations.vllm import LockstepConnector, contract
 
 REAL = {
-    contract.EngineRequest: "vllm.v1.request:Request",
+    contract.VllmRequest: "vllm.v1.request:Request",
     contract.Blocks: "vllm.v1.core.kv_cache_manager:KVCacheBlocks",
     contract.BlockState: "vllm.v1.core.sched.output:KVConnectorBlockState",
     contract.ScheduledStep: "vllm.v1.core.sched.output:SchedulerOutput",

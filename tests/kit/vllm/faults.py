@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lockstep.page_format.object_shape import Run
-from lockstep.page_format.page_object import Finding
+from lockstep.page_format.page_object import HeaderFinding
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.orders import Direction
@@ -105,8 +105,8 @@ def _trust_every_byte() -> None:
     """Take a payload for sound without looking at it."""
     contents: Any = file_contents
 
-    def trust(header: memoryview, run: Run, checksums: bytes) -> Finding:
-        return Finding.SOUND
+    def trust(header: memoryview, run: Run, checksums: bytes) -> HeaderFinding:
+        return HeaderFinding.SOUND
 
     contents.check_run = trust
 

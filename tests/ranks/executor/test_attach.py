@@ -28,7 +28,7 @@ from lockstep.ranks.orders import (
     Need,
     ObjectTransfer,
     Order,
-    Persist,
+    Put,
 )
 from lockstep.storage_backends.memory import Shelf
 from lockstep.storage_backends.records.shardings import Shardings
@@ -147,9 +147,9 @@ def test_a_store_opens_in_the_background_and_is_used_once_it_is_attached(rank: R
 
     store.let_open()
     eventually(lambda: rank.readiness("a") is Readiness.READY)
-    happened(rank.executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=False)))
+    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=False)))
     rank.executor.carry_out([AttachStore(to_attach("a").digest)])
-    happened(rank.executor, [Persist(2, objects(2), LONG_S)], includes(Ended(2, ok=True)))
+    happened(rank.executor, [Put(2, objects(2), LONG_S)], includes(Ended(2, ok=True)))
 
     rank.executor.carry_out([DetachStore()])
     assert store.closed.wait(PATIENCE_S)
@@ -167,7 +167,7 @@ def test_what_was_ordered_before_the_store_changes_goes_to_the_store_before(rank
     rank.executor.stage(to_attach("b"))
     eventually(lambda: rank.readiness("b") is Readiness.READY)
 
-    happened(rank.executor, [Persist(1, objects(3), LONG_S)], includes(Ended(1, ok=True)))
+    happened(rank.executor, [Put(1, objects(3), LONG_S)], includes(Ended(1, ok=True)))
     change: list[Order] = [DetachStore(), AttachStore(to_attach("b").digest)]
     happened(rank.executor, [*change, Fetch(2, objects(3), LONG_S)], includes(Capped(2, 0)))
 
@@ -179,7 +179,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     store = HeldStore(stubborn=True)
     rank.attach("a", store)
     fill_host(rank.executor.host_pool, 1)
-    happened(rank.executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
     store.hold(*keys(1))
     rank.executor.carry_out([Fetch(2, objects(2), LONG_S)])
     # The first that has entered was the write.
@@ -188,7 +188,7 @@ def test_a_store_that_is_being_closed_still_says_when_it_is_quiet(rank: Rank) ->
     rank.executor.carry_out([Cancel(2, LONG_S), DetachStore()])
     shelf = Shelf()
     rank.attach("b", HeldStore(shelf=shelf))
-    happened(rank.executor, [Persist(3, objects(1), LONG_S)], includes(Ended(3, ok=True)))
+    happened(rank.executor, [Put(3, objects(1), LONG_S)], includes(Ended(3, ok=True)))
     assert len(shelf.objects) == 1
 
     store.let_go(*keys(1))
@@ -337,7 +337,7 @@ def test_an_executor_that_knows_of_no_stores_attaches_none() -> None:
 def test_a_landed_fetch_of_the_store_before_says_nothing_of_the_next(rank: Rank) -> None:
     rank.attach("a", HeldStore())
     fill_host(rank.executor.host_pool, 1)
-    happened(rank.executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+    happened(rank.executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
     happened(rank.executor, [Fetch(2, objects(2), LONG_S)], includes(Landed(2, 2)))
     rank.executor.carry_out([DetachStore()])
     rank.attach("b", HeldStore())

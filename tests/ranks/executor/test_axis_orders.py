@@ -19,7 +19,7 @@ from lockstep.ranks.orders import (
     CopyTransfer,
     Fetch,
     ObjectTransfer,
-    Persist,
+    Put,
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
@@ -98,7 +98,7 @@ def objects(pages: tuple[int, ...]) -> tuple[ObjectTransfer]:
 def write(executor: RankExecutor, blocks: tuple[int, ...], pages: tuple[int, ...]) -> None:
     copy = CopyToHost(1, (CopyTransfer(KV_POOL, blocks, pages),), LONG_S)
     happened(executor, [copy], includes(Ended(1, ok=True)))
-    happened(executor, [Persist(2, objects(pages), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, objects(pages), LONG_S)], includes(Ended(2, ok=True)))
 
 
 def read(executor: RankExecutor, pages: tuple[int, ...], blocks: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
 from lockstep.ranks.executor.writers import EVERYTHING
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import ObjectName, Write
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.shardings import Shardings
@@ -69,7 +69,7 @@ def objects(pool: str, count: int, *, first_key: int = 0, first_page: int = 0) -
 
 
 def persist(executor: RankExecutor, *transfers: ObjectTransfer) -> None:
-    happened(executor, [Persist(1000, transfers, LONG_S)], includes(Ended(1000, ok=True)))
+    happened(executor, [Put(1000, transfers, LONG_S)], includes(Ended(1000, ok=True)))
 
 
 def need(pool: str, count: int, *, first: int = 0, span: int | None = None) -> Need:
@@ -163,7 +163,7 @@ def test_a_persist_of_several_pools_has_failed_if_one_page_of_one_pool_has(start
     executor = start(HeldStore())
     transfers = (objects(KV_POOL, 2), objects("state", 1, first_page=HOST_PAGES))
 
-    progress = happened(executor, [Persist(1, transfers, LONG_S)], bool)
+    progress = happened(executor, [Put(1, transfers, LONG_S)], bool)
 
     assert progress == [Ended(1, ok=False)]
 

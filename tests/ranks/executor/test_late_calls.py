@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.coordinator.ballot import Answered, Ended, Expired, Landed
 from lockstep.ranks.executor.executor import RankExecutor
-from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 from tests.kit.ranks.executor_parts import (
@@ -32,7 +32,7 @@ def executor() -> Iterator[RankExecutor]:
     shelf = Shelf()
     writer = make_executor(grouped_layout(), backend=MemoryBackend(shelf))
     fill_host(writer.host_pool, 1)
-    happened(writer, [Persist(1, (PAGES,), LONG_S)], includes(Ended(1, ok=True)))
+    happened(writer, [Put(1, (PAGES,), LONG_S)], includes(Ended(1, ok=True)))
     writer.close()
     store = FaultBackend(MemoryBackend(shelf), THIRD_OF_FOUR_HANGS)
     made = make_executor(grouped_layout(), backend=store)

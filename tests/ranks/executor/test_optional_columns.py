@@ -18,7 +18,7 @@ from lockstep.ranks.agreed_pools import shard_layouts
 from lockstep.ranks.config import SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.model_description import KeptState, ModelDescription
-from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Put
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.small_engine.contents import PageContents
@@ -198,7 +198,7 @@ def test_a_fetch_ends_before_the_first_page_that_lacks_a_column() -> None:
 
     for executor, operation, first, count in ((full, 1, 0, 3), (lean, 2, 3, 2), (full, 3, 5, 1)):
         pages = tuple(range(first, first + count))
-        order = Persist(operation, (ObjectTransfer(KV_POOL, keys(count, first), pages),), LONG_S)
+        order = Put(operation, (ObjectTransfer(KV_POOL, keys(count, first), pages),), LONG_S)
         happened(executor, [order], includes(Ended(operation, ok=True)))
     full.host_pool.bytes_tensor.zero_()
     everything = (ObjectTransfer(KV_POOL, keys(6), tuple(range(6))),)

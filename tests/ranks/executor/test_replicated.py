@@ -11,7 +11,7 @@ from lockstep.coordinator.ballot import Answered, Ended, Landed, Progress, Quies
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from tests.kit.ranks.executor_parts import (
     HeldStore,
@@ -62,7 +62,7 @@ def objects(count: int = PAGES) -> tuple[ObjectTransfer, ...]:
 
 def persisted(executors: list[RankExecutor], count: int = PAGES) -> list[list[Progress]]:
     """Let every rank persist the same pages; return what each of them reports."""
-    order = Persist(1, objects(count), LONG_S)
+    order = Put(1, objects(count), LONG_S)
     return [happened(executor, [order], bool) for executor in executors]
 
 
@@ -135,7 +135,7 @@ def test_until_its_writer_has_written_a_page_nobody_finds_it(group: Group) -> No
 def test_a_writer_that_fails_says_so_and_the_others_are_done(group: Group) -> None:
     executors = group(latent_layout)
     key = hashed_keys(1)
-    wrong = Persist(1, (ObjectTransfer(KV_POOL, key, (PAGES,)),), LONG_S)
+    wrong = Put(1, (ObjectTransfer(KV_POOL, key, (PAGES,)),), LONG_S)
 
     ended = [happened(executor, [wrong], bool) for executor in executors]
 
@@ -175,7 +175,7 @@ def test_of_several_pools_only_the_replicated_ones_are_shared_out() -> None:
         for pool, first in ((KV_POOL, 0), ("latent", 100))
     )
 
-    progress = happened(executor, [Persist(1, transfers, LONG_S)], bool)
+    progress = happened(executor, [Put(1, transfers, LONG_S)], bool)
 
     executor.close()
     assert progress == [Ended(1, ok=True)]

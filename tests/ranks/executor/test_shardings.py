@@ -14,7 +14,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
-from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import (
     ObjectName,
     Read,
@@ -151,7 +151,7 @@ def persist(
         contents = pages_of(layout, rank, len(group), absent, count)
         for slot, content in enumerate(contents):
             executor.host_pool.page(slot)[:] = content
-        happened(executor, [Persist(1, objects(count), LONG_S)], includes(Ended(1, ok=True)))
+        happened(executor, [Put(1, objects(count), LONG_S)], includes(Ended(1, ok=True)))
 
 
 def looked_up(executor: RankExecutor) -> int:
@@ -268,7 +268,7 @@ def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf
     (executor,) = start(lambda: store, 1, pages=4 * BATCH_PAGES)
 
     persist([executor])
-    happened(executor, [Persist(2, objects(9), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, objects(9), LONG_S)], includes(Ended(2, ok=True)))
 
     marks = [name for name in store.written if name.pool == "sharding"]
     assert [name.shard for name in marks] == ["stage0of1.tp1"]

@@ -24,7 +24,7 @@ from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Persist
+from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
@@ -101,7 +101,7 @@ def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list
         size = executor.host_pool.layout.page_bytes
         executor.host_pool.page(slot)[:] = random_bytes((size,), slot).numpy().tobytes()
     contents = [bytes(executor.host_pool.page(slot)) for slot in range(count)]
-    order = Persist(operation, objects(count), LONG_S)
+    order = Put(operation, objects(count), LONG_S)
     happened(executor, [order], includes(Ended(operation, ok=True)))
     return contents
 
@@ -132,7 +132,7 @@ def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
     persisted(executor, 4)
     before = executor.bytes_moved().l2_to_l3
 
-    happened(executor, [Persist(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
 
     assert executor.bytes_moved().l2_to_l3 == before
     assert executor.storage_counters().writes_present == 4
@@ -145,7 +145,7 @@ def test_a_lookup_answers_with_the_number_of_leading_keys(
     persisted(executor, 3)
     happened(
         executor,
-        [Persist(2, objects(2, first_key=4, first_page=4), LONG_S)],
+        [Put(2, objects(2, first_key=4, first_page=4), LONG_S)],
         includes(Ended(2, ok=True)),
     )
 
@@ -276,7 +276,7 @@ def test_a_cancel_drops_the_batches_that_have_not_begun(start: Start) -> None:
     executor = start(
         plain_layout(ONE_CALL_BYTES), store, host_pages=8, inflight_bytes=2 * ONE_CALL_BYTES
     )
-    executor.carry_out([Persist(1, objects(8), LONG_S)])
+    executor.carry_out([Put(1, objects(8), LONG_S)])
     began = [store.next_entered() for _ in range(2)]
 
     progress = happened(executor, [Cancel(1, LONG_S)], includes(Quiesced(1)))
@@ -308,7 +308,7 @@ def test_deadlines_are_kept_by_one_clock_whatever_the_loops_own_one_says(
     monkeypatch.setattr(asyncio, "new_event_loop", LoopWithAClockOfItsOwn)
     executor = start(mixed_layout(), MemoryBackend())
 
-    happened(executor, [Persist(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
+    happened(executor, [Put(1, objects(2), LONG_S)], includes(Ended(1, ok=True)))
 
     happened(executor, [look_up(2, keys(2), LONG_S)], includes(Answered(2, 2)))
 
@@ -318,7 +318,7 @@ def test_a_persist_whose_time_is_up_has_failed_and_is_quiet_later(start: Start) 
     store.hold(*keys(1))
     executor = start(mixed_layout(), store)
 
-    assert happened(executor, [Persist(1, objects(2), SOON_S)], bool) == [Ended(1, ok=False)]
+    assert happened(executor, [Put(1, objects(2), SOON_S)], bool) == [Ended(1, ok=False)]
 
     executor.carry_out([Cancel(1, LONG_S)])
     assert executor.progress() == []
@@ -390,7 +390,7 @@ def test_a_storage_loop_that_has_died_is_trouble_and_its_orders_fail(start: Star
         [
             look_up(3, keys(1), LONG_S),
             Fetch(4, objects(1), LONG_S),
-            Persist(5, objects(1), LONG_S),
+            Put(5, objects(1), LONG_S),
         ],
         lambda progress: len(progress) == 3,
     )
@@ -428,7 +428,7 @@ def test_a_page_that_the_pool_does_not_have_fails_its_operation_alone(start: Sta
 
     progress = happened(
         executor,
-        [Fetch(1, wrong, LONG_S), Persist(2, wrong, LONG_S)],
+        [Fetch(1, wrong, LONG_S), Put(2, wrong, LONG_S)],
         lambda progress: len(progress) == 2,
     )
 
@@ -442,7 +442,7 @@ def test_without_a_store_nothing_is_there_and_nothing_is_written(start: Start) -
         [
             look_up(1, keys(1), LONG_S),
             Fetch(2, objects(1), LONG_S),
-            Persist(3, objects(1), LONG_S),
+            Put(3, objects(1), LONG_S),
         ]
     )
 
@@ -457,9 +457,7 @@ def test_the_bytes_in_flight_stay_within_their_bound(start: Start) -> None:
     )
     store.hold(*keys(8))
 
-    executor.carry_out(
-        [Persist(1, objects(5), LONG_S), Persist(2, objects(3, first_key=5), LONG_S)]
-    )
+    executor.carry_out([Put(1, objects(5), LONG_S), Put(2, objects(3, first_key=5), LONG_S)])
     began = [store.next_entered() for _ in range(3)]
     assert store.entered.empty()
     for finished in keys(2):

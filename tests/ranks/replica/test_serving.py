@@ -10,7 +10,7 @@ from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, SlidingWindow
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.requests import LoadState
@@ -340,7 +340,7 @@ def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_cou
         executor.said += [Ended(order.operation, ok=True) for order in executor.take(CopyToHost)]
     ranks.step()
 
-    assert [len(executor.take(Persist)) for executor in ranks.executors] == [1, 1]
+    assert [len(executor.take(Put)) for executor in ranks.executors] == [1, 1]
     assert ranks.every(lambda cache: cache.stats().operations["persist"]) == {"no_room": 1}
 
 

@@ -8,7 +8,7 @@ import pytest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake.client import MooncakeClient
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
-from lockstep.storage_backends.mooncake.names import Wanted, key_of
+from lockstep.storage_backends.mooncake.names import WantedObject, key_of
 from lockstep.storage_backends.mooncake.pieces import Code
 from lockstep.storage_backends.mooncake.reads import ObjectReader
 from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
@@ -46,8 +46,8 @@ class Engine(NamedTuple):
         return outcome, buffer
 
 
-def wanted(present: int, content: bytearray) -> Wanted:
-    return Wanted(digest_of(NAME), [memoryview(content)], columns(present))
+def wanted(present: int, content: bytearray) -> WantedObject:
+    return WantedObject(digest_of(NAME), [memoryview(content)], columns(present))
 
 
 def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.storage_backends.s3.refusals import Cause, refusal_of
+from lockstep.storage_backends.s3.refusals import RefusalCause, refusal_of
 
 HOST = "https://store.example:9000"
 ASKED = f"Generic S3 error: Error performing PUT {HOST}/bucket/a in 1.2ms"
@@ -18,33 +18,41 @@ NO_NAME = "failed to lookup address information: Name or service not known"
     [
         (
             f"{RETRIED} - {STATUS} 503 Service Unavailable: <Error>\n<Code>SlowDown</Code></Error>",
-            Cause.OTHER,
+            RefusalCause.OTHER,
             "503 Service Unavailable, SlowDown",
         ),
-        (f"{ASKED} - {STATUS} 401 Unauthorized: \n\nDebug", Cause.REFUSED, "401 Unauthorized"),
-        (f"{ASKED} - {REDIRECT}\n\nDebug source:\n", Cause.OTHER, REDIRECT),
+        (
+            f"{ASKED} - {STATUS} 401 Unauthorized: \n\nDebug",
+            RefusalCause.REFUSED,
+            "401 Unauthorized",
+        ),
+        (f"{ASKED} - {REDIRECT}\n\nDebug source:\n", RefusalCause.OTHER, REDIRECT),
         (
             f'{RETRIED} - {SENT} kind: Connect,\n error: "{NO_NAME}",',
-            Cause.NO_ANSWER,
+            RefusalCause.NO_ANSWER,
             f"nothing answers at {HOST} ({NO_NAME})",
         ),
         (
             f"{ASKED} - {SENT} kind: Timeout,\n",
-            Cause.NO_ANSWER,
+            RefusalCause.NO_ANSWER,
             f"nothing answers at {HOST} (it timed out)",
         ),
         (
             f"{ASKED} - {SENT} kind: Connect,\n error: InvalidCertificate(UnknownIssuer)",
-            Cause.NO_ANSWER,
+            RefusalCause.NO_ANSWER,
             f"nothing answers at {HOST} (UnknownIssuer)",
         ),
-        (f"{ASKED} - {SENT} kind: Request,\n", Cause.OTHER, "HTTP error: error sending request"),
-        ("the answer is longer\nthan that", Cause.OTHER, "the answer is longer"),
-        ("", Cause.OTHER, "ValueError"),
+        (
+            f"{ASKED} - {SENT} kind: Request,\n",
+            RefusalCause.OTHER,
+            "HTTP error: error sending request",
+        ),
+        ("the answer is longer\nthan that", RefusalCause.OTHER, "the answer is longer"),
+        ("", RefusalCause.OTHER, "ValueError"),
     ],
 )
 def test_an_error_is_one_line_that_begins_with_its_cause(
-    text: str, cause: Cause, line: str
+    text: str, cause: RefusalCause, line: str
 ) -> None:
     refusal = refusal_of(ValueError(text))
     assert (refusal.cause, refusal.line) == (cause, line)

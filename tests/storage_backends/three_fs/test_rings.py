@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage_backends.three_fs.pread_rings import PreadRings
-from lockstep.storage_backends.three_fs.rings import Ended, Ring, RingClient, choose_rings
+from lockstep.storage_backends.three_fs.rings import Completion, Ring, RingClient, choose_rings
 from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings, find_mount
 from tests.kit.storage.calls import page, soon_off_loop
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
@@ -104,7 +104,7 @@ def test_ends_need_not_come_in_order(client: RingClient, fd: int) -> None:
     for number in range(8):
         ring.prepare([block(ring, number)], fd, 0, number)
     ring.submit()
-    order: list[Ended] = []
+    order: list[Completion] = []
     while ring.pending:
         order += ring.wait(1, soon_off_loop())
     assert [each.token for each in order] != sorted(each.token for each in order)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_object import (
-    Finding,
+    HeaderFinding,
     check_object,
     encode_object,
     name_digest,
@@ -216,7 +216,7 @@ def test_a_damaged_object_is_never_sound_under_its_name(
         assert not any(payload)
         return
     said = check_object(memoryview(damaged))
-    assert isinstance(said, Finding) or said.name != name
+    assert isinstance(said, HeaderFinding) or said.name != name
 
 
 def test_a_damage_touches_nothing_but_the_regular_file_of_an_object(tmp_path: Path) -> None:

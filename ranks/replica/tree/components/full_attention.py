@@ -4,7 +4,7 @@ from ....orders import KV_POOL
 from .base import PerPage
 
 
-class FullAttention(PerPage):
+class FullAttentionComponent(PerPage):
     """The component that every model has; see `Component`.
 
     Its pages leave a tier from the leaves up, and take with them what other components have there:

@@ -8,7 +8,7 @@ published: so what the tree has is never written again.
 from ..pages import PageRun
 
 
-class Recurrent:
+class RecurrentComponent:
     """The component of layers with a recurrent state; see `Component`."""
 
     name = "recurrent"

@@ -8,7 +8,7 @@ reaches may leave in any order, those nearest to the root first.
 from .base import PerPage
 
 
-class SlidingWindow(PerPage):
+class SlidingWindowComponent(PerPage):
     """The component of layers that attend to the last tokens only; see `Component`."""
 
     name = "sliding_window"

@@ -7,7 +7,7 @@ import pytest
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import RankUnhealthy
 from lockstep.ranks.config import Bounds
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Persist
+from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.attaching import StoreState
@@ -223,7 +223,7 @@ def hang_write(ranks: RanksInTurn, number: int) -> None:
         executor.obey_only(CopyToHost)
     ranks.step()
     for executor in ranks.executors:
-        for write in executor.take(Persist):
+        for write in executor.take(Put):
             executor.said.append(Ended(write.operation, ok=False))
     ranks.step()
     for executor in ranks.executors:

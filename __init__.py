@@ -36,8 +36,9 @@ from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.requests import LoadState
 from .ranks.replica.tree.matching import Match
+from .version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Admission",

@@ -19,7 +19,7 @@ from ..page_format.page_layout import Column, PageLayout
 from ..ranks.cache import Cache
 from ..ranks.config import Bounds, CacheConfig
 from ..ranks.replica.settings import ReplicaConfig
-from .agreement import AgreementSettings
+from .agreement_settings import AgreementSettings
 from .bare_exchange import BareExchange
 from .rank_processes import Member, Say
 from .silent_executor import SilentExecutor

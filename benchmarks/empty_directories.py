@@ -9,8 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..page_format.page_object import NAME_DIGEST_BYTES
-from ..storage_backends.file.objects import object_path
+from ..page_format.object_name import NAME_DIGEST_BYTES, object_path
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..coordinator.collective import Transport
+from .exchange_settings import ExchangeSettings
 from .rank_processes import Measurement, run_ranks
 
 if TYPE_CHECKING:
@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 
 BLOCKS = 10
 """Into how many parts the rounds are cut whose means are compared."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSettings:
-    """One group of processes, and what it exchanges."""
-
-    ranks: int
-    transport: Transport
-    hosts: int = 1
-    """Pretended ones, for the transport `hierarchical`; each has as many ranks."""
-    lanes: tuple[int, ...]
-    """The lengths of the vectors, one after the other."""
-    rounds: int = 200
-    cores: int | None = None
-    """How many cores all ranks share; None for all that this process may use."""
-    doubling: bool = False
-    """Measure `exchange_rank.Doubling` in the place of the transport."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ..errors import LockstepError
 from .rank_processes import Member, Say
 
 if TYPE_CHECKING:
-    from .exchange import ExchangeSettings
+    from .exchange_settings import ExchangeSettings
 
 TIMEOUT_S = 120.0
 

@@ -21,15 +21,9 @@ from pathlib import Path
 from typing import Final, Protocol, TypedDict, TypeVar
 
 from ..errors import ConfigError, StorageError
+from ..page_format.object_name import ObjectName
 from ..page_format.object_shape import PART_BYTES_MAX, ObjectShape
-from ..storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from ..storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import StoreUri, parse_uri
 from .bare_calls import BareCalls, pages_in_memory

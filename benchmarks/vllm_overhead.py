@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..launch.environment import is_rank, read_rank_environment
-
+RANKS = 2
 PAIRS = 3
 REQUESTS = 40
 PROMPT_TOKENS = 512
@@ -66,7 +65,8 @@ Samples = dict[str, Any]
 
 def main() -> None:
     """Start engines in turns, and print what the connector costs."""
-    if is_rank():
+    if len(sys.argv) > 1:
+        # Only the ranks that this program starts are told a folder and a connector.
         _serve(Path(sys.argv[1]), sys.argv[2])
         return
     samples: dict[str, list[Samples]] = {"none": [], "lockstep": []}
@@ -86,7 +86,7 @@ def _start(connector: str) -> Samples:
             "env",
             *(f"{key}={value}" for key, value in ENVIRONMENT.items()),
             sys.executable,
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"),
             *("-m", "lockstep.benchmarks.vllm_overhead", name, connector),
         ]
         finished = subprocess.run(
@@ -105,9 +105,9 @@ def _start(connector: str) -> Samples:
 def _serve(folder: Path, connector: str) -> None:
     """Be one rank: answer prompts one by one, and write down how long each took."""
     # Only the ranks have vLLM, and it takes seconds to import.
+    import torch.distributed as dist  # noqa: PLC0415
     from vllm import LLM, SamplingParams  # noqa: PLC0415
 
-    rank = read_rank_environment()
     arguments: dict[str, Any] = {}
     if connector == "lockstep":
         arguments["kv_transfer_config"] = {
@@ -130,7 +130,7 @@ def _serve(folder: Path, connector: str) -> None:
         kv_cache_memory_bytes=256 << 20,
         enable_prefix_caching=True,
         distributed_executor_backend="external_launcher",
-        tensor_parallel_size=rank.world_size,
+        tensor_parallel_size=RANKS,
         **arguments,
     )
     spent: defaultdict[str, float] = defaultdict(float)
@@ -157,7 +157,7 @@ def _serve(folder: Path, connector: str) -> None:
     spent_first = dict(spent)
     spent.clear()
     whole = [answer(ANSWER_TOKENS) for _ in range(REQUESTS // 2)]
-    if rank.rank == 0:
+    if dist.get_rank() == 0:
         samples = {
             "first_s": first,
             "whole_s": whole,

@@ -143,7 +143,8 @@ def agreement(
     """Measure what a step's round costs beside bare all_reduces."""
     from rich.console import Console
 
-    from ..benchmarks.agreement import AgreementSettings, run
+    from ..benchmarks.agreement import run
+    from ..benchmarks.agreement_settings import AgreementSettings
 
     settings = AgreementSettings(
         ranks=ranks,

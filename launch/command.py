@@ -13,15 +13,14 @@ from typing import Annotated, Final
 
 import typer
 
-from .. import __version__
 from ..errors import ConfigError, LockstepError
-from ..small_engine.workload import count_requests
+from ..version import VERSION
 from .amounts import LINE_MAX, printable
 from .bench import bench
 from .environment import prepare_for_mooncake
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
+from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
-from .pool_memory import check_pool_memory
 from .report import check_that_writable
 from .settings import ReplaySettings
 from .store.command import store
@@ -42,7 +41,7 @@ app = typer.Typer(
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"lockstep {__version__}")
+        typer.echo(f"lockstep {VERSION}")
         raise typer.Exit
 
 
@@ -94,21 +93,6 @@ def _drop_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-
-
-def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
-    """Check what can be checked before ranks exist, replay, and return the exit status."""
-    count_requests(settings.trace, settings.requests)
-    check_pool_memory(settings, ranks_here=settings.ranks)
-    if settings.report is not None:
-        check_that_writable(settings.report)
-    if choice.launcher == "ray":
-        from .ray_launcher import launch_with_ray
-
-        return launch_with_ray(settings, choice.ray_address)
-    from .torch_launcher import launch_with_torch
-
-    return launch_with_torch(settings)
 
 
 def _replay(settings: ReplaySettings, choice: LaunchChoice) -> None:

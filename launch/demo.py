@@ -9,7 +9,7 @@ from rich.console import Console
 from ..errors import ConfigError
 from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import StoreUri, parse_uri
-from .command import launch
+from .launching import launch
 from .option_values import check_store
 from .options import LaunchChoice
 from .outcome import table_of

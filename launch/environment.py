@@ -66,11 +66,6 @@ def variables_of(place: RankEnvironment) -> dict[str, str]:
     }
 
 
-def is_rank() -> bool:
-    """Whether a launcher has started this process as a rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def prepare_for_ray(temporary: Path) -> None:
     """Keep an embedded Ray to itself: no token in the user's home, no usage reports.
 

@@ -56,14 +56,15 @@ class Cache(RankCache):
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
 
-        from .opening import new_group, open_cache  # noqa: PLC0415
+        from .opening import new_group, open_rank  # noqa: PLC0415
 
         if not config.device_pages:
             raise ConfigError(
                 "device_pages is 0, must be 1 or more; where the engine owns the device pages, open"
                 " a HostCache"
             )
-        return open_cache(config, collective or new_group(config), torch.device(device))
+        group = collective or new_group(config)
+        return cls(config, group, *open_rank(config, group, torch.device(device)))
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

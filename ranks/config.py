@@ -8,8 +8,8 @@ from typing import ClassVar
 from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
+from ..page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ..page_format.page_layout import PageLayout
-from ..storage_backends.base import MANIFEST_POOL, MARK_POOL
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
 from .replica.tree.eviction_policies import find_policy

@@ -25,9 +25,9 @@ from .config import CacheConfig
 from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache, as_count, require_text
 from .replica.answers import Wait
-from .replica.device.lent import NO_PAGE
+from .replica.operations.lent import NO_PAGE
+from .replica.pages import PageRun, page_run
 from .replica.requests import LoadState
-from .replica.tree.pages import PageRun, page_run
 from .replica.tree.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
@@ -62,13 +62,14 @@ class HostCache(RankCache):
         Full attention's may be given alone. Everything else is as for `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
-        from .opening import new_group, open_host_cache  # noqa: PLC0415
+        from .opening import new_group, open_rank  # noqa: PLC0415
 
         if config.device_pages:
             raise ConfigError(
                 f"device_pages is {config.device_pages}, must be 0: the engine owns them"
             )
-        return open_host_cache(config, collective or new_group(config), pages)
+        group = collective or new_group(config)
+        return cls(config, group, *open_rank(config, group, pages))
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

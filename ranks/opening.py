@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from .. import __version__
 from ..coordinator.bootstrap import Scalar, agree_on_settings, agree_that_all_are_ready, flatten
 from ..coordinator.collective import Collective
 from ..coordinator.collectives.connecting import connect
@@ -22,15 +21,14 @@ from ..storage_backends.records.shardings import Shardings
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
 from ..storage_backends.uri import RANK, parse_uri, without_secrets
 from ..storage_backends.wrappers.claimed import ClaimedBackend
+from ..version import VERSION
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
-from .cache import Cache
 from .config import CacheConfig
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
-from .host_cache import HostCache
 from .orders import KV_POOL
 from .replica.settings import ReplicaConfig
 
@@ -59,31 +57,18 @@ def _longest_s(config: CacheConfig) -> float:
     return max(config.timeouts.round_s, config.timeouts.open_s)
 
 
-def open_cache(config: CacheConfig, collective: Collective, device: torch.device) -> Cache:
-    """Make one rank's cache. Collective: every rank calls it at the same point.
-
-    Raises the same `ConfigError` on every rank if settings differ or one rank cannot start. The
-    collective is the cache's from now on, and is closed if there is no cache to give it to.
-    """
-    executor, replica_config = _open(config, collective, device)
-    return Cache(config, collective, executor, replica_config)
-
-
-def open_host_cache(config: CacheConfig, collective: Collective, pages: Lent) -> HostCache:
-    """Make one rank's cache under an engine's device pages; otherwise as `open_cache`.
-
-    Only full attention can be cached so: `ConfigError` for a model that has other components.
-    """
-    lent = {KV_POOL: pages} if isinstance(pages, EnginePages) else pages
-    executor, replica_config = _open(config, collective, lent)
-    return HostCache(config, collective, executor, replica_config)
-
-
-def _open(
-    config: CacheConfig, collective: Collective, device: torch.device | Mapping[str, EnginePages]
+def open_rank(
+    config: CacheConfig, collective: Collective, device: torch.device | Lent
 ) -> tuple[RankExecutor, ReplicaConfig]:
+    """Return what one rank's cache is made of. Collective: every rank calls it at the same point.
+
+    `device` is where pages of the cache's own are, or the pages that an engine lends. Raises the same
+    `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
+    cache's from now on, and is closed if there is no cache to give it to.
+    """
+    lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
-        return _agree_and_open(config, collective, device)
+        return _agree_and_open(config, collective, lent)
     except BaseException:
         collective.close()
         raise
@@ -129,7 +114,7 @@ def _agree(
     """
     fields: dict[str, Scalar] = flatten(config)
     fields["world_size"] = collective.world_size
-    fields["version"] = __version__
+    fields["version"] = VERSION
     fields["owner of device pages"] = "cache" if config.device_pages else "engine"
     # The settings that may differ between ranks; the smallest is used.
     names = [name for pair in size_settings(config).values() for name in pair]

@@ -5,7 +5,7 @@ For a page of 64 tokens the pools of a profile keep at most 16 KiB together, and
 so that a replay of a trace is bound by the protocol and not by memory.
 """
 
-from ..launch.option_values import check_choice
+from ..errors import ConfigError
 from ..page_format.page_layout import Column
 from .profile import PoolGeometry, Profile, StateGeometry, WindowGeometry
 
@@ -142,5 +142,7 @@ PROFILES: dict[str, Profile] = {
 
 def find_profile(name: str) -> Profile:
     """Return the profile, or raise `ConfigError` that lists the known ones."""
-    check_choice("profile", name, PROFILES)
+    if name not in PROFILES:
+        known = ", ".join(PROFILES)
+        raise ConfigError(f"--profile is {name!r}, must be one of: {known}")
     return PROFILES[name]

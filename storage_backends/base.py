@@ -26,14 +26,10 @@ S8  An object consists of parts (`object_shape`), and says which optional column
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Protocol
 
+from ..page_format.object_name import ObjectName
 from ..page_format.object_shape import ObjectShape
-
-MANIFEST_POOL: Final = "manifest"
-MARK_POOL: Final = "sharding"
-"""In place of a component's pool: objects that speak of pages, a model's manifest (`manifest`) and the
-marks of TP sizes (`storage_backends/records/shardings`)."""
 
 
 class ReadOutcome(IntEnum):
@@ -64,21 +60,6 @@ class WriteOutcome(IntEnum):
     """It was not stored."""
     TIMED_OUT = 4
     """The deadline passed first; the object may or may not appear."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectName:
-    """The name of one stored object. All parts are safe in paths: hex digits, or [a-z0-9.-].
-
-    `namespace` is the hex digest of everything that must agree before bytes may be shared (model,
-    weights, dtype, layout, tenant, adapter); `key` the hex digest of the token prefix; `pool` and
-    `shard` say which part of the page it is.
-    """
-
-    namespace: str
-    key: str
-    pool: str
-    shard: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,28 +13,19 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from ..errors import ConfigError
-from ..page_format.object_shape import ObjectShape
-from ..page_format.page_object import (
+from ..page_format.object_header import (
     HEADER_BYTES,
     HeaderFinding,
     check_header,
     check_object,
     encode_object,
-    name_digest,
     presence_bits,
     read_statement,
     take_parts,
 )
-from .base import (
-    Capabilities,
-    Counters,
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ..page_format.object_name import ObjectName, name_digest
+from ..page_format.object_shape import ObjectShape
+from .base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from .damage.damage import Damage
 from .fitting import fitting
 from .tally import Tally

@@ -6,7 +6,7 @@ missing or corrupt takes it out again, so that a wrong answer is not repeated.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from .base import ObjectName
+from ..page_format.object_name import ObjectName
 
 
 class SeenNames:

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from ...coordinator.collective import Transport
-from ..exchange import Exchange, ExchangeSettings, measure_exchanges
+from ..exchange import Exchange, measure_exchanges
+from ..exchange_settings import ExchangeSettings
 from .model import (
     DOUBLING,
     WORD,

@@ -8,8 +8,9 @@ from typing import Final
 from rich.console import Console
 
 from ...errors import ConfigError, StorageError
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import ObjectName, StoredObject
+from ...storage_backends.base import StoredObject
 from ...storage_backends.file.unsound import unsound_files
 from ...storage_backends.records.manifest import MANIFEST_BYTES
 from ...storage_backends.uri import parse_uri

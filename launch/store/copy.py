@@ -10,16 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ConfigError, StorageError
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES
-from ...storage_backends.base import (
-    ObjectName,
-    ReadOutcome,
-    StorageBackend,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ...storage_backends.base import ReadOutcome, StorageBackend, StoredObject, Write, WriteOutcome
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
 from ...storage_backends.records.manifest import (
     MANIFEST_BYTES,

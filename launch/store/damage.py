@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ...page_format.object_header import HEADER_BYTES, HeaderFinding, check_object
+from ...page_format.object_name import ObjectName, name_digest, object_path
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES, HeaderFinding, check_object, name_digest
-from ...storage_backends.base import ObjectName, Read, StorageBackend
+from ...storage_backends.base import Read, StorageBackend
 from ...storage_backends.file import quarantine as file_quarantine
-from ...storage_backends.file.objects import object_path
 from ...storage_backends.file.unsound import UnsoundFile
 from .batches import OBJECT_BYTES_MAX
 from .opening import call_deadline

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ConfigError
-from ...storage_backends.base import ObjectName, StorageBackend, StoredObject
+from ...page_format.object_name import ObjectName
+from ...storage_backends.base import StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import (
     Catalogue,
     is_manifest,

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ...errors import ConfigError
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend, StoredObject
+from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
 from ...storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
 from .opening import call_deadline, listed

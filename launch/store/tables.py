@@ -9,7 +9,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ...storage_backends.base import ObjectName, StoredObject
+from ...page_format.object_name import ObjectName
+from ...storage_backends.base import StoredObject
 from ...storage_backends.records.catalogue import (
     Catalogue,
     ModelContents,

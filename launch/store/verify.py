@@ -5,15 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    StoredObject,
-    WriteOutcome,
-)
+from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject, WriteOutcome
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
 from .batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
 from .damage import Corrupt, Examiner

@@ -13,15 +13,9 @@ from typing import Any
 
 from ...coordinator.ballot import Capped, Ended, Landed, Progress
 from ...errors import InternalError, StorageError
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ...storage_backends.records.shardings import OWN, Shardings
 from ..orders import Fetch, ObjectTransfer, Put
 from .pools import HostPool

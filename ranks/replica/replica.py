@@ -26,13 +26,13 @@ from .journal import Journal
 from .notices import Reset
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import Quarantine
+from .pages import PageRun
 from .parts import SOUND, Parts
 from .requests import LoadState, Request
 from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
 from .tree.matching import Match, match
-from .tree.pages import PageRun
 from .tree.residence import TIERS
 
 KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"

@@ -23,9 +23,9 @@ from hashlib import sha256
 from ...errors import InternalError, UsageError
 from .journal import Journal
 from .operations.kinds import Operation
+from .pages import PageRun, page_run
 from .tree.holds import Receipt
 from .tree.node import Node, Place
-from .tree.pages import PageRun, page_run
 from .tree.prefixes import Prefixes
 from .tree.tokens import TOKEN_BYTES, token_hash
 

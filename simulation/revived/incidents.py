@@ -9,13 +9,13 @@ from ...coordinator.verdict import Arrived
 from ...ranks.orders import CopyToDevice, CopyToHost, CopyTransfer, Order
 from ...ranks.replica.device.owned import OwnedDevice
 from ...ranks.replica.operations.loading_back import LoadingBack
+from ...ranks.replica.pages import PageRun
 from ...ranks.replica.parts import Parts
 from ...ranks.replica.prefetch.prefetching import Prefetching
 from ...ranks.replica.requests import Request
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.matching import reach
 from ...ranks.replica.tree.node import DEVICE, HOST, Node
-from ...ranks.replica.tree.pages import PageRun
 from ...ranks.replica.tree.residence import TIERS, Leaving, Residence
 from ..epoch import Build, make_executor
 from ..rank.conditions import Conditions, OrderWork

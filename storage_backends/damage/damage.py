@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol, runtime_checkable
 
-from ..base import ObjectName
+from ...page_format.object_name import ObjectName
 
 
 class DamageKind(StrEnum):

@@ -5,8 +5,7 @@ is no moment in which the name is free and another writer could come first (but 
 only, which is removed before). Damaged is what a reader would be given, the object's last generation.
 """
 
-from ...page_format.page_object import name_digest
-from ..base import ObjectName
+from ...page_format.object_name import ObjectName, name_digest
 from ..mooncake.client import MooncakeClient
 from ..mooncake.names import key_of
 from ..mooncake.pieces import Code

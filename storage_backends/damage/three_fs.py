@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...errors import StorageError
-from ...page_format.page_object import HEADER_BYTES, name_digest
-from ..base import ObjectName
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_name import ObjectName, name_digest
 from ..page_index.contract import Entry, Settings
 from ..thread_calls import Stop
 from ..three_fs.files import SlotFiles

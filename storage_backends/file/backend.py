@@ -34,17 +34,8 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
-from ...page_format.page_object import name_digest
-from ..base import (
-    Capabilities,
-    Counters,
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ...page_format.object_name import ObjectName, name_digest, object_path
+from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage, damage_file
 from ..seen_names import SeenNames
 from ..tally import Tally
@@ -53,7 +44,7 @@ from ..uri import StoreUri
 from .complaints import remedy_for
 from .contents import file_bytes
 from .looking import LookedAtFiles
-from .objects import Durability, ObjectFiles, object_path
+from .objects import Durability, ObjectFiles
 from .sweep import SweepLimits, limits_of
 from .sweeper import Sweeper
 from .trust import Trust, trust_of

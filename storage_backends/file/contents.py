@@ -13,8 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ...page_format.object_shape import ObjectShape, Plan, pieces_of
-from ...page_format.page_object import (
+from ...page_format.object_header import (
     HEADER_BYTES,
     PIECE_BYTES,
     HeaderFinding,
@@ -26,7 +25,8 @@ from ...page_format.page_object import (
     part_checksums,
     presence_bits,
 )
-from ..base import ObjectName
+from ...page_format.object_name import ObjectName
+from ...page_format.object_shape import ObjectShape, Plan, pieces_of
 from ..thread_calls import Stop
 
 BLOCK_BYTES: Final = HEADER_BYTES

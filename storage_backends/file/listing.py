@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import StorageError
-from ...page_format.page_object import HeaderFinding, read_statement
-from ..base import ObjectName, StoredObject
+from ...page_format.object_header import HeaderFinding, read_statement
+from ...page_format.object_name import ObjectName
+from ..base import StoredObject
 from .contents import FileContents
 
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ConfigError
+from ...page_format.object_header import HeaderFinding
+from ...page_format.object_name import OBJECTS, ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HeaderFinding
-from ..base import ObjectName, WriteOutcome
+from ..base import WriteOutcome
 from ..thread_calls import Stop
 from .objects import Durability, ObjectFiles
 from .quarantine import FileQuarantine
-from .sweep import OBJECTS
 from .trust import Trust, check_trust
 from .turns import Identity
 

@@ -13,16 +13,21 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from ...page_format.object_header import HeaderFinding
+from ...page_format.object_name import (
+    NAME_DIGEST_BYTES,
+    OBJECTS,
+    ObjectName,
+    name_digest,
+    object_path,
+)
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import NAME_DIGEST_BYTES, HeaderFinding, name_digest
-from ..base import ObjectName, ReadOutcome, StoredObject, WriteOutcome
+from ..base import ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
@@ -30,7 +35,7 @@ from .contents import BLOCK_BYTES, FileContents
 from .listing import READ_FLAGS, stored_objects
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
 from .quarantine import QUARANTINE, FileQuarantine
-from .sweep import OBJECTS, SweepLimits
+from .sweep import SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, Trust, check_trust
 from .turns import Identity, Turns
@@ -391,14 +396,3 @@ def _may_be_object(status: os.stat_result, new: _New) -> bool:
     """Say whether a file's length alone tells that it is the object that is to be written."""
     told = new.shape.told_by_length and stat.S_ISREG(status.st_mode)
     return told and status.st_size == BLOCK_BYTES + new.shape.nbytes
-
-
-@lru_cache(maxsize=1024)
-def _namespace_directory(namespace: str) -> str:
-    return f"{OBJECTS}/{blake2b(namespace.encode('ascii'), digest_size=16).hexdigest()}"
-
-
-def object_path(namespace: str, digest: bytes) -> str:
-    """Return where, below the root, the object with this `name_digest` lies."""
-    digits = digest.hex()
-    return f"{_namespace_directory(namespace)}/{digits[:2]}/{digits}"

@@ -12,7 +12,7 @@ import os
 import secrets
 from typing import Final
 
-from ...page_format.page_object import HeaderFinding
+from ...page_format.object_header import HeaderFinding
 from ..thread_calls import Stop
 from .trees import remove_tree
 from .turns import Identity, Turns

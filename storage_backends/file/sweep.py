@@ -33,7 +33,7 @@ from math import log2
 from typing import Final
 
 from ...errors import ConfigError
-from ...page_format.page_object import name_digest
+from ...page_format.object_name import OBJECTS, name_digest
 from ..records.catalogue import RECORD_BYTES, is_record
 from ..uri import StoreUri
 from .contents import FileContents
@@ -42,7 +42,6 @@ from .publish import FILE_MODE, NO_LOCKS, sweep
 from .quarantine import QUARANTINE
 from .trees import remove_tree
 
-OBJECTS: Final = "objects"
 HIGH_WATER: Final = 0.95
 """Of the quota; a store that has more is brought down to `LOW_WATER`."""
 LOW_WATER: Final = 0.9

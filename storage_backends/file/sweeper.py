@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final
 
-from ..base import ObjectName
+from ...page_format.object_name import ObjectName
 from ..daemon_threads import DaemonThreads
 from ..seen_names import SeenNames
 from .sweep import SweepLimits, Swept, sweep_store, sweeping

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigError
+from ...page_format.object_name import OBJECTS
 from ..uri import StoreUri
 from .publish import TEMPORARY
 from .quarantine import QUARANTINE
-from .sweep import OBJECTS
 
 BELOW: Final = (OBJECTS, QUARANTINE, TEMPORARY)
 """What a store of files has in its root."""

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...page_format.page_object import NAME_DIGEST_BYTES, HeaderFinding, name_digest, read_statement
+from ...page_format.object_header import HeaderFinding, read_statement
+from ...page_format.object_name import NAME_DIGEST_BYTES, OBJECTS, name_digest, object_path
 from .contents import FileContents
 from .listing import GONE, READ_FLAGS, entries, unreadable
-from .objects import object_path
 from .quarantine import QUARANTINE, FileQuarantine
-from .sweep import OBJECTS
 from .turns import Turns
 
 _PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -25,17 +25,8 @@ from itertools import chain
 from typing import Final, TypeVar
 
 from ...errors import ConfigError, UsageError
-from ...page_format.page_object import name_digest
-from ..base import (
-    Capabilities,
-    Counters,
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ...page_format.object_name import ObjectName, name_digest
+from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..damage.mooncake import damage_object
 from ..fitting import fitting

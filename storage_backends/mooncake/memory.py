@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from ...errors import ConfigError
+from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_shape import Plan, pieces_of
-from ...page_format.page_object import HEADER_BYTES
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32

@@ -7,8 +7,8 @@ the others come to be is told in `reads` and `writes`.
 from dataclasses import dataclass
 from typing import Final
 
+from ...page_format.object_header import FORMAT_VERSION
 from ...page_format.object_shape import ALWAYS, ObjectShape
-from ...page_format.page_object import FORMAT_VERSION
 
 GENERATIONS: Final = 8
 """Each has a column more than the one before, so this bounds the optional columns of a page."""

@@ -12,7 +12,7 @@ a reader takes an object for corrupt only after it has found so twice.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ...page_format.page_object import HeaderFinding, check_header, presence_bits
+from ...page_format.object_header import HeaderFinding, check_header, presence_bits
 from ..base import ReadOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient

@@ -13,8 +13,7 @@ there is too much of that, reads are FAILED.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...page_format.object_shape import ObjectShape, Plan
-from ...page_format.page_object import (
+from ...page_format.object_header import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
@@ -24,6 +23,7 @@ from ...page_format.page_object import (
     presence_bits,
     stated_checksums,
 )
+from ...page_format.object_shape import ObjectShape, Plan
 from ..base import ReadOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_object
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ALWAYS, ObjectShape
-from ...page_format.page_object import HEADER_BYTES, HeaderFinding, encode_object
-from ..base import ObjectName, ReadOutcome, WriteOutcome
+from ..base import ReadOutcome, WriteOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory, address_of, in_rooms

@@ -15,10 +15,11 @@ from typing import Final, NamedTuple
 
 from ...errors import ConfigError, StorageError
 from ...page_format.namespace import Namespace
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_name import MANIFEST_POOL, MARK_POOL, ObjectName
 from ...page_format.object_shape import ALWAYS, ObjectShape
 from ...page_format.page_layout import PageLayout, ShardPlace
-from ...page_format.page_object import HEADER_BYTES
-from ..base import MANIFEST_POOL, MARK_POOL, ObjectName, StoredObject
+from ..base import StoredObject
 from .manifest import MANIFEST_BYTES, Manifest
 
 GROUPS_MAX: Final = 1 << 16

@@ -15,9 +15,10 @@ import msgpack
 
 from ...errors import ConfigError, StorageError
 from ...page_format.namespace import layouts_record, model_digest
+from ...page_format.object_name import MANIFEST_POOL, ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...page_format.page_layout import Column, PageLayout
-from ..base import MANIFEST_POOL, ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 
 MANIFEST_BYTES: Final = 16 << 10
 """Every manifest has this length, so that a reader knows it before it reads."""

@@ -16,16 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...page_format.object_name import MARK_POOL, ObjectName
 from ...page_format.object_shape import ObjectShape
 from ...page_format.page_layout import PageLayout, ShardPlace
 from ...page_format.shard_sources import ShardSource, sources_of
-from ..base import (
-    MARK_POOL,
-    ObjectName,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from ..base import StorageBackend, Write, WriteOutcome
 
 OWN: Final = 0
 """In place of a TP size: the objects that are named as this rank's own."""

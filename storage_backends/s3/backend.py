@@ -23,24 +23,16 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from ...errors import ConfigError, StorageError, UsageError
-from ..base import (
-    Capabilities,
-    Counters,
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ...page_format.object_name import OBJECTS, ObjectName
+from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
-from ..page_index.contract import make_index
+from ..page_index.opening import make_index
 from ..seen_names import SeenNames
 from ..tally import Tally
 from ..uri import StoreUri
 from .address import S3Address, S3Packing, address_of, packing_of
 from .calls import DeadlineCalls
-from .objects import OBJECTS, S3Objects
+from .objects import S3Objects
 from .packs import S3Packs
 from .requests import RequestFailed, S3Requests
 

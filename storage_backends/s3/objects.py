@@ -14,19 +14,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ...errors import StorageError
-from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import (
+from ...page_format.object_header import (
     HEADER_BYTES,
     HeaderFinding,
     check_header,
     encode_object,
-    name_digest,
     presence_bits,
     read_statement,
 )
-from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_path
+from ...page_format.object_shape import ObjectShape
+from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
-from ..file.objects import object_path
 from ..fitting import fitting
 from .calls import each
 from .ranges import Elsewhere, Range, StoredPlace, join_ranges, take_object, wanted_ranges
@@ -34,7 +33,6 @@ from .requests import Changed, Listed, RequestFailed, S3Requests
 
 Item = TypeVar("Item")
 
-OBJECTS: Final = "objects"
 GOOD: Final = (HeaderFinding.SOUND, HeaderFinding.LACKING)
 READ_TRIES: Final = 6
 """Each try but the first two loses only to somebody who has replaced the object meanwhile."""

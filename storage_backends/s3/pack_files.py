@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ...page_format.object_header import HEADER_BYTES, encode_object
+from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES, encode_object
-from ..base import ObjectName
 from ..page_index.contract import NOTHING, Entry
 from .ranges import REQUEST_BYTES_MAX, Range, StoredPlace
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ...errors import StorageError
-from ...page_format.page_object import HeaderFinding, name_digest
+from ...page_format.object_header import HeaderFinding
+from ...page_format.object_name import name_digest
 from ..base import Write, WriteOutcome
 from ..fitting import fitting
 from ..page_index.contract import NOTHING, CommitOutcome, Entry

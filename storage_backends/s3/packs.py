@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import StorageError
+from ...page_format.object_header import HEADER_BYTES, HeaderFinding, read_statement
+from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape
-from ...page_format.page_object import HEADER_BYTES, HeaderFinding, name_digest, read_statement
-from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..fitting import fitting
 from ..page_index.contract import CommitOutcome, Entry, PageIndex, Used

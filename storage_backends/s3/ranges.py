@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ...page_format.object_shape import ObjectShape, pieces_of
-from ...page_format.page_object import (
+from ...page_format.object_header import (
     HEADER_BYTES,
     PIECE_BYTES,
     HeaderFinding,
@@ -22,6 +21,7 @@ from ...page_format.page_object import (
     presence_bits,
     stated_checksums,
 )
+from ...page_format.object_shape import ObjectShape, pieces_of
 
 GAP_BYTES_MAX: Final = 64 << 10
 """Wanted ranges no farther apart are one request. A request takes some 20 ms and a connection gives

@@ -30,22 +30,15 @@ from time import monotonic
 from typing import Final
 
 from ...errors import ConfigError, StorageError, UsageError
-from ...page_format.page_object import HEADER_BYTES
-from ..base import (
-    Capabilities,
-    Counters,
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StoredObject,
-    Write,
-    WriteOutcome,
-)
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_name import ObjectName
+from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..damage.three_fs import SlotDamage
 from ..file.trust import Trust, trust_of
 from ..fitting import fitting
-from ..page_index.contract import PageIndex, make_index
+from ..page_index.contract import PageIndex
+from ..page_index.opening import make_index
 from ..seen_names import SeenNames
 from ..tally import Tally
 from ..thread_calls import Stop, ThreadCalls
@@ -54,7 +47,8 @@ from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory
 from .index import IndexCalls
 from .reads import PlacedRead, SlotReads
-from .rings import RingClient, choose_rings
+from .ring_choice import choose_rings
+from .rings import RingClient
 from .sizes import agree_on_sizes, sizes_of
 from .transfers import Transfers
 from .usrbio_rings import load_client

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...errors import StorageError
-from ...page_format.object_shape import ObjectShape, pieces_of
-from ...page_format.page_object import (
+from ...page_format.object_header import (
     HEADER_BYTES,
     HeaderFinding,
     PartHashes,
     check_header,
-    name_digest,
     presence_bits,
     read_statement,
     stated_checksums,
 )
-from ..base import ObjectName, Read, ReadOutcome, StoredObject
+from ...page_format.object_name import ObjectName, name_digest
+from ...page_format.object_shape import ObjectShape, pieces_of
+from ..base import Read, ReadOutcome, StoredObject
 from ..page_index.contract import Entry, PageIndex, Settings
 from ..thread_calls import Stop
 from .complaints import Complaints

@@ -16,7 +16,6 @@ filesystem.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
@@ -100,20 +99,3 @@ class RingClient(Protocol):
     def deregister(self, fd: int) -> None:
         """Forget this descriptor, which is still open. No operation on it may be pending."""
         ...
-
-
-def choose_rings(directory: Path) -> RingClient:
-    """Return USRBIO where `directory` is on a mounted 3FS and its client is installed.
-
-    Elsewhere the same rings over system calls, which say why.
-    """
-    from .pread_rings import PreadRings
-    from .usrbio_rings import UsrbioRings, find_mount, load_client
-
-    client = load_client()
-    if client is None:
-        return PreadRings("the USRBIO client (hf3fs_py_usrbio) is not installed")
-    mount = find_mount(client, directory)
-    if mount is None:
-        return PreadRings(f"{directory} is not on a mounted 3FS")
-    return UsrbioRings(client, mount)

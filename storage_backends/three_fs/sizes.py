@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigError
-from ...page_format.page_object import HEADER_BYTES
+from ...page_format.object_header import HEADER_BYTES
 from ..page_index.contract import PageIndex, Settings
 from ..records.manifest import MANIFEST_BYTES
 from ..uri import StoreUri

@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from ...page_format.page_object import HEADER_BYTES
+from ...page_format.object_header import HEADER_BYTES
 from ..thread_calls import Stop
 from .complaints import Complaints
 from .rings import Ring, RingClient

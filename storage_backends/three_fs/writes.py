@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...errors import StorageError
+from ...page_format.object_header import HEADER_BYTES, encode_object
+from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ALWAYS, ObjectShape
-from ...page_format.page_object import HEADER_BYTES, encode_object, name_digest
-from ..base import ObjectName, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
 from ..page_index.contract import (
     NOTHING,

@@ -2,10 +2,10 @@
 
 from collections.abc import AsyncIterator, Sequence
 
+from ...page_format.object_name import ObjectName
 from ..base import (
     Capabilities,
     Counters,
-    ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ...page_format.page_object import name_digest
-from ..base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...page_format.object_name import ObjectName, name_digest
+from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..fitting import fitting
 from ..uri import StoreUri
 from .base import Wrapper

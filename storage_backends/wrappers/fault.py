@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Final
 
 from ...errors import ConfigError
-from ..base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...page_format.object_name import ObjectName
+from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..damage.damage import Damage, Damageable, DamageKind
 from ..uri import StoreUri
 from .base import Wrapper, layers

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from ..base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...page_format.object_name import ObjectName
+from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..uri import StoreUri
 from .base import Wrapper
 

@@ -14,7 +14,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Final, TypeVar
 
-from ..base import ObjectName, Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...page_format.object_name import ObjectName
+from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..uri import StoreUri
 from .base import Wrapper
 

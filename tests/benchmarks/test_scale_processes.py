@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from lockstep.benchmarks.exchange import ExchangeSettings, measure_exchanges
+from lockstep.benchmarks.exchange import measure_exchanges
+from lockstep.benchmarks.exchange_settings import ExchangeSettings
 from lockstep.benchmarks.scale.fit import deployment_of, way
 from lockstep.benchmarks.scale.memory import sockets
 from lockstep.benchmarks.scale.model import traffic

@@ -15,7 +15,7 @@ from lockstep.ranks.config import CacheConfig, Recurrent, SlidingWindow
 from lockstep.ranks.executor.engine_pages import AxisOrder, EnginePages
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL
-from lockstep.ranks.replica.device.lent import NO_PAGE
+from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.requests import LoadState
 
 TOKENS, HEADS, ELEMENTS, BLOCKS, SLOTS = 4, 2, 3, 24, 6

@@ -21,7 +21,7 @@ from lockstep.ranks.orders import Fetch, LookUp, Need, ObjectTransfer
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.effects import Effects
 from lockstep.ranks.replica.notices import Finished
-from lockstep.ranks.replica.tree.pages import page_run
+from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.wire import decode, encode
 from lockstep.simulation.epoch import Build
 from lockstep.simulation.schedule import run_schedule

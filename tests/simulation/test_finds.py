@@ -24,13 +24,13 @@ from lockstep.ranks.replica.notices import Why
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
 from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
+from lockstep.ranks.replica.pages import PageRun
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.prefetch.prefetching import Prefetching
 from lockstep.ranks.replica.requests import Request, Requests
 from lockstep.ranks.replica.tree import prefixes as prefixes_module
 from lockstep.ranks.replica.tree import tree as tree_module
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node
-from lockstep.ranks.replica.tree.pages import PageRun
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.ranks.replica.tree.room import Room

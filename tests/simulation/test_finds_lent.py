@@ -5,17 +5,17 @@ from functools import partial
 
 from lockstep.coordinator.ballot import Ended
 from lockstep.ranks.orders import CopyToDevice, CopyTransfer, Fence, Order
-from lockstep.ranks.replica.device.lent import Lent
 from lockstep.ranks.replica.device.lent_device import LentDevice
 from lockstep.ranks.replica.operations.kinds import LoadBack, Resume
+from lockstep.ranks.replica.operations.lent import Lent
 from lockstep.ranks.replica.operations.loading_back import LoadingBack
+from lockstep.ranks.replica.pages import PageRun
 from lockstep.ranks.replica.parts import Parts
 from lockstep.ranks.replica.requests import Event, LoadState, Request, Requests
 from lockstep.ranks.replica.tree.components.base import Component
 from lockstep.ranks.replica.tree.matching import Missing, match
 from lockstep.ranks.replica.tree.node import Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed
-from lockstep.ranks.replica.tree.pages import PageRun
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.residence import Residence
 from lockstep.simulation.epoch import Build, make_executor

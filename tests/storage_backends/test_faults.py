@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.page_format.page_object import HeaderFinding
+from lockstep.page_format.object_header import HeaderFinding
 from lockstep.storage_backends import memory
 from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.file.backend import FileBackend

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lockstep.page_format.object_header import encode_header
+from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part, Plan
-from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.contents import BLOCK_BYTES

@@ -9,7 +9,7 @@ from lockstep.errors import ConfigError, LockstepError, StorageError
 from lockstep.storage_backends import registry
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend
-from lockstep.storage_backends.page_index.contract import make_index
+from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.registry import known_schemes, make_backend, open_backend
 from lockstep.storage_backends.uri import (
     StoreUri,

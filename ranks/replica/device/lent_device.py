@@ -24,18 +24,18 @@ from ..notices import Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
+from ..operations.lent import Lent, require_all, require_prefix
 from ..operations.loading_back import LoadingBack, Tail
 from ..operations.saving import Saving
+from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
 from ..settings import ReplicaConfig
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node
-from ..tree.pages import PageRun, page_run
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .device import Follows
-from .lent import Lent, require_all, require_prefix
 from .lent_copies import LentCopies
 
 _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)

@@ -14,19 +14,19 @@ from ..notices import Cause, Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Resume, Retract
+from ..operations.lent import NO_PAGE
 from ..operations.loading_back import LoadingBack, Tail
 from ..operations.saving import Saving
+from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests
 from ..settings import ReplicaConfig
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, reach
 from ..tree.node import DEVICE, HOST, Node
-from ..tree.pages import PageRun, page_run
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .checkpoints import Checkpoints
 from .device import Follows
-from .lent import NO_PAGE
 
 
 class OwnedDevice:

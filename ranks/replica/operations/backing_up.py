@@ -12,17 +12,17 @@ from ....coordinator.operation import Kind, Outcome
 from ....errors import InternalError
 from ...config import WritePolicy
 from ...orders import CopyTransfer
-from ..device.lent import Lent
 from ..effects import Outbox
 from ..notices import Cause, NotBegun
+from ..pages import PageRun
 from ..settings import ReplicaConfig
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
-from ..tree.pages import PageRun
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import Backup, Retract, Segment
+from .lent import Lent
 from .persisting import Persisting
 
 

@@ -11,11 +11,11 @@ from ....coordinator.operation import Outcome
 from ...orders import CopyTransfer
 from ..journal import Journal
 from ..notices import Cause
+from ..pages import PageRun, page_run
 from ..requests import Event, Request, Requests
 from ..tree.components.base import Component
 from ..tree.matching import Missing
 from ..tree.node import DEVICE, HOST, Node
-from ..tree.pages import PageRun, page_run
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import LoadBack, Loading, Resume, Segment

@@ -7,11 +7,11 @@ from ....coordinator.operation import Kind, Outcome, Queue
 from ...orders import ObjectTransfer
 from ..effects import Outbox
 from ..notices import Cause, NotBegun, Stored, Tier
+from ..pages import page_run
 from ..requests import Requests
 from ..settings import ReplicaConfig
 from ..store import Store
 from ..tree.node import HOST
-from ..tree.pages import page_run
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import Persist, Segment

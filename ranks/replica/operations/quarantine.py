@@ -9,10 +9,10 @@ epoch ends. All of it is looked at anew, since it is asked only when something w
 from collections.abc import Iterable
 
 from ....coordinator.operation import Phase
+from ..pages import PagePool
 from ..settings import ReplicaConfig
 from ..store import Store
 from ..tree.node import HOST
-from ..tree.pages import PagePool
 from ..tree.prefixes import Prefixes
 from ..tree.residence import TIERS
 from .agenda import Agenda

@@ -10,18 +10,18 @@ between is found out, and the request computes anew.
 from collections.abc import Sequence
 
 from ...orders import CopyTransfer
-from ..device.lent import Lent
+from ..pages import PageRun, page_run
 from ..requests import Event, Request, Requests
 from ..settings import ReplicaConfig
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
-from ..tree.pages import PageRun, page_run
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .agenda import Agenda
 from .backing_up import BackingUp
 from .kinds import Retract
+from .lent import Lent
 
 
 class Saving:

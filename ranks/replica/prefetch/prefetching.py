@@ -23,11 +23,11 @@ from ..effects import Outbox
 from ..notices import Lacking, Missed, Why
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
+from ..pages import PageRun
 from ..requests import Request, Requests
 from ..settings import ReplicaConfig
 from ..store import Store
 from ..tree.node import HOST
-from ..tree.pages import PageRun
 from ..tree.prefixes import Prefixes
 from .lookups import Lookups
 from .settling import Settling

@@ -9,10 +9,10 @@ from ....errors import InternalError
 from ..clock import Clock
 from ..notices import Cause
 from ..operations.kinds import Prefetch
+from ..pages import PageRun, page_run
 from ..store import Store
 from ..tree.components.base import Component
 from ..tree.node import HOST, Node
-from ..tree.pages import PageRun, page_run
 from ..tree.prefixes import Prefixes
 
 

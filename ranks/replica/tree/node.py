@@ -5,8 +5,8 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 from ....errors import InternalError
+from ..pages import PageRun
 from .components.base import Component
-from .pages import PageRun
 
 DEVICE, HOST = 0, 1
 """The tiers that the tree knows, as indices."""

@@ -17,13 +17,13 @@ from ..clock import Clock
 from ..effects import Outbox
 from ..journal import Journal
 from ..notices import Cause, Removed, Stored, Tier
+from ..pages import PagePool, PageRun, page_run
 from ..settings import ReplicaConfig
 from .eviction import EvictionQueue
 from .eviction_policies import find_policy
 from .holds import Holds, Receipt
 from .limits import Limits
 from .node import DEVICE, HOST, Node
-from .pages import PagePool, PageRun, page_run
 from .tree import Tree
 
 TIERS = (DEVICE, HOST)

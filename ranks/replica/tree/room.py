@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from ....errors import InternalError
 from ..journal import Journal
 from ..notices import Cause
+from ..pages import PagePool, PageRun
 from .node import DEVICE, Node
-from .pages import PagePool, PageRun
 from .residence import TIERS, Leaving, Residence
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.page_format.object_header import HEADER_BYTES
 from tests.kit.vllm.faults import SLOW_S
 from tests.kit.vllm.group import Group, assert_exact, differences, lockstep_connector
 from tests.kit.vllm.mixed_prompts import REQUESTS, mixed_prompts

@@ -17,10 +17,11 @@ import pytest
 
 from lockstep.launch import command
 from lockstep.page_format.namespace import Namespace
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.page_format.page_object import HEADER_BYTES
-from lockstep.storage_backends.base import ObjectName, StorageBackend, Write, WriteOutcome
+from lockstep.storage_backends.base import StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.records.manifest import Manifest, claim_model
 from tests.kit.storage.files import FileStore

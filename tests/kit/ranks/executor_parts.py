@@ -10,6 +10,7 @@ from queue import SimpleQueue
 import torch
 
 from lockstep.coordinator.ballot import Progress
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import (
     Column,
     ColumnShard,
@@ -25,7 +26,6 @@ from lockstep.ranks.orders import KV_POOL, Direction, Order
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,
-    ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,

@@ -8,8 +8,8 @@ from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.orders import CopyTransfer, Need, ObjectTransfer
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.device.lent import NO_PAGE
 from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.wire import field_names
 from tests.kit.scenarios.language import Names
 

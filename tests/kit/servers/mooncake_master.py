@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from lockstep.page_format.page_object import HEADER_BYTES, name_digest
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import ObjectName, name_digest
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
 from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of

@@ -18,9 +18,10 @@ import os
 import sys
 from pathlib import Path
 
+from lockstep.page_format.object_header import encode_object
+from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_object import encode_object, name_digest
-from lockstep.storage_backends.base import ObjectName, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeSettings
 from lockstep.storage_backends.mooncake.names import key_of

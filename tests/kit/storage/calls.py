@@ -9,10 +9,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part
-from lockstep.page_format.page_object import name_digest
 from lockstep.storage_backends.base import (
-    ObjectName,
     Read,
     ReadOutcome,
     StorageBackend,

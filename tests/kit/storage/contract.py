@@ -13,7 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.page_format.object_name import ObjectName
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from tests.kit.storage.calls import (
     EVERY,
     KIB,

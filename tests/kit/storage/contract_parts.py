@@ -5,8 +5,8 @@ from itertools import chain, combinations
 import pytest
 
 from lockstep.errors import UsageError
+from lockstep.page_format.object_header import PIECE_BYTES
 from lockstep.page_format.object_shape import ObjectShape, Part
-from lockstep.page_format.page_object import PIECE_BYTES
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from tests.kit.storage.calls import (
     EVERY,

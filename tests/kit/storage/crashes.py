@@ -17,10 +17,10 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
 
+from lockstep.page_format.object_name import ObjectName, name_digest, object_path
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_object import name_digest
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.storage.calls import columns, full_page, object_name, page, soon_off_loop

@@ -9,15 +9,9 @@ from functools import cache
 from itertools import accumulate, pairwise
 from random import Random
 
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 from lockstep.storage_backends.wrappers.metrics import Call, MetricsBackend
 from tests.kit.storage.calls import EVERY, columns, full_page, object_name

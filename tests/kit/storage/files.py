@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.page_object import name_digest
-from lockstep.storage_backends.base import ObjectName
+from lockstep.page_format.object_name import ObjectName, name_digest, object_path
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.objects import Durability, object_path
+from lockstep.storage_backends.file.objects import Durability
 
 _open = os.open
 

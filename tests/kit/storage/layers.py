@@ -6,15 +6,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import WrapBackend
 from lockstep.storage_backends.uri import parse_uri

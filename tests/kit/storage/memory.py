@@ -1,6 +1,6 @@
 """What the tests of `memory://` share: a store on a shelf that every backend of it looks at."""
 
-from lockstep.storage_backends.base import ObjectName
+from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from tests.kit.storage.calls import digest_of
 

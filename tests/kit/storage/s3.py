@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import S3Store
 
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_object import HEADER_BYTES
-from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.page_index.contract import NOTHING, Commit, CommitOutcome, Entry
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.s3.backend import S3Backend, from_uri

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.page_format.page_object import HEADER_BYTES
-from lockstep.storage_backends.base import ObjectName
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.page_index.contract import (
     NOTHING,
     Commit,
@@ -18,8 +18,8 @@ from lockstep.storage_backends.page_index.contract import (
     Entry,
     PageIndex,
     Reservation,
-    make_index,
 )
+from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from lockstep.storage_backends.three_fs.rings import RingClient

@@ -4,19 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from lockstep.page_format.object_header import HeaderFinding
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import Run
-from lockstep.page_format.page_object import HeaderFinding
 from lockstep.ranks import opening
 from lockstep.ranks.executor.copies import CopyJob, CpuCopies
 from lockstep.ranks.orders import Direction
-from lockstep.storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file import contents as file_contents
 from lockstep.storage_backends.wrappers.base import Wrapper
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.page_format.object_header import encode_header
+from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part
-from lockstep.page_format.page_object import encode_header, name_digest
 from lockstep.storage_backends.base import Capabilities
 from lockstep.storage_backends.file.backend import FileBackend
 from tests.kit.launch.stores import (

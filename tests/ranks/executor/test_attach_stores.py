@@ -27,6 +27,7 @@ from lockstep import (
 )
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.coordinator.operation import Phase
+from lockstep.page_format.object_name import ObjectName
 from lockstep.ranks import opening
 from lockstep.ranks.agreed_pools import shard_layouts
 from lockstep.ranks.executor.executor import RankExecutor
@@ -38,7 +39,6 @@ from lockstep.ranks.replica.tree.node import HOST
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.small_engine.contents import PageContents
 from lockstep.storage_backends import registry
-from lockstep.storage_backends.base import ObjectName
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.uri import StoreUri
 from tests.kit.ranks.executor_parts import PATIENCE_S, HeldStore

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Expired, Landed, Quiesced
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout, ShardPlace
 from lockstep.ranks.executor.executor import RankExecutor
@@ -18,7 +19,7 @@ from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
-from lockstep.storage_backends.base import ObjectName, Write
+from lockstep.storage_backends.base import Write
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import (

@@ -12,6 +12,7 @@ import pytest
 from lockstep import Cache, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, StopRule
 from lockstep.coordinator.ballot import Capped, Ended, Landed
 from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import OPTIONAL_COLUMNS_MAX, ShardLayout
 from lockstep.ranks.agreed_pools import shard_layouts
@@ -22,7 +23,7 @@ from lockstep.ranks.orders import KV_POOL, Fetch, ObjectTransfer, Put
 from lockstep.ranks.replica.answers import Admission
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.small_engine.contents import PageContents
-from lockstep.storage_backends.base import Counters, ObjectName, StoredObject
+from lockstep.storage_backends.base import Counters, StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
 from tests.kit.ranks.executor_parts import (

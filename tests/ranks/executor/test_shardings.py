@@ -8,21 +8,14 @@ from typing import ClassVar
 import pytest
 
 from lockstep.coordinator.ballot import Answered, Capped, Ended, Landed
+from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.page_layout import PageLayout, ShardPlace
-from lockstep.page_format.page_object import name_digest
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
 from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
-from lockstep.storage_backends.base import (
-    ObjectName,
-    Read,
-    ReadOutcome,
-    StorageBackend,
-    Write,
-    WriteOutcome,
-)
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings

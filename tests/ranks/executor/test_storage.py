@@ -21,11 +21,12 @@ from lockstep.coordinator.ballot import (
     QuiesceExpired,
 )
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
-from lockstep.storage_backends.base import ObjectName, Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import (

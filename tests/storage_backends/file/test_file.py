@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.object_header import HEADER_BYTES, encode_header
+from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import Part, Plan, part_table
-from lockstep.page_format.page_object import HEADER_BYTES, encode_header, name_digest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES

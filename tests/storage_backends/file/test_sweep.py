@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_name import ObjectName, name_digest, object_path
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.page_format.page_object import name_digest
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.objects import Durability, ObjectFiles, object_path
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.sweep import (
     EMPTY_AGE_S,
     LOCK,

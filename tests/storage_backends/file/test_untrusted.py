@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_header import encode_header
+from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
-from lockstep.page_format.page_object import encode_header, name_digest
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.sweep import SweepLimits

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings

@@ -15,8 +15,8 @@ from lockstep.storage_backends.page_index.contract import (
     CommitOutcome,
     Entry,
     Settings,
-    make_index,
 )
+from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.three_fs.backend import RINGS_MAX
 from tests.kit.servers.redis_server import RedisServer
 

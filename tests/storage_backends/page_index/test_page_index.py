@@ -18,8 +18,8 @@ from lockstep.storage_backends.page_index.contract import (
     PageIndex,
     Reservation,
     Settings,
-    make_index,
 )
+from lockstep.storage_backends.page_index.opening import make_index
 from tests.kit.servers.redis_server import RedisServer
 
 LONG_S = 3600.0

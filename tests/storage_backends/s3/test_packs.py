@@ -33,10 +33,11 @@ pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
-from lockstep.storage_backends.page_index.contract import Entry, Settings, make_index
+from lockstep.storage_backends.page_index.contract import Entry, Settings
+from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.s3.ranges import (
     GAP_BYTES_MAX,

@@ -29,8 +29,8 @@ pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
 
 from lockstep.errors import ConfigError, StorageError
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import ObjectShape, Part
-from lockstep.page_format.page_object import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
 from lockstep.storage_backends.registry import make_backend

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from tests.kit.programs import program
 from tests.kit.servers.redis_server import RedisServer

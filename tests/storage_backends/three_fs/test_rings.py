@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage_backends.three_fs.pread_rings import PreadRings
-from lockstep.storage_backends.three_fs.rings import Completion, Ring, RingClient, choose_rings
+from lockstep.storage_backends.three_fs.ring_choice import choose_rings
+from lockstep.storage_backends.three_fs.rings import Completion, Ring, RingClient
 from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings, find_mount
 from tests.kit.storage.calls import page, soon_off_loop
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.page_format.page_object import HEADER_BYTES
+from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.page_format.object_name import ObjectName
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.page_index import sqlite as page_index_sqlite
 from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.page_format.object_name import ObjectName
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.wrappers.breaker import BreakerBackend, BreakerState
 from tests.kit.storage.calls import now, object_name
 from tests.kit.storage.layers import (

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from lockstep.storage_backends.base import ObjectName, StorageBackend
+from lockstep.page_format.object_name import ObjectName
+from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.registry import WrapBackend
 from lockstep.storage_backends.wrappers import breaker, fault, limit, metrics, retry
 from tests.kit.storage.by_name import (

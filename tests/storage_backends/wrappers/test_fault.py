@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import ConfigError
+from lockstep.page_format.object_header import HeaderFinding, check_object, encode_object
+from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.page_format.page_object import (
-    HeaderFinding,
-    check_object,
-    encode_object,
-    name_digest,
-)
-from lockstep.storage_backends.base import ObjectName, ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.damage.damage import Damage, DamageKind, damage_file
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.registry import known_schemes, make_backend

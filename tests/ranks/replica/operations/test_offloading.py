@@ -6,9 +6,9 @@ import pytest
 
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.check import check
+from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ReplicaConfig
-from lockstep.ranks.replica.tree.pages import page_run
 
 PAGE_TOKENS = 4
 TOKENS = array("i", range(4 * PAGE_TOKENS)).tobytes()

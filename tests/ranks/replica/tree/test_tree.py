@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.ranks.replica.notices import Cause
+from lockstep.ranks.replica.pages import page_run
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.settings import ReplicaConfig
 from lockstep.ranks.replica.tree.holds import Receipt
 from lockstep.ranks.replica.tree.node import DEVICE, HOST, Node, Place
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
-from lockstep.ranks.replica.tree.pages import page_run
 from lockstep.ranks.replica.tree.prefixes import Prefixes
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 from lockstep.ranks.replica.tree.tree import Tree

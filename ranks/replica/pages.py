@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xxhash import xxh3_64_intdigest as fingerprint
 
-from ....errors import InternalError
-from ..journal import Journal
+from ...errors import InternalError
+from .journal import Journal
 
 if TYPE_CHECKING:
     PageRun: TypeAlias = array[int]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....errors import UsageError
+from ..pages import PageRun
 from ..tree.components.base import Component
 from ..tree.node import Node
-from ..tree.pages import PageRun
 
 NO_PAGE = -1
 """Stands in a page table where a request has no page any more."""

@@ -27,17 +27,15 @@ cache, and since filesystems store whole blocks, it takes no more room than a sh
 Everything here is pure: bytes in, bytes or a finding out.
 """
 
-import re
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 import xxhash
 
-from ..storage_backends.base import ObjectName
+from .object_name import NAME_DIGEST_BYTES, ObjectName, full_name, name_digest
 from .object_shape import ALWAYS, PARTS_MAX, ObjectShape, Plan, Run, parts_of, pieces_of
 
 MAGIC: Final = b"LOCKSTEP"
@@ -53,14 +51,9 @@ _CHECKSUMS_AT: Final = 1304
 _CHECK: Final = struct.Struct("<Q")
 _CHECK_AT: Final = HEADER_BYTES - _CHECK.size
 CHECKSUM_BYTES: Final = 16
-NAME_DIGEST_BYTES: Final = 32
 PIECE_BYTES: Final = 256 << 10
 """A payload is read and written in pieces of about this size, so that each can be hashed while it is
 still in the core's cache."""
-
-_PART: Final = re.compile("[a-z0-9.-]{1,128}")
-_OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
-_KEY_MAX: Final = 128
 
 
 class HeaderFinding(IntEnum):
@@ -88,20 +81,6 @@ class HeaderFinding(IntEnum):
     """What lies there is no object at all: a directory, a link, a device."""
     LACKING = 10
     """So far sound; it lacks an optional column that was asked for."""
-
-
-def name_digest(name: ObjectName) -> bytes | None:
-    """Return the 32-byte digest of the full name, or None if a part has a character it must not."""
-    around = _around_key(name.namespace, name.pool, name.shard)
-    key = name.key
-    # One call's names share all parts but the key, and this is on the path of every page.
-    if around is None or not (key.isascii() and 0 < len(key) <= _KEY_MAX):
-        return None
-    text = key.encode()
-    if text.translate(None, _OF_PARTS):
-        return None
-    before, after = around
-    return blake2b(before + text + after, digest_size=NAME_DIGEST_BYTES).digest()
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
@@ -167,7 +146,7 @@ def encode_header(
     `digest` is the `name_digest`, `plan` that of an object with the presence bits `present`, and
     `checksums` those of its parts, joined.
     """
-    text = _full_name(name).encode("ascii")
+    text = full_name(name).encode("ascii")
     block = bytearray(_template(plan.payload_bytes, present, plan.table))
     block[_FIRST.size : _FIRST.size + NAME_DIGEST_BYTES] = digest
     _NAME_BYTES.pack_into(block, _NAME_AT - _NAME_BYTES.size, len(text))
@@ -340,15 +319,3 @@ def _check_fields(header: memoryview) -> HeaderFinding:
         header_bytes == HEADER_BYTES and count <= PARTS_MAX and name_bytes <= _TABLE_AT - _NAME_AT
     )
     return HeaderFinding.SOUND if fits else HeaderFinding.HEADER
-
-
-@lru_cache(maxsize=256)
-def _around_key(namespace: str, pool: str, shard: str) -> tuple[bytes, bytes] | None:
-    """Return what comes before and after the key in a full name; None if a part is impossible."""
-    if not all(_PART.fullmatch(part) for part in (namespace, pool, shard)):
-        return None
-    return f"{namespace}/".encode(), f"/{pool}/{shard}".encode()
-
-
-def _full_name(name: ObjectName) -> str:
-    return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"

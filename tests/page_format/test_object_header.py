@@ -7,8 +7,7 @@ from hashlib import sha256
 import pytest
 import xxhash
 
-from lockstep.page_format.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
-from lockstep.page_format.page_object import (
+from lockstep.page_format.object_header import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     PIECE_BYTES,
@@ -19,14 +18,14 @@ from lockstep.page_format.page_object import (
     check_object,
     encode_header,
     encode_object,
-    name_digest,
     part_checksums,
     presence_bits,
     read_statement,
     stated_checksums,
     take_parts,
 )
-from lockstep.storage_backends.base import ObjectName
+from lockstep.page_format.object_name import ObjectName, name_digest
+from lockstep.page_format.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
 
 NAME = ObjectName("ab" * 32, "cd" * 32, "kv", "l0-4.h0-2")
 SHAPE = ObjectShape((Part(1000), Part(280), Part(100, 0), Part(100, 1), Part(7, 1)), (0, 1))

@@ -33,7 +33,7 @@ def bytes_per_page(components: str) -> BytesPerPage:
         cached = CachedPrompts(shape, spare_tokens=0)
         gc.collect()
         filled, _ = tracemalloc.get_traced_memory()
-        tree = cached.cache.replica.prefixes.tree
+        tree = cached.cache.inspection.prefixes.tree
         for node in tree.nodes():
             tree.keys(node)
         gc.collect()

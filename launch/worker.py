@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import Store
 from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
-from ..ranks.replica.check import InvariantViolation, check
+from ..ranks.replica.check import InvariantViolation
 from ..small_engine.scheduler import EngineLimits, Scheduler
 from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
@@ -238,7 +238,7 @@ class _Run:
             round_us=stats.round_us,
             operations=stats.operations,
             bytes_moved=asdict(stats.bytes_moved),
-            operations_left=len(self._cache.replica.agenda.in_flight),
+            operations_left=len(self._cache.inspection.in_flight),
             violation=violation,
             storage_corrupt=stats.pages_corrupt,
             storage_late_calls=stats.storage_late.calls,
@@ -274,7 +274,7 @@ def _violation(cache: "Cache") -> str:
     No request and no operation is left that could own a page, so one that leaked shows here.
     """
     try:
-        check(cache.replica)
+        cache.inspection.check()
     except InvariantViolation as broken:
         return str(broken)
     return ""

@@ -73,7 +73,7 @@ class Cache(RankCache):
         `.column(name)` of each is a tensor [layers, pages, heads, tokens, elements].
         """
         # Only the simulated executor has none, and whoever imports this class need not have torch.
-        pools: Mapping[str, DevicePool] | None = getattr(self.executor, "device_pools", None)
+        pools: Mapping[str, DevicePool] | None = getattr(self._executor, "device_pools", None)
         if pools is None:
             raise UsageError("this cache has no device pages of its own")
         return pools
@@ -105,11 +105,11 @@ class Cache(RankCache):
         require_text(namespace)
         data, reserve = as_token_bytes(tokens), as_count(reserve_tokens)
         rank = as_count(priority, "priority")
-        return self._follow(self.replica.load_back(request, namespace, data, reserve, rank))
+        return self._follow(self._replica.load_back(request, namespace, data, reserve, rank))
 
     def load_state(self, request: str) -> LoadState:
         """Say whether an admitted request's prefix is on the device on every rank."""
-        return self.replica.load_state(request)
+        return self._replica.load_state(request)
 
     def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
         """Return the device pages of a READY request in token order: shared prefix, then its own.
@@ -120,7 +120,7 @@ class Cache(RankCache):
         READY (unless there are none), and which the engine changes in place. A copy. `insert` may
         change the table, since a page that the tree has already replaces the request's own.
         """
-        return np.array(self.replica.page_table(request, pool), dtype=np.int32)
+        return np.array(self._replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
         """Reserve device pages for `total_tokens` tokens in total; False if there is no room.
@@ -128,7 +128,7 @@ class Cache(RankCache):
         There never is for more than the device has, where the engine has to end the request.
         """
         self._require_group()
-        return self._follow(self.replica.extend(request, as_count(total_tokens)))
+        return self._follow(self._replica.extend(request, as_count(total_tokens)))
 
     def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
         """Publish the whole pages of `tokens`, whose content is in the request's pages of every pool.
@@ -141,7 +141,7 @@ class Cache(RankCache):
         now shares with the request.
         """
         self._require_group()
-        return self._follow(self.replica.insert(request, as_token_bytes(tokens), final=final))
+        return self._follow(self._replica.insert(request, as_token_bytes(tokens), final=final))
 
     def retract(self, request: str, tokens: Tokens) -> bool:
         """Move a request that is READY off the device, with everything that it holds in every pool.
@@ -153,7 +153,7 @@ class Cache(RankCache):
         request goes on, if host memory has no room.
         """
         self._require_group()
-        return self._follow(self.replica.retract(request, as_token_bytes(tokens)))
+        return self._follow(self._replica.retract(request, as_token_bytes(tokens)))
 
     def resume(self, request: str, *, reserve_tokens: int = 0) -> Admission | Wait:
         """Bring a SAVED request back, with device pages for `reserve_tokens` tokens in total.
@@ -164,16 +164,16 @@ class Cache(RankCache):
         `UsageError` as `load_back` does.
         """
         self._require_group()
-        return self._follow(self.replica.resume(request, as_count(reserve_tokens)))
+        return self._follow(self._replica.resume(request, as_count(reserve_tokens)))
 
     def release(self, request: str) -> None:
         """Forget a request: unlock what it shares and give back what is its own."""
-        self._follow(self.replica.release(request))
+        self._follow(self._replica.release(request))
 
     def abort(self, request: str) -> None:
         """Forget a request wherever it stands, also one that is not known.
 
         What its prefetch has landed stays cached; what is still moving settles by itself.
         """
-        if self.replica.knows(request):
+        if self._replica.knows(request):
             self.release(request)

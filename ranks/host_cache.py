@@ -82,7 +82,7 @@ class HostCache(RankCache):
         self._require_group()
         require_text(namespace)
         data, count = as_token_bytes(tokens), _start(device_tokens)
-        return self._follow(self.replica.hit(request, namespace, data, count))
+        return self._follow(self._replica.hit(request, namespace, data, count))
 
     def load(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, *, device_tokens: int = 0
@@ -94,7 +94,7 @@ class HostCache(RankCache):
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
-        self._follow(self.replica.load(request, data, start, self._runs(device_pages)))
+        self._follow(self._replica.load(request, data, start, self._runs(device_pages)))
 
     def load_state(self, request: str) -> LoadState:
         """Say how far the request's load is, on every rank.
@@ -102,7 +102,7 @@ class HostCache(RankCache):
         FAILED is final: the device pages that were to be loaded hold nothing, and `hit` finds nothing
         for the request any more. Either way no copy touches the pages. After a `retract` see there.
         """
-        return self.replica.load_state(request)
+        return self._replica.load_state(request)
 
     def back_up(
         self, request: str, tokens: Tokens, device_pages: PagesByPool, namespace: str = ""
@@ -117,7 +117,7 @@ class HostCache(RankCache):
         self._require_group()
         require_text(namespace)
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
-        return self._follow(self.replica.back_up(request, namespace, data, runs))
+        return self._follow(self._replica.back_up(request, namespace, data, runs))
 
     def retract(self, request: str, tokens: Tokens, device_pages: PagesByPool) -> bool:
         """Copy all that a request has to host memory, so that its device pages can be given away.
@@ -130,7 +130,7 @@ class HostCache(RankCache):
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
-        return self._follow(self.replica.retract_lent(request, data, runs))
+        return self._follow(self._replica.retract_lent(request, data, runs))
 
     def resume(
         self, request: str, device_pages: PagesByPool, *, device_tokens: int = 0
@@ -145,7 +145,7 @@ class HostCache(RankCache):
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)
-        return self._follow(self.replica.resume_lent(request, runs, start))
+        return self._follow(self._replica.resume_lent(request, runs, start))
 
     def fence(self, request: str) -> None:
         """Return when the request's device pages may be overwritten: it is preempted.
@@ -155,8 +155,8 @@ class HostCache(RankCache):
         pages only this rank's copies are waited for; one that is not known lends none.
         """
         self._require_group()
-        if self.replica.knows(request):
-            self._follow(self.replica.fence(request))
+        if self._replica.knows(request):
+            self._follow(self._replica.fence(request))
         else:
             self.keep_off(request)
 
@@ -167,9 +167,9 @@ class HostCache(RankCache):
         each rank calls it whenever its engine does so, and the replica does not hear of it. Copies are
         waited for, up to `timeouts.fence_s`, and fail after that.
         """
-        copies = self.replica.touching(request)
+        copies = self._replica.touching(request)
         if copies:
-            self.executor.carry_out([Fence(copies, self.config.timeouts.fence_s)])
+            self._executor.carry_out([Fence(copies, self.config.timeouts.fence_s)])
 
     def release(self, request: str) -> bool:
         """Forget a request; say whether its device pages are free on every rank.
@@ -177,18 +177,18 @@ class HostCache(RankCache):
         If not, they are free once `take_freed` returns the request's name, which may not be used
         again before. Those of a request that is not known are free.
         """
-        if not self.replica.knows(request):
+        if not self._replica.knows(request):
             return not self.lends(request)
-        return self._follow(self.replica.release(request))
+        return self._follow(self._replica.release(request))
 
     def lends(self, request: str) -> bool:
         """Say whether copies on some rank may still touch the request's device pages."""
-        return bool(self.replica.touching(request))
+        return bool(self._replica.touching(request))
 
     @property
     def pending_frees(self) -> bool:
         """Whether device pages of released requests will become free without further commands."""
-        return bool(self._freed) or self.replica.waits_for_frees
+        return bool(self._freed) or self._replica.waits_for_frees
 
     def settle_copies(self) -> bool:
         """Run rounds until the device pages of released requests are free; for an idle engine.
@@ -197,7 +197,7 @@ class HostCache(RankCache):
         copies may take at all, in agreed time: pages of a copy that never ends stay with it.
         """
         times = self.config.timeouts
-        replica = self.replica
+        replica = self._replica
         self._step_until(lambda: not replica.waits_for_frees, times.copy_s + times.quiesce_s)
         return not replica.leaving
 
@@ -220,15 +220,15 @@ class HostCache(RankCache):
         self._require_group()
         if weights_version is not None:
             require_text(weights_version, "a weights version")
-        self._follow(self.replica.reset(weights_version))
+        self._follow(self._replica.reset(weights_version))
 
     def begin_loads(self) -> None:
         """Begin the copies to the device: before the forward pass of this step is launched."""
-        self.executor.begin_copies(Direction.TO_DEVICE)
+        self._executor.begin_copies(Direction.TO_DEVICE)
 
     def begin_backups(self) -> None:
         """Begin the copies to the host: after the forward pass of this step was launched."""
-        self.executor.begin_copies(Direction.TO_HOST)
+        self._executor.begin_copies(Direction.TO_HOST)
 
     def flush(self) -> bool:
         """See `RankCache.flush`; copies that still wait for the engine are begun."""
@@ -240,7 +240,7 @@ class HostCache(RankCache):
         """Return the pages that are lent by component."""
         if not isinstance(pages, Mapping):
             pages = {KV_POOL: pages}
-        pools = [each.pool for each in self.replica.prefixes.components]
+        pools = [each.pool for each in self._replica.prefixes.components]
         unknown = set(pages) - set(pools)
         if unknown:
             raise UsageError(f"there is no pool {unknown.pop()!r}; known: {', '.join(pools)}")

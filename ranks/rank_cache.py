@@ -23,6 +23,7 @@ from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, Usag
 from .cache_stats import CacheStats
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import Executor
+from .inspection import Inspection
 from .proposals import StagedProposals
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
@@ -70,17 +71,18 @@ class RankCache:
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
-        self.executor = executor
+        self._executor = executor
         shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
-        self.ballot = ballot(shape, collective.rank)
-        self.replica = Replica(replica_config, parts)
-        self.rounds = Rounds(
+        self._ballot = ballot(shape, collective.rank)
+        self._replica = Replica(replica_config, parts)
+        self._rounds = Rounds(
             collective,
             shape,
             timeout_s=config.timeouts.round_s,
-            recorder=self.replica.journal,
+            recorder=self._replica.journal,
             epoch=replica_config.epoch,
         )
+        self._inspection = Inspection(self._replica, self._rounds, executor)
         self._collective = collective
         self._home = HomeProcess()
         self._clock_ms = clock_ms or _steady_clock_ms()
@@ -95,6 +97,11 @@ class RankCache:
         self._closed = False
 
     @property
+    def inspection(self) -> Inspection:
+        """What the cache has come to, to be read only."""
+        return self._inspection
+
+    @property
     def rank(self) -> int:
         """This rank, from 0."""
         return self._collective.rank
@@ -107,7 +114,7 @@ class RankCache:
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing."""
         require_text(namespace)
-        return self.replica.match(namespace, as_token_view(tokens))
+        return self._replica.match(namespace, as_token_view(tokens))
 
     def prefetch(self, request: str, tokens: Tokens, namespace: str = "") -> bool:
         """Begin to bring from storage what would lengthen the cached part of `tokens`.
@@ -117,7 +124,7 @@ class RankCache:
         """
         self._require_group()
         require_text(namespace)
-        return self._follow(self.replica.prefetch(request, namespace, as_token_bytes(tokens)))
+        return self._follow(self._replica.prefetch(request, namespace, as_token_bytes(tokens)))
 
     def attach_store(self, uri: str) -> "Future[None]":
         """Propose to use a store from now on; requests go on meanwhile.
@@ -135,7 +142,7 @@ class RankCache:
         a scheme of another package makes of it shows only when the store is opened. Raises `UsageError`
         while another proposal is pending on this rank. Saying the same again joins what is pending.
         """
-        if not self.replica.config.host_pages:
+        if not self._replica.config.host_pages:
             raise ConfigError("a store needs host memory: set host_pages to 1 or more")
         return self._stage(Proposal(Change.ATTACH, uri))
 
@@ -150,7 +157,7 @@ class RankCache:
 
     def store_state(self) -> StoreState:
         """Say how far the group is with its store, as of this rank's last step."""
-        return self.replica.store_state
+        return self._replica.store_state
 
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
         """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
@@ -163,19 +170,19 @@ class RankCache:
         if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
             raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
         data, ttl_ms = as_token_bytes(tokens), int(ttl_s * 1000)
-        return self._follow(self.replica.pin(name, namespace, data, ttl_ms))
+        return self._follow(self._replica.pin(name, namespace, data, ttl_ms))
 
     def unpin(self, name: str) -> bool:
         """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
         self._require_group()
-        return self._follow(self.replica.unpin(name))
+        return self._follow(self._replica.unpin(name))
 
     def prefetch_done(self, request: str) -> bool:
         """Say whether the stop policy lets the engine schedule the request now.
 
         True if it has no prefetch, its prefetch has ended, or the policy is `best_effort`.
         """
-        return self.replica.prefetch_done(request)
+        return self._replica.prefetch_done(request)
 
     def witness(self, *facts: object) -> None:
         """Enter facts about the engine that must be the same on every rank into the digest.
@@ -185,7 +192,7 @@ class RankCache:
         `UsageError` for what has no bytes that are the same in every process.
         """
         self._home.require_here()
-        self._follow(self.replica.witness(*facts))
+        self._follow(self._replica.witness(*facts))
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
@@ -215,8 +222,8 @@ class RankCache:
         waits up to so long for local progress, and then for the round too, since there is no forward
         pass to hide it behind.
         """
-        if idle_s and not self.replica.idle:
-            self.executor.wait(idle_s)
+        if idle_s and not self._replica.idle:
+            self._executor.wait(idle_s)
         started = time.perf_counter()
         if self.config.pipeline_depth:
             self.open_round()
@@ -227,16 +234,16 @@ class RankCache:
     def open_round(self) -> None:
         """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
         self._home.require_here()
-        for progress in self.executor.progress():
-            self.ballot.note(progress)
-        trouble = self.executor.trouble()
+        for progress in self._executor.progress():
+            self._ballot.note(progress)
+        trouble = self._executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self.rank, trouble)
         try:
-            self.rounds.open(
-                self.replica.seats(),
-                self.replica.digest,
-                self.ballot,
+            self._rounds.open(
+                self._replica.seats(),
+                self._replica.digest,
+                self._ballot,
                 healthy=trouble is None,
                 time_ms=self._clock_ms(),
                 staged=self._staging.vote(),
@@ -248,11 +255,11 @@ class RankCache:
 
     def close_round(self) -> None:
         """Apply the verdict of the pending round, if there is one."""
-        if self.rounds.pending or self.rounds.ended_by is not None:
+        if self._rounds.pending or self._rounds.ended_by is not None:
             try:
-                effects = self._apply(self.rounds.close())
+                effects = self._apply(self._rounds.close())
                 if effects.lost is not None:
-                    self.rounds.end(RankUnhealthy(effects.lost))
+                    self._rounds.end(RankUnhealthy(effects.lost))
             except (GroupError, InternalError) as error:
                 self._staging.close(error)
                 raise
@@ -265,7 +272,7 @@ class RankCache:
         Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
         """
         self.step()
-        return self._step_until(lambda: self.replica.idle, self.config.timeouts.flush_s)
+        return self._step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
 
     def close(self, *, flush: bool = True) -> None:
         """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
@@ -277,15 +284,15 @@ class RankCache:
             return
         self._closed = True
         try:
-            if flush and self.rounds.ended_by is None:
+            if flush and self._rounds.ended_by is None:
                 self.flush()
-            if self.rounds.pending:
+            if self._rounds.pending:
                 self.close_round()
         except GroupError as error:
             log.warning("rank %d closes without its group: %s", self.rank, error)
         finally:
             self._staging.close(UsageError("the cache is closed"))
-            self.executor.close()
+            self._executor.close()
             self._collective.close()
 
     def abandon(self) -> None:
@@ -297,22 +304,22 @@ class RankCache:
             self._closed = True
             self._staging.close(UsageError("the cache is closed"))
             self._collective.close()
-            self.executor.close()
+            self._executor.close()
 
     def stats(self) -> CacheStats:
         """Return what this rank has done so far."""
         return CacheStats(
             steps=self._steps,
-            rounds=self.rounds.count,
+            rounds=self._rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
             round_us=[seconds * 1e6 for seconds in self._round_s],
             replica=self._tallies.stats(),
-            bytes_moved=self.executor.bytes_moved(),
-            pages_corrupt=self.executor.pages_corrupt(),
-            storage_late=self.executor.late_calls(),
+            bytes_moved=self._executor.bytes_moved(),
+            pages_corrupt=self._executor.pages_corrupt(),
+            storage_late=self._executor.late_calls(),
             store=self.store_state(),
-            digest=self.replica.digest,
+            digest=self._replica.digest,
         )
 
     def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
@@ -324,14 +331,14 @@ class RankCache:
         began_ms = 0
         while not done():
             self.step(idle_s=FLUSH_POLL_S)
-            now_ms = self.replica.agreed_ms
+            now_ms = self._replica.agreed_ms
             began_ms = began_ms or now_ms
             if now_ms - began_ms > patience_s * 1000:
                 return False
         return True
 
     def _apply(self, verdict: Verdict) -> Effects:
-        return self.replica.apply(verdict)
+        return self._replica.apply(verdict)
 
     def _stage(self, proposal: Proposal) -> "Future[None]":
         self._home.require_here()
@@ -339,18 +346,18 @@ class RankCache:
 
     def _require_group(self) -> None:
         self._home.require_here()
-        if self.rounds.ended_by is not None:
+        if self._rounds.ended_by is not None:
             # The one error is raised each time, and would keep all that it has passed through.
-            raise self.rounds.ended_by.with_traceback(None)
+            raise self._rounds.ended_by.with_traceback(None)
 
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
         """Do what follows from a command or a verdict, in its order, and return the answer."""
         answer, effects = outcome
         if effects is not NOTHING:
             if effects.expectations:
-                self.ballot.follow(effects.expectations)
+                self._ballot.follow(effects.expectations)
             if effects.orders:
-                self.executor.carry_out(effects.orders)
+                self._executor.carry_out(effects.orders)
             if effects.decisions:
                 self._staging.decide(effects.decisions)
             self._freed += effects.freed

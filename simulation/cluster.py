@@ -125,7 +125,7 @@ class Cluster:
         An engine that has nothing to compute gives `idle_s`; see `RankCache.end_step`.
         """
         if idle_s:
-            self._half(missing, lambda cache: cache.executor.wait(idle_s))
+            self._half(missing, lambda cache: cache.inspection.executor.wait(idle_s))
         if self._depth:
             self._half(missing, lambda cache: cache.open_round())
             self._open = not idle_s
@@ -165,5 +165,5 @@ class Cluster:
 
     def first_difference(self) -> str:
         """Name the first change that is not equal on all ranks."""
-        recorders = [cache.replica.journal.last(4096) for cache in self.caches]
+        recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

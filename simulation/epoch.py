@@ -80,7 +80,7 @@ class Epoch:
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"
-        return "too many copies hang" if any(each.replica.lost for each in self.caches) else None
+        return "too many copies hang" if any(each.inspection.lost for each in self.caches) else None
 
 
 def begin_epoch(

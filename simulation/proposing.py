@@ -95,7 +95,7 @@ class Proposing:
         self._errands.clear()
         self._told.clear()
         self._attached = caches[0].store_state() is StoreState.ATTACHED
-        self._recorded = caches[0].replica.journal.count
+        self._recorded = caches[0].inspection.journal.count
         for executor in executors:
             executor.stores.refusals = self.refusals
 
@@ -142,7 +142,7 @@ class Proposing:
         self._check_ended_alike([told for told in self._told if told.outcome.done()])
         self._told = [told for told in self._told if not told.outcome.done()]
         self._attached = states[0] is StoreState.ATTACHED
-        self._recorded = self._caches[0].replica.journal.count
+        self._recorded = self._caches[0].inspection.journal.count
         for told in self._told:
             told.late_steps += now_us - told.since_us > self._patience_us
             if told.late_steps > _STEPS_TO_END:
@@ -201,14 +201,14 @@ class Proposing:
 
     def _ends(self, told: _Told, outcome: "Future[None]") -> None:
         del outcome
-        told.ended_in = self._caches[told.rank].rounds.count
+        told.ended_in = self._caches[told.rank].inspection.rounds
 
     def _had_store(self) -> bool:
         """Say whether there was something to detach from when the ranks decided to.
 
         The group lets go by itself of a store that keeps too much.
         """
-        journal = self._caches[0].replica.journal
+        journal = self._caches[0].inspection.journal
         _, entries = journal.last(journal.count - self._recorded)
         let_go = any(entry.endswith(KEEPS_TOO_MUCH) for entry in entries)
         return self._attached and not let_go

@@ -193,7 +193,7 @@ class Schedule:
             self._trees.check(epoch.caches[0], epoch.memories)
         self._workload.check_pages()
         self._proposing.check(self._clock.now_us)
-        in_flight = epoch.caches[0].replica.agenda.in_flight.values()
+        in_flight = epoch.caches[0].inspection.in_flight.values()
         differing = sum(each.phase is Phase.RESTORABLE for each in in_flight)
         self.result.coverage["steps in which ranks look for a common length"] += differing
 
@@ -295,7 +295,7 @@ class Schedule:
         """Let go of all requests; everything must end, and every page must be accounted for."""
         self._workload.drain()
         self._settle()
-        in_flight = self._epoch.caches[0].replica.agenda.in_flight
+        in_flight = self._epoch.caches[0].inspection.in_flight
         for _ in range(_DRAIN_STEPS_MAX):
             # What a store or a copy never lets go of is not there to be had.
             if in_flight and all(each.phase is Phase.QUARANTINED for each in in_flight.values()):
@@ -310,18 +310,18 @@ class Schedule:
 
     def _settle(self) -> None:
         """Take steps until nothing is in flight but what is quarantined, and check that."""
-        replica = self._epoch.caches[0].replica
+        seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
-            if not replica.idle:
+            if not seen.idle:
                 continue
             self._clock.advance(_LATE_ENDS_US)
             # Reports may come late, and those that are quarantined may be asked one at a time.
-            for _ in range(6 + len(replica.agenda.in_flight)):
+            for _ in range(6 + len(seen.in_flight)):
                 self._take_step()
                 self._clock.advance(20_000)
             # A backup may begin that waited for what was quarantined.
-            if replica.idle:
+            if seen.idle:
                 break
         else:
             raise Violated(Restless("the group does not come to rest", _DRAIN_STEPS_MAX))
@@ -358,7 +358,7 @@ class Schedule:
             raise Violated(self._findings[0])
 
     def _trace_step(self) -> None:
-        digest = self._epoch.caches[0].replica.digest
+        digest = self._epoch.caches[0].inspection.digest
         line = f"step {self._epoch.cluster.steps} at {self._clock.now_us} us: {digest:x}"
         self.result.fingerprint = zlib.crc32(line.encode(), self.result.fingerprint)
         self._trace(line)

@@ -260,7 +260,12 @@ class Scheduler:
         The oldest is never the youngest of several, so that it finishes; then there is more room.
         """
         admitted = [*self._prefilling, *self._decoding]
-        if not self._no_room or self._loading or len(admitted) < 2 or not self._cache.replica.idle:
+        if (
+            not self._no_room
+            or self._loading
+            or len(admitted) < 2
+            or not self._cache.inspection.idle
+        ):
             return False
         youngest = max(admitted, key=lambda active: active.turn)
         self._prefilling = deque(each for each in self._prefilling if each is not youngest)

@@ -267,7 +267,7 @@ def _open(
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
         )
     if met.cache.rank == 0:
-        pages = met.cache.replica.config.host_pages
+        pages = met.cache.inspection.config.host_pages
         log.info(
             "Lockstep keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens, %s,"
             " pipeline depth %d, rounds over %s",

@@ -11,8 +11,7 @@ from ...ranks.config import CacheConfig, Recurrent
 from ...ranks.host_cache import HostCache
 from ...ranks.rank_cache import RankCache
 from ...ranks.replica.answers import Admission
-from ...ranks.replica.check import InvariantViolation, check
-from ...ranks.replica.digest import state_digest
+from ...ranks.replica.check import InvariantViolation
 from ...ranks.replica.requests import LoadState
 from ...ranks.replica.tree.components.base import Component
 from ...ranks.replica.tree.matching import Match
@@ -105,7 +104,7 @@ class TreeChecker:
 
         The replicas are equal, so the tree of one serves for all.
         """
-        prefixes = cache.replica.prefixes
+        prefixes = cache.inspection.prefixes
         nodes = [each for root in prefixes.tree.roots.values() for each in _below(root)]
         for component in prefixes.components:
             offered = self._offered(component, nodes)
@@ -197,7 +196,7 @@ class DeadlineChecker:
 
     def check(self, cache: RankCache, now_us: int) -> None:
         """Raise if an operation has stood in one phase for longer than that phase may last."""
-        table = cache.replica.agenda.in_flight
+        table = cache.inspection.in_flight
         since = self._since
         # Failed operations of one queue settle one in each round, and reports may come late.
         slack_us = LATE_US_MAX + (len(table) + 6) * self._step_us_max
@@ -229,12 +228,12 @@ class ReplicaChecker:
         A `thorough` check compares them from scratch, and checks all, changed or not.
         """
         caches = self._caches
-        digests = [cache.replica.digest for cache in caches]
+        digests = [cache.inspection.digest for cache in caches]
         if len(set(digests)) > 1:
             raise Violated(ReplicasDiffer(f"the rolling digests differ: {digests}"))
         if thorough:
             self._check_invariants(range(len(caches)))
-            states = [state_digest(cache.replica) for cache in caches]
+            states = [cache.inspection.state_digest for cache in caches]
             if len(set(states)) > 1:
                 what = f"the states differ, and the rolling digests do not: {states}"
                 raise Violated(ReplicasDiffer(what))
@@ -245,14 +244,14 @@ class ReplicaChecker:
     def _check_invariants(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             try:
-                check(self._caches[rank].replica)
+                self._caches[rank].inspection.check()
             except InvariantViolation as broken:
                 raise Violated(InvariantBroken(rank, broken.number, broken.sentence)) from broken
 
 
 def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
     """The time that the ranks agree on has come on the clock of every rank."""
-    agreed_ms, first_ms = cache.replica.agreed_ms, min(clocks_ms)
+    agreed_ms, first_ms = cache.inspection.agreed_ms, min(clocks_ms)
     if agreed_ms > first_ms:
         raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
 
@@ -262,15 +261,15 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 def check_loads(cache: HostCache) -> None:
     """A load into an engine's pages ends: it is not quarantined, and nobody waits for what is over."""
-    in_flight = cache.replica.agenda.in_flight
+    in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
         if loads and operation.phase is Phase.QUARANTINED:
             raise Violated(EngineNotKeptOut(operation.id))
-    for request in cache.replica.requests:
+    for request in cache.inspection.requests:
         if request.waits_for is not None and request.waits_for not in in_flight:
             raise Violated(WaitsForNothing(request.id, request.waits_for))
-        if cache.replica.idle and cache.load_state(request.id) in _WAITS:
+        if cache.inspection.idle and cache.load_state(request.id) in _WAITS:
             raise Violated(WaitsForNothing(request.id, None))
 
 
@@ -278,7 +277,7 @@ def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
     """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
-    in_flight = cache.replica.agenda.in_flight
+    in_flight = cache.inspection.in_flight
     never_quiet = set[int]().union(*restless)
     for operation in in_flight.values():
         if operation.phase is not Phase.QUARANTINED:
@@ -289,13 +288,13 @@ def check_at_rest(
             state = "quarantined, and every rank is quiet"
             raise Violated(NotLetGo(f"operation {number}", state))
     if not in_flight:
-        for node in cache.replica.prefixes.tree.nodes():
+        for node in cache.inspection.prefixes.tree.nodes():
             for tier in (DEVICE, HOST):
                 if node.is_held_on(tier):
                     state = f"still held on the {TIER_NAMES[tier]}"
                     raise Violated(NotLetGo(f"node {node.id}", state))
     for tier in (DEVICE, HOST):
-        for component in cache.replica.prefixes.components:
+        for component in cache.inspection.prefixes.components:
             slots = [memory.tiers[tier][component.pool] for memory in memories]
             _check_pool_at_rest(cache, tier, component.index, slots)
 
@@ -307,11 +306,11 @@ def _check_pool_at_rest(
 
     `slots` are those of every rank.
     """
-    prefixes = cache.replica.prefixes
+    prefixes = cache.inspection.prefixes
     pool = prefixes.residence.pools[tier][component]
     runs = [node.pages(tier, component) for node in prefixes.tree.nodes()]
     in_tree = sum(len(run) for run in runs if run is not None)
-    in_flight = cache.replica.agenda.in_flight.values()
+    in_flight = cache.inspection.in_flight.values()
     quarantined = sum(len(each.owned_pages(tier, component)) for each in in_flight)
     if pool.free + in_tree + quarantined != pool.capacity:
         name = prefixes.components[component].pool

@@ -7,8 +7,8 @@ state is the exception: a request works on a copy of its own, so what the tree h
 
 from collections.abc import Iterable
 
+from ...ranks.inspection import Inspection
 from ...ranks.replica.answers import Admission
-from ...ranks.replica.replica import Replica
 from ...ranks.replica.tree.matching import Match
 from ...ranks.replica.tree.node import DEVICE
 from ..contents import Contents
@@ -74,7 +74,7 @@ class Published:
             why = "were published and never had to leave the device"
             raise Violated(NotKept(count * self._page, why, found.device_tokens))
 
-    def check_shared(self, found: Match, request: EngineRequest, replica: Replica) -> None:
+    def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
         """What a request that is admitted shares is found, right after it was published or restored.
 
         In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
@@ -83,22 +83,22 @@ class Published:
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:
-            if not self._keeps_state(request, replica):
+            if not self._keeps_state(request, seen):
                 return
             there = found.host_tokens
         if there < shared:
             raise Violated(NotKept(shared, f"are shared by request {request.name}", there))
 
-    def _keeps_state(self, request: EngineRequest, replica: Replica) -> bool:
+    def _keeps_state(self, request: EngineRequest, seen: Inspection) -> bool:
         """Say whether the tree must have the state that the request has computed last."""
         every, shared = self._world.checkpoint_tokens, request.shared
         assert every is not None
         # Each request works on a slot of its own.
         used = len(self._ends) + self._loads + self._world.requests_max
         slots = min(
-            replica.prefixes.residence.pools[DEVICE][each.index].capacity
-            - sum(len(o.owned_pages(DEVICE, each.index)) for o in replica.agenda.in_flight.values())
-            for each in replica.prefixes.components
+            seen.prefixes.residence.pools[DEVICE][each.index].capacity
+            - sum(len(o.owned_pages(DEVICE, each.index)) for o in seen.in_flight.values())
+            for each in seen.prefixes.components
             if not each.per_page
         )
         is_checkpoint = not shared % every or shared in request.checkpoints

@@ -24,7 +24,7 @@ def misuse(
         ("back_up without pages", lambda c: c.back_up(f"{name}?", bytes(1 << 12), [], namespace)),
         ("a page that is no number", lambda c: c.load(name, tokens, [1 << 40])),
     ]
-    if name in caches[0].replica.requests:
+    if name in caches[0].inspection.requests:
         wrong.extend(
             [
                 ("another namespace", lambda c: c.hit(name, tokens, f"{namespace}?")),

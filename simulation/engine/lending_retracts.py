@@ -12,7 +12,7 @@ class LendingRetracts(Lending):
 
     def retract(self, request: EngineRequest) -> bool:
         """Retract a request after this step's forward pass; False if it goes on."""
-        if request.unknown or request.name not in self.caches[0].replica.requests:
+        if request.unknown or request.name not in self.caches[0].inspection.requests:
             return False
         known = max(request.computed, request.planned)
         last, slot = -(-known // self.page_tokens), self.pools.slot(request) if known else []
@@ -52,8 +52,8 @@ class LendingRetracts(Lending):
 
     def _hangs(self, request: EngineRequest) -> bool:
         """Say whether only copies that hang touch what a request lends."""
-        replica = self.caches[0].replica
-        phases = {replica.agenda.in_flight[n].phase for n in replica.touching(request.name)}
+        seen = self.caches[0].inspection
+        phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}
 
     def _resume(self, request: EngineRequest) -> str:

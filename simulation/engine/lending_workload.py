@@ -117,7 +117,7 @@ class LendingWorkload(Engine[HostCache]):
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
                 raise Violated(NotToBeHad(pool.count, f"device {name} pages", left))
         self._ask_all("reset", lambda c: c.reset())
-        prefixes = self._caches[0].replica.prefixes
+        prefixes = self._caches[0].inspection.prefixes
         nodes, roots = prefixes.tree.node_count, len(prefixes.tree.roots)
         for host in prefixes.residence.pools[HOST]:
             if host.free != host.capacity or nodes or roots:

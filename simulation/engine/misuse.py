@@ -5,7 +5,6 @@ from random import Random
 
 from ...errors import UsageError
 from ...ranks.cache import Cache
-from ...ranks.replica.digest import state_digest
 from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import NotRefused, RefusedAndChanged
 from ..checkers.findings.finding import Violated
@@ -31,14 +30,14 @@ def misuse(
 def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
     """Make a wrong call, which must be refused on every rank and change nothing."""
     for rank, cache in enumerate(caches):
-        before = (cache.replica.digest, state_digest(cache.replica))
+        before = (cache.inspection.digest, cache.inspection.state_digest)
         try:
             command(cache)
         except UsageError:
             pass
         else:
             raise Violated(NotRefused(rank, what))
-        if (cache.replica.digest, state_digest(cache.replica)) != before:
+        if (cache.inspection.digest, cache.inspection.state_digest) != before:
             raise Violated(RefusedAndChanged(rank, what))
 
 

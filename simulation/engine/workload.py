@@ -274,7 +274,7 @@ class Workload(Engine[Cache]):
 
     def _check_shared(self, request: EngineRequest) -> None:
         found = self._match(request.namespace, request.head(request.shared))
-        self._published.check_shared(found, request, self._caches[0].replica)
+        self._published.check_shared(found, request, self._caches[0].inspection)
 
     def _read_tables(self, request: EngineRequest) -> None:
         """Read the page tables, and check that the pages hold on every rank what they must."""

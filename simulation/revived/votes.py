@@ -31,10 +31,10 @@ def free_on_local_evidence() -> Build:
 class _FreesAlone(RankCache):
     def open_round(self) -> None:
         super().open_round()
-        for operation in self.replica.agenda.in_flight.values():
-            if operation.phase is Phase.QUIESCE and self.ballot.sightings(operation.id).quiesced:
+        for operation in self._replica.agenda.in_flight.values():
+            if operation.phase is Phase.QUIESCE and self._ballot.sightings(operation.id).quiesced:
                 for tier in TIERS:
-                    for index, pool in enumerate(self.replica.prefixes.residence.pools[tier]):
+                    for index, pool in enumerate(self._replica.prefixes.residence.pools[tier]):
                         pool.give_back(operation.owned_pages(tier, index))
                 if isinstance(operation, Moving):
                     operation.owned.clear()
@@ -84,7 +84,7 @@ class _SettlesOwn(RankCache):
 
     def _let_own_settle(self, ended_through: int) -> None:
         """Let the tickets that are to settle now be those of copies that have ended on this rank."""
-        agenda, ballot = self.replica.agenda, self.ballot
+        agenda, ballot = self._replica.agenda, self._ballot
         assert isinstance(agenda, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
         tickets = [ticket for ticket, _ in agenda.backups]
@@ -110,9 +110,9 @@ def return_before_the_vote() -> Build:
 
 class _ReturnsEarly(RankCache):
     def open_round(self) -> None:
-        in_flight = self.replica.agenda.in_flight.values()
+        in_flight = self._replica.agenda.in_flight.values()
         if not in_flight or not all(
-            _is_over(operation, self.ballot.sightings(operation.id)) for operation in in_flight
+            _is_over(operation, self._ballot.sightings(operation.id)) for operation in in_flight
         ):
             super().open_round()
 

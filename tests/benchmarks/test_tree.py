@@ -14,7 +14,6 @@ from lockstep.benchmarks import tree_memory
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
 from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
 from lockstep.launch import command
-from lockstep.ranks.replica.check import check
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -56,7 +55,7 @@ def cached_prompts(components: str = "full", spare_tokens: int = 0) -> CachedPro
 
 
 def nodes_of(cached: CachedPrompts) -> int:
-    return cached.cache.replica.prefixes.tree.node_count
+    return cached.cache.inspection.prefixes.tree.node_count
 
 
 def test_the_report_has_a_point_for_every_call_tree_and_prompt(
@@ -135,7 +134,7 @@ def test_an_eviction_takes_64_nodes_and_finds_the_next_64_as_the_first(component
     cached.add_group()
 
     assert (before, between, nodes_of(cached)) == (128, 128 - LEAVES, 128)
-    check(cached.cache.replica)
+    cached.cache.inspection.check()
 
 
 def test_a_prompt_lies_in_as_many_nodes_as_are_asked_for() -> None:

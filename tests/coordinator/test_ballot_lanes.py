@@ -277,9 +277,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         with monkeypatch.context() as patched:
             patched.setattr(Ballot, "fill", watched)
             open_round(self)
-        seats = self.replica.seats().taken()
+        seats = self.inspection.seats.taken()
         taken.append(len(seats))
-        at = self.rounds.shape.length - SEAT_LANES * self.rounds.shape.seats
+        at = self.inspection.lanes - SEAT_LANES * self._rounds.shape.seats  # pyright: ignore[reportPrivateUsage]
         lanes = given[0][at:].reshape(-1, SEAT_LANES).tolist()
         for number, said in enumerate(lanes):
             seat = seats.get(number)
@@ -287,7 +287,10 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 [NEUTRAL] * SEAT_LANES
                 if seat is None
                 else seat_lanes(
-                    seat, self.ballot.sightings(seat.operation), self.world_size, self.rank
+                    seat,
+                    self._ballot.sightings(seat.operation),  # pyright: ignore[reportPrivateUsage]
+                    self.world_size,
+                    self.rank,
                 )
             )
 

@@ -55,7 +55,7 @@ class Play:
         halves = [RankCache.open_round, RankCache.close_round]
         if self.ranks.depth:
             halves.reverse()
-        while not self.ranks.caches[0].replica.idle:
+        while not self.ranks.caches[0].inspection.idle:
             assert self._side < SIDES_MAX, "the prefetch does not end"
             for half in halves:
                 self._pass_side(first=half is halves[0])
@@ -134,7 +134,7 @@ def test_whatever_comes_on_whichever_side_of_a_round_the_promises_hold(
         assert cached <= everywhere, what
         if not play.aborted and schedule.deadline is None:
             assert cached == everywhere == PAGES - 1, what
-        assert cache.replica.prefixes.residence.pools[1][0].free == HOST_PAGES - cached, what
+        assert cache.inspection.prefixes.residence.pools[1][0].free == HOST_PAGES - cached, what
         assert sum(cache.stats().operations["prefetch"].values()) == 1, what
         assert [executor.given(Fetch) for executor in play.ranks.executors] == [[], []], what
 

@@ -29,7 +29,6 @@ from lockstep.errors import (
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, Timeouts
 from lockstep.ranks.orders import LookUp
-from lockstep.ranks.replica.digest import state_digest
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 T = TypeVar("T")
@@ -75,7 +74,7 @@ def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
     seed = 7 * wanted + depth
     pace = random.Random(seed)
     steps = 0
-    while steps < 5 or not ranks.caches[0].replica.idle:
+    while steps < 5 or not ranks.caches[0].inspection.idle:
         for executor in ranks.executors:
             if pace.random() < 0.5:
                 executor.obey(lambda key: True)
@@ -83,7 +82,7 @@ def test_every_step_is_exactly_one_collective_of_one_shape_whatever_is_wanted(
         steps += 1
         assert [cache.stats().collectives for cache in ranks.caches] == [steps] * 3, f"seed {seed}"
 
-    length = ranks.caches[0].rounds.shape.length
+    length = ranks.caches[0].inspection.lanes
     assert exchanges.given == [[("round", length)] * steps] * 3
     ended = ranks.every(lambda cache: cache.stats().operations)
     assert ended == ({"prefetch": {"complete": wanted}} if wanted else {})
@@ -99,9 +98,9 @@ def test_prefetches_beyond_the_bound_wait_and_the_shape_stays(
     for number in range(20):
         prefetch_everywhere(ranks, number)
     served: list[int] = []
-    while not ranks.caches[0].replica.idle:
+    while not ranks.caches[0].inspection.idle:
         served += [order.operation for order in ranks.executors[0].orders if type(order) is LookUp]
-        assert len(ranks.every(lambda cache: cache.replica.seats().taken())) <= 2
+        assert len(ranks.every(lambda cache: cache.inspection.seats.taken())) <= 2
         for executor in ranks.executors:
             executor.obey()
         ranks.step()
@@ -109,7 +108,7 @@ def test_prefetches_beyond_the_bound_wait_and_the_shape_stays(
     assert served == sorted(served)
     assert len(set(served)) == 20
     assert {length for given in exchanges.given for _, length in given} == {
-        ranks.caches[0].rounds.shape.length
+        ranks.caches[0].inspection.lanes
     }
 
 
@@ -126,7 +125,7 @@ def test_a_verdict_is_read_under_the_layout_of_its_launch() -> None:
     assert [ranks.phase(first), ranks.phase(second)] == ["QUERY", "WAITING"]
 
     ranks.every(lambda cache: cache.abort("first"))
-    assert ranks.every(lambda cache: cache.replica.seats().taken()) == {
+    assert ranks.every(lambda cache: cache.inspection.seats.taken()) == {
         0: Seat(second, Phase.QUERY)
     }
     ranks.step()
@@ -171,7 +170,7 @@ def test_at_depth_0_a_step_applies_its_own_round() -> None:
     ranks.step()
 
     assert ranks.phase(1) == "TRANSFER"
-    assert not any(cache.rounds.pending for cache in ranks.caches)
+    assert not any(cache.inspection.round_pending for cache in ranks.caches)
 
 
 def test_at_depth_1_a_step_applies_the_round_before_and_leaves_its_own_pending() -> None:
@@ -184,10 +183,10 @@ def test_at_depth_1_a_step_applies_the_round_before_and_leaves_its_own_pending()
     ranks.step()
 
     assert ranks.phase(1) == "QUERY"
-    assert all(cache.rounds.pending for cache in ranks.caches)
+    assert all(cache.inspection.round_pending for cache in ranks.caches)
     ranks.step()
     assert ranks.phase(1) == "TRANSFER"
-    assert all(cache.rounds.pending for cache in ranks.caches)
+    assert all(cache.inspection.round_pending for cache in ranks.caches)
 
 
 def test_at_most_one_round_is_pending() -> None:
@@ -220,7 +219,7 @@ def test_ranks_of_any_speed_apply_each_round_at_the_same_step(depth: int) -> Non
             if pace.random() < 0.4:
                 executor.obey(lambda key: True)
             cache.step()
-            history.append((cache.replica.digest, state_digest(cache.replica)))
+            history.append((cache.inspection.digest, cache.inspection.state_digest))
         return history
 
     histories = in_threads(4, run)
@@ -235,7 +234,7 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     ranks.every(lambda cache: cache.prefetch("a", prompt(1)))
     for executor in ranks.executors:
         executor.said.append(Answered(1, 3))
-    digest = ranks.caches[0].replica.digest
+    digest = ranks.caches[0].inspection.digest
     for cache in ranks.caches[:2]:
         cache.open_round()
 
@@ -248,8 +247,8 @@ def test_a_round_that_times_out_ends_the_epoch_and_changes_nothing() -> None:
     with pytest.raises(PeerLost):
         one_more_round(ranks.caches[2])
 
-    assert ranks.caches[0].replica.digest == ranks.caches[1].replica.digest == digest
-    assert all(cache.rounds.ended_by is not None for cache in ranks.caches)
+    assert ranks.caches[0].inspection.digest == ranks.caches[1].inspection.digest == digest
+    assert all(cache.inspection.ended_by is not None for cache in ranks.caches)
 
 
 def test_a_round_that_times_out_names_the_rank_the_seconds_and_their_setting() -> None:
@@ -290,7 +289,7 @@ def test_ranks_that_differ_in_the_header_end_in_the_same_round(field: str) -> No
 def test_a_rank_of_an_earlier_start_of_the_group_is_found_in_the_first_round() -> None:
     """P5, R2: whatever lets it reach this group, it is not taken for a rank of it."""
     ranks = RanksInTurn(2)
-    member, config = ranks.group.member(1), ranks.caches[1].replica.config
+    member, config = ranks.group.member(1), ranks.caches[1].inspection.config
     earlier = replace(config, life=b"another start of it")
     ranks.caches[1] = Cache(ranks.caches[1].config, member, ranks.executors[1], earlier)
 
@@ -312,7 +311,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     ranks = RanksInTurn(3, depth=depth)
     ranks.every(lambda cache: cache.prefetch("agreed", prompt(1)))
     ranks.step()
-    before = [cache.replica.journal.count for cache in ranks.caches]
+    before = [cache.inspection.journal.count for cache in ranks.caches]
     ranks.caches[1].prefetch("alone", prompt(2))
     for executor in ranks.executors:
         executor.said.append(Answered(1, 3))
@@ -321,7 +320,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
         cache = ranks.caches[rank]
         with pytest.raises(DivergenceError) as raised:
             steps(cache, 3)
-        return cache.rounds.count, str(raised.value)
+        return cache.inspection.rounds, str(raised.value)
 
     ended = in_threads(3, run)
 
@@ -331,7 +330,7 @@ def test_a_command_given_to_one_rank_alone_is_named_by_every_rank(depth: int) ->
     assert f"the first entry that differs is number {before[0]} " in ended[0][1]
     assert "rank 1: request alone" in ended[0][1]
     # At depth 1 the round before, in which all agreed, is applied first; the body of theirs is not.
-    assert {cache.replica.agenda.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
+    assert {cache.inspection.in_flight[1].phase.name for cache in ranks.caches} == {"QUERY"}
 
 
 @DEPTHS
@@ -339,13 +338,13 @@ def test_a_page_that_one_rank_lost_ends_the_epoch_in_the_next_round(depth: int) 
     """P5, R3: free lists are replicated state, so one page of difference shows at once."""
     ranks = RanksInTurn(2, depth=depth)
     ranks.compute("warm", prompt(1))
-    ranks.caches[0].replica.prefixes.residence.pools[1][0].take(1)
-    rounds = ranks.caches[0].rounds.count
+    ranks.caches[0].inspection.prefixes.residence.pools[1][0].take(1)
+    rounds = ranks.caches[0].inspection.rounds
 
     def run(rank: int) -> tuple[int, str]:
         with pytest.raises(DivergenceError) as raised:
             steps(ranks.caches[rank], 2)
-        return ranks.caches[rank].rounds.count - rounds, str(raised.value)
+        return ranks.caches[rank].inspection.rounds - rounds, str(raised.value)
 
     ended = in_threads(2, run)
 
@@ -370,7 +369,7 @@ def test_a_rank_that_cannot_go_on_ends_the_epoch_on_every_rank_in_the_same_round
     for cache in ranks.caches:
         with pytest.raises(RankUnhealthy, match="rank 1 cannot go on"):
             cache.close_round()
-        assert cache.rounds.count == 2
+        assert cache.inspection.rounds == 2
 
 
 def test_what_was_seen_once_is_voted_until_it_counts() -> None:

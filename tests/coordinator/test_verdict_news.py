@@ -10,7 +10,6 @@ from lockstep.coordinator.lanes import SEAT_LANES, SEATS_AT, BallotShape, LaneLa
 from lockstep.coordinator.seats import NOBODY, OPERATION
 from lockstep.coordinator.verdict import Verdict, Verdicts
 from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.digest import state_digest
 from lockstep.simulation.result import ScheduleResult
 from lockstep.simulation.schedule import run_schedule
 
@@ -30,7 +29,7 @@ def run(
 
     def close_and_keep(self: RankCache) -> None:
         close_round(self)
-        history.append((self.rank, self.replica.digest, state_digest(self.replica)))
+        history.append((self.rank, self.inspection.digest, self.inspection.state_digest))
 
     def read_and_count(self: Verdicts, layout: LaneLayout, folded: Vector) -> Verdict:
         verdict = read(self, layout, folded)

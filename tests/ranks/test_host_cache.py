@@ -298,7 +298,7 @@ def test_a_pin_ends_with_a_reset_and_so_do_its_pages() -> None:
 
     ranks.every(lambda cache: cache.reset())
 
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free) == 8
+    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free) == 8
     published(ranks)
     assert ranks.every(lambda cache: cache.pin("kept", PROMPT, ttl_s=1000.0)) == len(PROMPT)
     ranks.check()
@@ -310,7 +310,7 @@ def test_a_weights_version_must_be_text() -> None:
     with pytest.raises(UsageError, match="a weights version must be text"):
         ranks.caches[0].reset(7)  # type: ignore[arg-type]
 
-    assert ranks.caches[0].replica.requests.generation == 0
+    assert ranks.caches[0].inspection.requests.generation == 0
 
 
 def test_an_idle_step_ends_with_its_own_verdict_at_either_depth() -> None:

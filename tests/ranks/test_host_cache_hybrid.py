@@ -126,7 +126,7 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
         assert other.cache.prefetch("r", PROMPT)
         for _ in range(200):
             other.step()
-            if other.cache.prefetch_done("r") and other.cache.replica.idle:
+            if other.cache.prefetch_done("r") and other.cache.inspection.idle:
                 break
         assert other.cache.hit("r", PROMPT) == len(PROMPT)
         other.cache.load("r", PROMPT, lent(list(range(6)), [*[NO_PAGE] * 4, 8, 9], [0]))
@@ -164,7 +164,7 @@ def test_bytes_that_have_changed_in_host_memory_are_not_taken_for_a_request_s_ow
     engine.cache.hit("r", tokens)
     assert engine.cache.retract("r", tokens, pages)
     engine.until("r", LoadState.SAVED)
-    host = engine.cache.executor.host_pools["state"].bytes_tensor  # type: ignore[attr-defined]
+    host = engine.cache.inspection.executor.host_pools["state"].bytes_tensor  # type: ignore[attr-defined]
     host.zero_()
 
     assert engine.cache.resume("r", pages) is None

@@ -21,7 +21,7 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     """They come to a place from before a reset, in which nothing else has a root any more."""
     ranks = HostRanksInTurn()
     more = [*TOKENS, *range(900, 900 + PAGE_TOKENS)]
-    free = ranks.every(lambda c: c.replica.prefixes.residence.pools[1][0].free)
+    free = ranks.every(lambda c: c.inspection.prefixes.residence.pools[1][0].free)
     ranks.every(lambda c: c.prefetch("q", more))
     for executor in ranks.executors:
         executor.said.append(Answered(executor.take(LookUp)[0].operation, PAGES + 1))
@@ -52,8 +52,8 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     ranks.every(lambda c: c.reset())
     ranks.settle()
 
-    assert ranks.every(lambda c: c.replica.prefixes.residence.pools[1][0].free) == free
-    assert not ranks.caches[0].replica.prefixes.tree.roots
+    assert ranks.every(lambda c: c.inspection.prefixes.residence.pools[1][0].free) == free
+    assert not ranks.caches[0].inspection.prefixes.tree.roots
 
 
 def test_a_fence_that_is_refused_leaves_the_prefetch_alone() -> None:
@@ -63,12 +63,12 @@ def test_a_fence_that_is_refused_leaves_the_prefetch_alone() -> None:
     cache.back_up("r", TOKENS, range(PAGES))
     cache.reset()
     cache.retract("r", TOKENS, range(PAGES))
-    before = cache.replica.digest
+    before = cache.inspection.digest
 
     with pytest.raises(UsageError, match="has a copy in flight"):
         cache.fence("r")
 
-    assert cache.replica.digest == before
+    assert cache.inspection.digest == before
 
 
 REFUSED: dict[str, Callable[[HostCache], object]] = {
@@ -89,12 +89,12 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(
     wrong: Callable[[HostCache], object],
 ) -> None:
     (cache,) = HostRanksInTurn(1).caches
-    before = cache.replica.digest
+    before = cache.inspection.digest
 
     with pytest.raises(UsageError):
         wrong(cache)
 
-    assert cache.replica.digest == before
+    assert cache.inspection.digest == before
 
 
 def test_a_request_without_a_hit_counts_among_what_was_asked_for() -> None:
@@ -116,4 +116,4 @@ def test_copies_that_have_ended_are_remembered_no_more() -> None:
         cache.back_up("r", list(range(pages * PAGE_TOKENS)), range(pages))
         ranks.obey()
 
-    assert len(cache.replica.requests.known("r").copies) <= 1
+    assert len(cache.inspection.requests.known("r").copies) <= 1

@@ -82,7 +82,7 @@ def prefetch_all(ranks: RanksInTurn, name: str, tokens: list[int]) -> int:
 
 def prefetch_of(ranks: RanksInTurn, name: str) -> int:
     """Return the prefetch in flight of a request."""
-    operation = ranks.caches[0].replica.requests.known(name).prefetch
+    operation = ranks.caches[0].inspection.requests.known(name).prefetch
     assert operation is not None
     return operation
 
@@ -97,7 +97,7 @@ def pages_by_pool(order: CopyToDevice) -> Counter[str]:
 
 def free(ranks: RanksInTurn, tier: int) -> list[int]:
     """Return how many pages of each pool can be had on a tier."""
-    residence = ranks.caches[0].replica.prefixes.residence
+    residence = ranks.caches[0].inspection.prefixes.residence
     return [residence.available(tier, index) for index in range(len(residence.pools[tier]))]
 
 
@@ -114,7 +114,7 @@ def test_an_order_cannot_change_what_a_node_owns() -> None:
     ranks.compute("a", END)
     ranks.compute("other", prompt(4, 12))
     ranks.every(lambda cache: cache.load_back("b", END))
-    node = ranks.caches[0].replica.requests.known("b").node
+    node = ranks.caches[0].inspection.requests.known("b").node
     assert node is not None
     (order,) = ranks.executors[0].given(CopyToDevice)
     window: Any = next(each for each in order.transfers if each.pool == "window")
@@ -304,7 +304,7 @@ def test_a_chunked_insert_says_that_it_is_one() -> None:
     ranks.caches[0].insert("a", MIDDLE, final=False)
     ranks.caches[1].insert("a", MIDDLE, final=True)
 
-    one, other = (cache.replica.digest for cache in ranks.caches)
+    one, other = (cache.inspection.digest for cache in ranks.caches)
     assert one != other
 
 
@@ -343,7 +343,7 @@ def test_a_retracted_request_is_saved_in_every_pool_and_what_is_saved_belongs_to
     assert [each.pool for each in saved] == [KV_POOL, "window", "state"]
     ranks.settle()
     assert ranks.every(lambda cache: cache.load_state("a")) is LoadState.SAVED
-    prefixes = ranks.caches[0].replica.prefixes
+    prefixes = ranks.caches[0].inspection.prefixes
     for index, transfer in enumerate(saved):
         pages = set(transfer.destinations)
         assert not pages & set(prefixes.residence.pools[HOST][index].free_pages())

@@ -52,7 +52,7 @@ def executors(futures: list[Future[Cache]]) -> list[RankExecutor]:
     """Close the caches at once, which their pools and counters outlive; return their executors."""
     found: list[RankExecutor] = []
     for future in futures:
-        executor = future.result().executor
+        executor = future.result().inspection.executor
         assert isinstance(executor, RankExecutor)
         executor.close()
         found.append(executor)
@@ -115,8 +115,8 @@ def test_of_the_pool_sizes_the_smallest_is_used() -> None:
     futures = open_on([CONFIG, replace(CONFIG, device_pages=5, host_pages=3)])
 
     caches = [future.result() for future in futures]
-    assert [cache.replica.prefixes.residence.pools[0][0].capacity for cache in caches] == [5, 5]
-    assert [cache.replica.prefixes.residence.pools[1][0].capacity for cache in caches] == [3, 3]
+    assert [cache.inspection.prefixes.residence.pools[0][0].capacity for cache in caches] == [5, 5]
+    assert [cache.inspection.prefixes.residence.pools[1][0].capacity for cache in caches] == [3, 3]
     for cache in caches:
         cache.close(flush=False)
 
@@ -153,7 +153,7 @@ def test_each_start_of_a_group_has_an_epoch_that_its_ranks_share_and_no_other_ha
     """Rule R2: so a rank of an earlier start is not taken for one of this."""
     starts = [[each.result() for each in open_on([CONFIG] * 2)] for _ in range(3)]
 
-    epochs = [{cache.rounds.epoch for cache in caches} for caches in starts]
+    epochs = [{cache.inspection.epoch for cache in caches} for caches in starts]
     for cache in chain.from_iterable(starts):
         cache.close(flush=False)
     assert [len(each) for each in epochs] == [1, 1, 1]
@@ -238,7 +238,11 @@ def test_a_replicated_page_is_written_once_to_each_store(
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
     caches = [each.result() for each in open_on([replace(LATENT, store=uri)] * 2)]
-    opened = [each.executor for each in caches if isinstance(each.executor, RankExecutor)]
+    opened = [
+        each.inspection.executor
+        for each in caches
+        if isinstance(each.inspection.executor, RankExecutor)
+    ]
     claims = [executor.storage_counters().writes_ok for executor in opened]
     order = Put(1, (ObjectTransfer(KV_POOL, hashed_keys(64), (0,) * 64),), 600.0)
 

@@ -400,7 +400,7 @@ def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int)
 def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(depth: int) -> None:
     busy = Busy(depth, quarantine_pages=3)
     ranks = busy.ranks
-    free = ranks.every(lambda cache: cache.replica.prefixes.residence.pools[1][0].free)
+    free = ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[1][0].free)
     ranks.every(lambda cache: cache.abort("reader"))
     ranks.executors[1].said.append(QuiesceExpired(busy.fetch))
     for _ in range(2):
@@ -414,11 +414,13 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
     ready(ranks)
     assert state(ranks) is StoreState.ATTACHED
     assert ranks.phase(busy.fetch) == "QUARANTINED"
-    assert not ranks.every(lambda cache: cache.replica.quarantine.store_keeps_too_much())
+    assert not ranks.every(lambda cache: cache.inspection.store_keeps_too_much)
 
     busy.both(Quiesced(busy.fetch))
     assert ranks.phase(busy.fetch) == "DONE"
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[1][0].free) == free + 5
+    assert (
+        ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[1][0].free) == free + 5
+    )
     assert state(ranks) is StoreState.ATTACHED
 
 

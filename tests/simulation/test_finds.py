@@ -53,7 +53,7 @@ class _ReversesAFreeList(Cache):
     def open_round(self) -> None:
         super().open_round()
         if self.rank == 1:
-            self.replica.prefixes.residence.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
+            self.inspection.prefixes.residence.pools[DEVICE][0]._free.reverse()  # pyright: ignore[reportPrivateUsage]
 
 
 class _SettlesAlone(Cache):
@@ -61,9 +61,9 @@ class _SettlesAlone(Cache):
 
     def open_round(self) -> None:
         super().open_round()
-        pools = self.replica.prefixes.residence.pools
-        for operation in self.replica.agenda.in_flight.values() if self.rank == 1 else ():
-            if isinstance(operation, Copy) and self.ballot.sightings(operation.id).ended:
+        pools = self.inspection.prefixes.residence.pools
+        for operation in self.inspection.in_flight.values() if self.rank == 1 else ():
+            if isinstance(operation, Copy) and self._ballot.sightings(operation.id).ended:
                 assert operation.fills is not None
                 pages = operation.owned_pages(operation.fills, 0)[:1]
                 pools[operation.fills][0].give_back(pages)
@@ -81,7 +81,7 @@ class _LosesAHostPage(Cache):
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
         if self.rank == 0:
-            self.replica.prefixes.residence.pools[HOST][0]._free.pop()  # pyright: ignore[reportPrivateUsage]
+            self.inspection.prefixes.residence.pools[HOST][0]._free.pop()  # pyright: ignore[reportPrivateUsage]
 
 
 class _LosesPriorities(Cache):
@@ -93,7 +93,7 @@ class _SkipsIdleRounds(Cache):
     """Has its collective behind an early return, as in sglang#30760."""
 
     def open_round(self) -> None:
-        if self.rank != 1 or not self.replica.idle:
+        if self.rank != 1 or not self.inspection.idle:
             super().open_round()
 
 

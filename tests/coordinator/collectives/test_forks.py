@@ -91,7 +91,7 @@ def fork_with_a_cache(
     cache.load_back("a", b"", reserve_tokens=8)
     cache.insert("a", tokens)
     cache.step()
-    in_flight = not cache.replica.idle
+    in_flight = not cache.inspection.idle
     said = said_by_a_child(
         cache.step,
         cache.step,

@@ -117,12 +117,12 @@ def test_no_copy_touches_the_blocks_of_an_aborted_request_once_the_engine_has_th
     side = scheduler(ranks, loads=False)
     [request] = backing_up(ranks, side, PROMPT)
     [backup] = ranks.executors[0].take(CopyToHost)
-    before = side.cache.replica.digest
+    before = side.cache.inspection.digest
 
     abort(side, request)
 
     assert fenced(ranks) == [(backup.operation,)]
-    assert side.cache.replica.digest == before
+    assert side.cache.inspection.digest == before
 
 
 def test_an_abort_waits_for_its_own_copies_alone_while_others_go_on() -> None:
@@ -229,7 +229,7 @@ def test_a_rank_that_cannot_read_an_adapter_says_so_in_the_words_of_the_divergen
         scheduler(ranks, 0).arrived(sent[0])
         scheduler(ranks, 1).arrived(sent[1])
 
-    found = first_difference([each.replica.journal.last(9) for each in ranks.caches]) or ""
+    found = first_difference([each.inspection.journal.last(9) for each in ranks.caches]) or ""
     assert "rank 0: engine adapter of request 1 is files " in found
     assert "rank 1: engine adapter of request 1 is not known on this rank, which could not" in found
     assert "adapter_versions" in found

@@ -38,8 +38,6 @@ from lockstep.ranks.orders import (
     Put,
 )
 from lockstep.ranks.rank_cache import RankCache
-from lockstep.ranks.replica.check import check
-from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.settings import ReplicaConfig
 
 T = TypeVar("T")
@@ -219,9 +217,9 @@ class InTurn(Generic[CacheT]):
     def check(self) -> None:
         """Check the invariants of every replica, and that all are the same."""
         for cache in self.caches:
-            check(cache.replica)
-        assert len({cache.replica.digest for cache in self.caches}) == 1
-        assert len({state_digest(cache.replica) for cache in self.caches}) == 1
+            cache.inspection.check()
+        assert len({cache.inspection.digest for cache in self.caches}) == 1
+        assert len({cache.inspection.state_digest for cache in self.caches}) == 1
 
     def obey(self, stored: Callable[[bytes], bool] = lambda key: False) -> None:
         """Let all I/O that was ordered so far end well, and take the step that hears of it."""
@@ -233,7 +231,7 @@ class InTurn(Generic[CacheT]):
         """Let all I/O end well, and step until nothing is in flight."""
         for _ in range(100):
             self.obey(stored)
-            if self.caches[0].replica.idle:
+            if self.caches[0].inspection.idle:
                 return
         raise AssertionError("operations are still in flight after 100 steps")
 
@@ -241,8 +239,8 @@ class InTurn(Generic[CacheT]):
         """Return the name of an operation's phase on all ranks, DONE if it is gone."""
         return self.every(
             lambda cache: (
-                cache.replica.agenda.in_flight[operation].phase.name
-                if operation in cache.replica.agenda.in_flight
+                cache.inspection.in_flight[operation].phase.name
+                if operation in cache.inspection.in_flight
                 else "DONE"
             )
         )

@@ -118,7 +118,7 @@ def serve(cache: Cache, name: str, tokens: Tokens) -> int:
     contents = PageContents(shard_layouts(cache.config, cache.rank, RANKS)[KV_POOL])
     pages, cached = cache.page_table(name), admission.cached_tokens // PAGE_TOKENS
     count = len(tokens) // PAGE_TOKENS
-    config = cache.replica.config
+    config = cache.inspection.config
     seed = namespace_seed(config.model_digest, "", 0, config.life)
     keys = page_keys(seed, tokens[:-1].tobytes(), PAGE_TOKENS)
     assert contents.verify(cache.device_pool, pages[:cached], keys[:cached]) == 0
@@ -306,7 +306,7 @@ def test_neither_logs_nor_refusals_repeat_a_store_s_secrets(
 
 def fetching(running: Engine, held: Sequence[HeldReads], pages: int, page: int) -> None:
     """Begin a prefetch whose read hangs at one page on every rank, and step until it reads."""
-    model_digest = running.caches[0].replica.config.model_digest
+    model_digest = running.caches[0].inspection.config.model_digest
     seed = namespace_seed(model_digest, "", 0, b"")
     keys = page_keys(seed, prompt(pages)[:-1].tobytes(), PAGE_TOKENS)
     for store in held:
@@ -314,7 +314,7 @@ def fetching(running: Engine, held: Sequence[HeldReads], pages: int, page: int) 
     assert all(running.each(lambda cache: cache.prefetch("reader", prompt(pages)[:-1])))
 
     def reads(cache: Cache) -> bool:
-        in_flight = cache.replica.agenda.in_flight.values()
+        in_flight = cache.inspection.in_flight.values()
         return any(each.phase is Phase.TRANSFER for each in in_flight)
 
     running.until(reads)
@@ -368,14 +368,14 @@ def test_a_store_that_never_falls_quiet_is_replaced_by_another(
 
     for store in held:
         store.let_go()
-    running.until(lambda cache: not cache.replica.agenda.in_flight)
+    running.until(lambda cache: not cache.inspection.in_flight)
     assert all(store.closed.wait(PATIENCE_S) for store in held)
     assert running.serve(8) == 6 * PAGE_TOKENS
 
 
 def executor_of(cache: Cache) -> RankExecutor:
-    assert isinstance(cache.executor, RankExecutor)
-    return cache.executor
+    assert isinstance(cache.inspection.executor, RankExecutor)
+    return cache.inspection.executor
 
 
 def test_what_stores_have_seen_is_counted_over_all_of_them(
@@ -396,5 +396,5 @@ def test_what_stores_have_seen_is_counted_over_all_of_them(
 
 def quarantined_pages(cache: Cache) -> int:
     """Return how many host pages belong to operations that never fell quiet."""
-    in_flight = cache.replica.agenda.in_flight.values()
+    in_flight = cache.inspection.in_flight.values()
     return sum(len(e.owned_pages(HOST, 0)) for e in in_flight if e.phase is Phase.QUARANTINED)

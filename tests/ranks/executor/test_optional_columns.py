@@ -120,8 +120,8 @@ def serve(cache: Cache) -> tuple[int, int]:
 
 
 def counters(cache: Cache) -> Counters:
-    assert isinstance(cache.executor, RankExecutor)
-    return cache.executor.storage_counters()
+    assert isinstance(cache.inspection.executor, RankExecutor)
+    return cache.inspection.executor.storage_counters()
 
 
 ALL_OF_IT = [(PAGES * PAGE_TOKENS, 0)] * RANKS
@@ -177,8 +177,8 @@ def test_pages_are_shorter_without_the_columns_that_are_absent(
     engine: Callable[[CacheConfig], Group],
 ) -> None:
     def page_bytes(cache: Cache) -> tuple[int, list[str]]:
-        assert isinstance(cache.executor, RankExecutor)
-        layout = cache.executor.host_pool.layout
+        assert isinstance(cache.inspection.executor, RankExecutor)
+        layout = cache.inspection.executor.host_pool.layout
         return layout.page_bytes, [shard.column.name for shard in layout.columns]
 
     full, lean = (engine(config).each(page_bytes) for config in (FULL, LEAN))

@@ -63,8 +63,8 @@ def on_its_way_to_the_host(nodes: int) -> RanksInTurn:
         cache.insert("other", other)
         cache.release("other")
     cache.load_back("hit", tokens)
-    assert cache.replica.prefixes.tree.node_count == 2 * nodes - 1
-    assert len(cache.replica.agenda.in_flight) == 1
+    assert cache.inspection.prefixes.tree.node_count == 2 * nodes - 1
+    assert len(cache.inspection.in_flight) == 1
     return ranks
 
 
@@ -87,7 +87,7 @@ def locked(nodes: int) -> RanksInTurn:
         ranks.publish("other", [*prompt(1, pages=nodes)[: page * PAGE_TOKENS], *range(PAGE_TOKENS)])
     (cache,) = ranks.caches
     cache.load_back("first", prompt(1, pages=nodes))
-    assert cache.replica.prefixes.tree.node_count == 2 * nodes - 1
+    assert cache.inspection.prefixes.tree.node_count == 2 * nodes - 1
     return ranks
 
 

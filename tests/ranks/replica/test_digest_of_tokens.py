@@ -100,8 +100,8 @@ def test_every_rank_raises_in_the_round_after_its_engine_brought_other_tokens(
 
 def require_named(ranks: InTurn[Cache] | InTurn[HostCache]) -> None:
     """The digests differ, and the first entry that does is one of tokens."""
-    assert len({cache.replica.digest for cache in ranks.caches}) == 2
-    journals = [cache.replica.journal.last(4096) for cache in ranks.caches]
+    assert len({cache.inspection.digest for cache in ranks.caches}) == 2
+    journals = [cache.inspection.journal.last(4096) for cache in ranks.caches]
     assert "(rank 0: tokens " in (first_difference(journals) or "")
 
 
@@ -132,4 +132,4 @@ def test_requests_that_are_extended_apart_are_told_apart_whatever_room_there_was
     ]
 
     assert answers == [True, True]
-    assert len({cache.replica.digest for cache in ranks.caches}) == 2
+    assert len({cache.inspection.digest for cache in ranks.caches}) == 2

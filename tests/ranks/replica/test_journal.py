@@ -91,7 +91,7 @@ def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
 ) -> None:
     """Rule R2: its `repr` may be another one in each process, and so would the digest be."""
     ranks = HostRanksInTurn()
-    before = ranks.every(lambda cache: (cache.replica.digest, cache.replica.journal.count))
+    before = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.journal.count))
 
     for cache in ranks.caches:
         with pytest.raises(
@@ -99,7 +99,7 @@ def test_a_fact_without_bytes_of_its_own_is_refused_by_name_and_changes_nothing(
         ):
             cache.witness("adapters", fact)
 
-    after = ranks.every(lambda cache: (cache.replica.digest, cache.replica.journal.count))
+    after = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.journal.count))
     assert after == before
     ranks.step()
 
@@ -116,7 +116,7 @@ def test_a_request_whose_name_has_no_bytes_is_refused_and_not_known(name: str, s
         with pytest.raises(UsageError, match=said):
             cache.prefetch(name, [1, 2, 3, 4])
 
-    assert ranks.every(lambda cache: len(list(cache.replica.requests))) == 0
+    assert ranks.every(lambda cache: len(list(cache.inspection.requests))) == 0
 
 
 def test_facts_that_differ_are_told_apart() -> None:
@@ -144,4 +144,4 @@ def test_no_error_tells_a_tenant_s_namespace() -> None:
 
     assert "s3kr1t" not in str(raised.value)
     assert "0th3r" not in str(raised.value)
-    assert "s3kr1t" not in str(ranks.caches[0].replica.journal.last(100))
+    assert "s3kr1t" not in str(ranks.caches[0].inspection.journal.last(100))

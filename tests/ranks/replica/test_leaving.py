@@ -45,7 +45,7 @@ def at_its_quota(host_pages: int = 64, bounds: Bounds | None = None) -> RanksInT
 
 
 def kept_pages(ranks: RanksInTurn, tier: int) -> int:
-    return ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[tier][0])
+    return ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[tier][0])
 
 
 def copied_pages(ranks: RanksInTurn) -> int:
@@ -78,7 +78,7 @@ def test_no_more_is_saved_than_has_to_leave_for_a_quota(surplus: int, copied: in
     ranks.settle()
     assert kept_pages(ranks, DEVICE) == QUOTA
     assert kept_pages(ranks, HOST) == copied
-    assert ranks.every(lambda cache: cache.replica.prefixes.tree.node_count) <= PROMPTS + 2
+    assert ranks.every(lambda cache: cache.inspection.prefixes.tree.node_count) <= PROMPTS + 2
 
 
 def test_what_could_not_be_saved_leaves_for_the_quota_and_nothing_else_does() -> None:
@@ -145,7 +145,7 @@ def test_what_is_cut_while_it_is_saved_leaves_whole_and_nothing_else_does() -> N
 
 def test_a_pin_whose_copy_failed_lets_go_of_the_device_once_another_copy_is_there() -> None:
     ranks = RanksInTurn(2, store=False, write_policy=WritePolicy.WRITE_BACK)
-    residence = ranks.caches[0].replica.prefixes.residence
+    residence = ranks.caches[0].inspection.prefixes.residence
     publish(ranks, "r", prompt(0))
     ranks.every(lambda cache: cache.pin("failed", prompt(0), ttl_s=60.0))
     fail_copies(ranks)

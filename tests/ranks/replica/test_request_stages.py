@@ -18,7 +18,7 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 def requests() -> tuple[Requests, Request]:
     """Return the requests of a replica, and one of them that has just come."""
-    known = RanksInTurn(1, store=False).caches[0].replica.requests
+    known = RanksInTurn(1, store=False).caches[0].inspection.requests
     return known, known.enter("r", "")
 
 
@@ -71,7 +71,7 @@ def test_a_request_whose_device_is_the_replicas_goes_there_and_back() -> None:
     tokens = list(range(2 * PAGE_TOKENS + 1))
 
     def stage() -> Stage:
-        return ranks.every(lambda cache: cache.replica.requests.known("r").stage)
+        return ranks.every(lambda cache: cache.inspection.requests.known("r").stage)
 
     ranks.every(lambda cache: cache.load_back("r", [], reserve_tokens=len(tokens)))
     assert stage() is Stage.READY
@@ -90,7 +90,7 @@ def test_a_request_whose_engine_lends_pages_is_barred_from_loads_once_one_has_fa
     tokens = list(range(2 * PAGE_TOKENS))
 
     def stage() -> Stage:
-        return ranks.every(lambda cache: cache.replica.requests.known("r").stage)
+        return ranks.every(lambda cache: cache.inspection.requests.known("r").stage)
 
     ranks.every(lambda cache: cache.back_up("w", tokens, [0, 1]))
     ranks.settle()

@@ -12,7 +12,6 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, SlidingWindow
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.matching import Match
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
@@ -29,21 +28,21 @@ def admitted(answer: Admission | Wait) -> Admission:
 
 
 def free(ranks: RanksInTurn, tier: int) -> int:
-    return ranks.every(lambda cache: cache.replica.prefixes.residence.pools[tier][0].free)
+    return ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[tier][0].free)
 
 
 def test_a_match_counts_whole_pages_and_changes_nothing() -> None:
     ranks = RanksInTurn(2)
     tokens = prompt(4)
     ranks.compute("a", tokens)
-    before = ranks.every(lambda cache: state_digest(cache.replica))
+    before = ranks.every(lambda cache: cache.inspection.state_digest)
 
     assert ranks.every(lambda cache: cache.match(tokens[:-1])) == Match(
         device_tokens=12, host_tokens=12, last_host_tokens=12
     )
     assert ranks.every(lambda cache: cache.match([*tokens[:6], 999, 998])).device_tokens == 4
     assert ranks.every(lambda cache: cache.match(tokens, "other tenant")).host_tokens == 0
-    assert ranks.every(lambda cache: state_digest(cache.replica)) == before
+    assert ranks.every(lambda cache: cache.inspection.state_digest) == before
 
 
 def test_an_admission_that_finds_no_room_changes_nothing_but_splits() -> None:
@@ -68,7 +67,7 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
     tokens: list[int], reserve_tokens: int, pages: int
 ) -> None:
     ranks = RanksInTurn(2, device_pages=8)
-    before = ranks.every(lambda cache: (cache.replica.digest, state_digest(cache.replica)))
+    before = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.state_digest))
 
     for cache in ranks.caches:
         with pytest.raises(
@@ -76,7 +75,7 @@ def test_a_request_that_can_never_fit_is_refused_by_name_and_changes_nothing(
         ):
             cache.load_back("a", tokens, reserve_tokens=reserve_tokens)
 
-    after = ranks.every(lambda cache: (cache.replica.digest, state_digest(cache.replica)))
+    after = ranks.every(lambda cache: (cache.inspection.digest, cache.inspection.state_digest))
     assert after == before
 
 
@@ -114,7 +113,7 @@ def test_a_request_whose_load_back_fails_after_a_reset_is_offered_nothing_from_b
     ranks.compute("a", prompt(2))
     evict_from_device(ranks, 7)
     ranks.every(lambda cache: cache.load_back("x", prompt(2), reserve_tokens=8))
-    ranks.every(lambda cache: cache.replica.reset())
+    ranks.every(lambda cache: cache._replica.reset())  # pyright: ignore[reportPrivateUsage]
 
     for executor in ranks.executors:
         executor.said += [Ended(each.operation, ok=False) for each in executor.take(CopyToDevice)]
@@ -286,12 +285,12 @@ def test_a_page_backed_up_on_one_rank_only_is_not_on_the_host_yet(depth: int) ->
     ranks.executors[0].said.append(Ended(operation, ok=True))
     for _ in range(3):
         ranks.step()
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[HOST][0]) == 0
+    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 0
 
     ranks.executors[1].said.append(Ended(operation, ok=True))
     for _ in range(depth + 1):
         ranks.step()
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[HOST][0]) == 2
+    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 2
 
 
 def test_a_backup_that_fails_on_one_rank_fails_on_all_and_gives_its_pages_back() -> None:
@@ -346,7 +345,7 @@ def test_persists_beyond_their_bound_wait_their_turn_and_then_are_dropped_by_cou
 
 def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
     ranks = RanksInTurn(2)
-    before = ranks.every(lambda cache: state_digest(cache.replica))
+    before = ranks.every(lambda cache: cache.inspection.state_digest)
 
     def refused(cache: Cache) -> None:
         for call in (
@@ -360,7 +359,7 @@ def test_calls_out_of_order_are_refused_and_change_nothing() -> None:
 
     ranks.every(refused)
     ranks.every(lambda cache: cache.abort("unknown"))
-    assert ranks.every(lambda cache: state_digest(cache.replica)) == before
+    assert ranks.every(lambda cache: cache.inspection.state_digest) == before
     ranks.every(lambda cache: cache.load_back("a", prompt(2), reserve_tokens=8))
     with pytest.raises(UsageError, match="has filled 3 pages and has 2"):
         ranks.caches[0].insert("a", prompt(3))
@@ -385,13 +384,16 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
     ranks.every(lambda cache: cache.insert("c", prompt(1, start=9000)))
     ranks.check()
 
-    pinned = ranks.every(lambda cache: cache.replica.prefixes.residence.holds.kept_pages[HOST][0])
+    pinned = ranks.every(
+        lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0]
+    )
     assert pinned >= 4
     for executor in ranks.executors:
         executor.said.append(Quiesced(operation))
     ranks.settle()
     assert (
-        ranks.every(lambda cache: cache.replica.prefixes.residence.holds.kept_pages[HOST][0]) == 0
+        ranks.every(lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0])
+        == 0
     )
 
 
@@ -417,12 +419,12 @@ def test_an_insert_of_other_tokens_than_those_admitted_is_refused_and_changes_no
     ranks.compute("a", prompt(3))
     cache = ranks.caches[0]
     cache.load_back("b", prompt(2), reserve_tokens=12)
-    before = state_digest(cache.replica)
+    before = cache.inspection.state_digest
 
     with pytest.raises(UsageError, match="other tokens"):
         cache.insert("b", [7] * 12)
 
-    assert state_digest(cache.replica) == before
+    assert cache.inspection.state_digest == before
     ranks.check()
 
 
@@ -444,7 +446,7 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
     ranks.compute("a", prompt(10))
 
     assert free(ranks, HOST) == 0
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[HOST][0]) == 8
+    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 8
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {
         "complete": 1,
         "no_room": 1,
@@ -480,7 +482,7 @@ def test_after_the_end_of_an_epoch_no_command_concludes_anything() -> None:
 def test_arguments_that_are_no_tokens_or_names_change_nothing() -> None:
     ranks = RanksInTurn(1)
     cache = ranks.caches[0]
-    before = state_digest(cache.replica)
+    before = cache.inspection.state_digest
     for call in (
         lambda: cache.prefetch("x", prompt(1), "\ud800"),
         lambda: cache.load_back("x", prompt(1), "\ud800"),
@@ -488,4 +490,4 @@ def test_arguments_that_are_no_tokens_or_names_change_nothing() -> None:
     ):
         with pytest.raises(UsageError):
             call()
-    assert state_digest(cache.replica) == before
+    assert cache.inspection.state_digest == before

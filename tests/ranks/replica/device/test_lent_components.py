@@ -91,7 +91,7 @@ def test_a_resume_lets_go_of_what_kept_the_request_on_the_host() -> None:
     ranks.settle()
 
     assert state_of(ranks) is LoadState.READY
-    residence = ranks.caches[0].replica.prefixes.residence
+    residence = ranks.caches[0].inspection.prefixes.residence
     assert residence.available(1, 0) == residence.pools[1][0].capacity
 
 

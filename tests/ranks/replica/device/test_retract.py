@@ -13,7 +13,6 @@ from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.requests import LoadState
 
 PAGE_TOKENS = 4
@@ -117,7 +116,7 @@ def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cach
     for was, now in zip(before, after, strict=True):
         # The pages that it filled, and behind them the room that was reserved anew.
         assert torch.equal(was, now[:, : was.shape[1]])
-    check(cache.replica)
+    cache.inspection.check()
 
 
 def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
@@ -125,7 +124,7 @@ def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
     cache.retract("a", TOKENS)
     settle(cache)
 
-    residence = cache.replica.prefixes.residence
+    residence = cache.inspection.prefixes.residence
     for component, capacity in enumerate((16, 16, 8)):
         assert residence.available(0, component) == capacity
 
@@ -153,11 +152,11 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     compute(cache, "a", TOKENS)
     cache.retract("a", TOKENS)
     settle(cache)
-    assert isinstance(cache.executor, RankExecutor)
-    saved = cache.replica.requests.known("a").saved
+    assert isinstance(cache.inspection.executor, RankExecutor)
+    saved = cache.inspection.requests.known("a").saved
     assert saved is not None
     (slot,) = saved[2]
-    cache.executor.host_pools["state"].bytes_tensor[slot, 5] += 1
+    cache.inspection.executor.host_pools["state"].bytes_tensor[slot, 5] += 1
 
     assert isinstance(cache.resume("a"), Admission)
     settle(cache)
@@ -167,7 +166,7 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     assert isinstance(again, Admission)
     cache.release("a")
     settle(cache)
-    check(cache.replica)
+    cache.inspection.check()
 
 
 def test_without_room_in_host_memory_the_request_goes_on(cache: Cache) -> None:
@@ -191,8 +190,8 @@ def test_a_request_that_leaves_while_it_is_saved_gives_everything_back(cache: Ca
             settle(cache)
         cache.release("a")
         settle(cache)
-        check(cache.replica)
-    residence = cache.replica.prefixes.residence
+        cache.inspection.check()
+    residence = cache.inspection.prefixes.residence
     assert residence.available(1, 0) == residence.pools[1][0].capacity
 
 
@@ -212,6 +211,6 @@ def test_a_request_that_has_computed_nothing_can_be_retracted_and_resumed(cache:
     settle(cache)
     assert isinstance(cache.resume("a"), Admission)
     cache.release("a")
-    check(cache.replica)
+    cache.inspection.check()
     settle(cache)
-    check(cache.replica)
+    cache.inspection.check()

@@ -131,7 +131,7 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
             executor.said.append(QuiesceExpired(backup))
         ranks.step()
 
-    assert ranks.every(lambda cache: cache.replica.lost) is None
+    assert ranks.every(lambda cache: cache.inspection.lost) is None
 
 
 def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_pins() -> None:
@@ -154,7 +154,7 @@ def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_
     ranks.step()
 
     assert ranks.phase(load) == "QUARANTINED"
-    assert ranks.every(lambda cache: cache.replica.lost) is None
+    assert ranks.every(lambda cache: cache.inspection.lost) is None
 
 
 def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None:
@@ -252,11 +252,11 @@ def hang(ranks: HostRanksInTurn) -> str | None:
         for cache in ranks.caches:
             with suppress(RankUnhealthy):
                 half(cache)
-    return ranks.every(lambda cache: cache.replica.lost)
+    return ranks.every(lambda cache: cache.inspection.lost)
 
 
 def free(ranks: RanksInTurn) -> list[int]:
     """Return the pages of device and host that are free or can be evicted."""
     return ranks.every(
-        lambda cache: [cache.replica.prefixes.residence.available(t, 0) for t in (DEVICE, HOST)]
+        lambda cache: [cache.inspection.prefixes.residence.available(t, 0) for t in (DEVICE, HOST)]
     )

@@ -32,7 +32,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks = RanksInTurn(2)
     tokens = prompt(16)
     ranks.compute("warm", tokens[: 4 * PAGE_TOKENS])
-    free = ranks.caches[0].replica.prefixes.residence.pools[1][0].free
+    free = ranks.caches[0].inspection.prefixes.residence.pools[1][0].free
 
     assert ranks.every(lambda cache: cache.prefetch("7", tokens))
     lookups = [executor.take(LookUp)[0] for executor in ranks.executors]
@@ -47,7 +47,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Answered(operation, 10))
     ranks.step()
     assert ranks.phase(operation) == "TRANSFER"
-    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 10
+    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 10
     assert [len(executor.take(Fetch)[0].transfers[0].pages) for executor in ranks.executors] == [
         10,
         10,
@@ -62,8 +62,8 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.step()
     assert ranks.phase(operation) == "QUIESCE"
     assert ranks.every(lambda cache: cache.match(tokens).host_tokens) == 12 * PAGE_TOKENS
-    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].replica.store.misses
-    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 10
+    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].inspection.misses
+    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 10
 
     assert [len(executor.take(Cancel)) for executor in ranks.executors] == [1, 1]
     ranks.executors[0].said.append(Quiesced(operation))
@@ -73,7 +73,7 @@ def test_a_prefetch_told_step_by_step() -> None:
     ranks.executors[1].said.append(Quiesced(operation))
     ranks.step()
     assert ranks.phase(operation) == "DONE"
-    assert ranks.caches[0].replica.prefixes.residence.pools[1][0].free == free - 8
+    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 8
 
 
 def test_ranks_that_would_restore_to_different_positions_differ_at_once(
@@ -82,7 +82,7 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     """Invariant 10: before anything has landed there, and although they read the same pages."""
     vote = Agenda.vote
     ranks = RanksInTurn(2)
-    others = ranks.caches[1].replica.agenda
+    others = ranks.caches[1]._replica.agenda  # pyright: ignore[reportPrivateUsage]
 
     def vote_for_less(self: Agenda, operation: Prefetch, *vote_on: Any) -> None:
         if self is others and operation.goal:
@@ -98,7 +98,7 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
     monkeypatch.setattr(ranks, "check", lambda: None)
     ranks.step()
 
-    one, other = (cache.replica for cache in ranks.caches)
+    one, other = (cache.inspection for cache in ranks.caches)
     assert one.digest != other.digest
     assert one.journal.last(1)[1] == [f"vote 1 TRANSFER {UNBOUNDED} 4"]
     assert other.journal.last(1)[1] == [f"vote 1 TRANSFER {UNBOUNDED} 3"]
@@ -147,7 +147,9 @@ class Started:
 
     @property
     def free(self) -> int:
-        return self.ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free)
+        return self.ranks.every(
+            lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free
+        )
 
 
 def test_a_deadline_seen_by_one_rank_stops_all_with_what_all_have() -> None:
@@ -239,7 +241,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
         if phase == "WAITING":
             ranks.every(lambda cache: cache.prefetch("first", prompt(2, start=900)))
         ranks.every(lambda cache: cache.prefetch("victim", prompt(8)))
-        operation = max(ranks.caches[0].replica.agenda.in_flight)
+        operation = max(ranks.caches[0].inspection.in_flight)
     assert ranks.phase(operation) == phase
 
     ranks.every(lambda cache: cache.abort("victim"))
@@ -247,7 +249,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
     ranks.settle()
 
     assert ranks.phase(operation) == "DONE"
-    assert ranks.every(lambda cache: cache.replica.prefixes.residence.pools[HOST][0].free) == 64
+    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free) == 64
 
 
 def test_prefetches_beyond_the_ballots_room_wait_their_turn_in_order() -> None:
@@ -281,7 +283,7 @@ def test_a_store_that_never_falls_quiet_costs_quarantined_pages_and_is_then_deta
 
     assert ranks.phase(prefetch.operation) == "QUARANTINED"
     assert prefetch.free == 56
-    assert ranks.every(lambda cache: cache.replica.idle)
+    assert ranks.every(lambda cache: cache.inspection.idle)
     assert not ranks.every(lambda cache: cache.prefetch("other", prompt(3, start=700)))
 
     prefetch.say(Quiesced(prefetch.operation))

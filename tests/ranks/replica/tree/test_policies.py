@@ -9,7 +9,6 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.digest import state_digest
 from lockstep.ranks.replica.tree.eviction_policies import Ranked, known_policies, register
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
@@ -44,7 +43,7 @@ def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tu
 
 
 def host_pages(ranks: RanksInTurn) -> int:
-    return ranks.every(lambda cache: cache.replica.prefixes.residence.tree_pages[1][0])
+    return ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[1][0])
 
 
 def test_write_through_copies_what_was_computed_at_once() -> None:
@@ -138,7 +137,7 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy() -> None:
     ranks.every(lambda cache: cache.insert("a", tokens))
     ranks.every(lambda cache: cache.release("a"))
     ranks.every(lambda cache: cache.pin("p", tokens, ttl_s=60.0))
-    residence = ranks.caches[0].replica.prefixes.residence
+    residence = ranks.caches[0].inspection.prefixes.residence
     assert residence.available(0, 0) == 2
 
     ranks.settle()
@@ -155,10 +154,10 @@ def test_a_pin_ends_at_its_deadline_in_agreed_time() -> None:
 
     ranks.now_ms[0] += 60_000
     ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
     ranks.now_ms[1] += 5_000
     ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
 def test_pins_are_bounded_and_named_once() -> None:
@@ -186,10 +185,10 @@ def test_a_name_that_is_pinned_again_has_the_new_deadline() -> None:
 
     ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
     ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
     ranks.now_ms = [now + 10_000 for now in ranks.now_ms]
     ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
 def test_a_pin_from_before_any_agreed_time_ages_from_the_first_one_on() -> None:
@@ -200,10 +199,10 @@ def test_a_pin_from_before_any_agreed_time_ages_from_the_first_one_on() -> None:
 
     ranks.now_ms = [now + 4_999 for now in ranks.now_ms]
     ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
     ranks.now_ms = [now + 1 for now in ranks.now_ms]
     ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.replica.pinning.pins)
+    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
 def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> None:
@@ -217,7 +216,7 @@ def test_pins_that_have_ended_are_forgotten_long_before_their_deadlines() -> Non
         cache.pin(f"p{number}", prompt(1), ttl_s=1000.0)
         cache.unpin(f"p{number}")
 
-    assert len(cache.replica.pinning._deadlines) < 100  # pyright: ignore[reportPrivateUsage]
+    assert len(cache._replica.pinning._deadlines) < 100  # pyright: ignore[reportPrivateUsage]
     assert cache.pin("p", prompt(1), ttl_s=1000.0) == 8
 
 
@@ -264,7 +263,7 @@ def half_saved_to_leave() -> RanksInTurn:
     branch = [*long[: 4 * PAGE_TOKENS], *[7] * PAGE_TOKENS]
     assert cache.load_back("x", branch, "small", reserve_tokens=20 * PAGE_TOKENS) is Wait.NO_ROOM
     cache.release("x")
-    free = cache.replica.prefixes.residence.pools[DEVICE][0].free
+    free = cache.inspection.prefixes.residence.pools[DEVICE][0].free
     cache.load_back("hog 2", [], "large", reserve_tokens=(free + 3) * PAGE_TOKENS)
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
@@ -285,7 +284,7 @@ def test_what_was_saved_to_leave_and_stays_counts_as_kept() -> None:
 
     ranks.step()
 
-    limits = ranks.caches[0].replica.prefixes.residence.limits
+    limits = ranks.caches[0].inspection.prefixes.residence.limits
     assert limits.leaving(DEVICE) == []
     assert cached(ranks, list(range(6 * PAGE_TOKENS)), "small") == (5, 6)
 
@@ -327,7 +326,7 @@ def test_a_namespace_that_found_no_room_is_not_remembered() -> None:
     for salt in range(20):
         back_up(ranks, f"r{salt}", prompt(2), namespace=f"salt {salt}")
 
-    assert cache.replica.prefixes.residence.limits.namespaces == {""}
+    assert cache.inspection.prefixes.residence.limits.namespaces == {""}
 
 
 def back_up(ranks: HostRanksInTurn, name: str, tokens: list[int], namespace: str = "") -> None:
@@ -389,7 +388,7 @@ def test_what_is_pinned_is_copied_to_host_memory_whatever_the_write_policy() -> 
     ranks.settle()
     ranks.step()
 
-    residence = ranks.caches[0].replica.prefixes.residence
+    residence = ranks.caches[0].inspection.prefixes.residence
     assert host_pages(ranks) == 2
     assert residence.available(0, 0) == residence.pools[0][0].capacity
 
@@ -405,11 +404,11 @@ def test_pins_hold_at_most_half_of_the_device() -> None:
 
 def test_a_priority_that_is_no_integer_is_refused_and_changes_nothing() -> None:
     ranks = RanksInTurn(1)
-    before = state_digest(ranks.caches[0].replica)
+    before = ranks.caches[0].inspection.state_digest
 
     with pytest.raises(UsageError, match="priority must be an integer"):
         ranks.caches[0].load_back("a", [], priority=1.5)  # type: ignore[arg-type]
-    assert state_digest(ranks.caches[0].replica) == before
+    assert ranks.caches[0].inspection.state_digest == before
 
 
 def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:

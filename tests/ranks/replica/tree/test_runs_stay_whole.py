@@ -16,7 +16,7 @@ def prompt(pages: int) -> list[int]:
 
 
 def nodes(ranks: RanksInTurn | HostRanksInTurn) -> int:
-    return ranks.caches[0].replica.prefixes.tree.node_count
+    return ranks.caches[0].inspection.prefixes.tree.node_count
 
 
 def decode(ranks: RanksInTurn, pages: int, *, name: str = "r") -> None:
@@ -188,7 +188,7 @@ def test_a_miscount_of_what_divides_a_run_is_found(count: str) -> None:
     """It would keep neighbours apart for good, or make one of what a lock ends between."""
     ranks = RanksInTurn(1, host_pages=0, store=False)
     decode(ranks, 2)
-    (node,) = ranks.caches[0].replica.prefixes.tree.nodes()
+    (node,) = ranks.caches[0].inspection.prefixes.tree.nodes()
 
     setattr(node, count, getattr(node, count) + 1)
 

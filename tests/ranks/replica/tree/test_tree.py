@@ -144,6 +144,6 @@ def test_a_namespace_leaves_nothing_behind_once_its_pages_and_requests_are_gone(
         ranks.check()
 
     assert [
-        root.place.namespace for root in ranks.caches[0].replica.prefixes.tree.roots.values()
+        root.place.namespace for root in ranks.caches[0].inspection.prefixes.tree.roots.values()
     ] == ["three"]
-    assert not ranks.caches[0].replica.prefixes.users
+    assert not ranks.caches[0].inspection.prefixes.users

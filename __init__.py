@@ -1,7 +1,9 @@
 """Lockstep: a KV cache for tensor-parallel inference that stays the same on every rank.
 
-The names below are the public interface; `Cache` is where to start.
+The names in `__all__` are the public interface, which docs/api.md lists; `Cache` is where to start.
 """
+
+from typing import TYPE_CHECKING
 
 from .coordinator.collective import Transport
 from .coordinator.stop_policy import StopPolicy, StopRule
@@ -35,13 +37,30 @@ from .ranks.model_description import KeptState, ModelDescription
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.requests import LoadState
+from .ranks.replica.tree.eviction_policies import EvictionPolicy, register_eviction_policy
 from .ranks.replica.tree.matching import Match
 from .version import VERSION
 
+if TYPE_CHECKING:
+    from .ranks.executor.engine_pages import AxisOrder, EnginePages
+
 __version__ = VERSION
+
+_WITH_TORCH = ("AxisOrder", "EnginePages")
+"""Names whose module imports torch, which takes seconds: they are loaded when they are asked for."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _WITH_TORCH:
+        from .ranks.executor import engine_pages  # noqa: PLC0415
+
+        return getattr(engine_pages, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Admission",
+    "AxisOrder",
     "Bounds",
     "Cache",
     "CacheConfig",
@@ -50,7 +69,9 @@ __all__ = [
     "Column",
     "ConfigError",
     "DivergenceError",
+    "EnginePages",
     "Eviction",
+    "EvictionPolicy",
     "GroupError",
     "HostCache",
     "InternalError",
@@ -75,4 +96,5 @@ __all__ = [
     "Wait",
     "WritePolicy",
     "__version__",
+    "register_eviction_policy",
 ]

@@ -263,7 +263,7 @@ class CacheConfig:
     """Under `write_through_selective`: how often a prefix must be hit before it is backed up."""
     eviction: str = Eviction.LRU
     """One of `Eviction`, or the name of a policy that was registered
-    (`lockstep.ranks.replica.tree.eviction_policies.register`)."""
+    (`register_eviction_policy`)."""
     limits: tuple[NamespaceLimit, ...] = ()
     """Quotas and times to live of namespaces."""
     pipeline_stages: int = 1

@@ -1,7 +1,7 @@
 """What the library's source says, read without importing it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -23,11 +23,16 @@ class Module:
 
     def parse(self) -> ast.Module:
         """The syntax tree; a file that does not parse names itself in the error."""
-        return ast.parse(self.source, filename=str(self.path))
+        return _parsed(self)
 
     def is_under(self, *folders: str) -> bool:
         """Whether the file lies in one of these folders, at any depth."""
         return any(self.path.is_relative_to(folder) for folder in folders)
+
+
+@cache
+def _parsed(module: Module) -> ast.Module:
+    return ast.parse(module.source, filename=str(module.path))
 
 
 def package_folders(root: Path = ROOT) -> list[str]:
@@ -118,3 +123,30 @@ def _module_at(path: PurePosixPath, library: dict[PurePosixPath, Module]) -> Mod
 def matches(name: str, prefix: str) -> bool:
     """Whether a dotted name is the prefix or lies inside it."""
     return name == prefix or name.startswith(f"{prefix}.")
+
+
+def circles(modules: Sequence[Module]) -> list[list[str]]:
+    """Return each group of modules that import each other in a circle, by their paths."""
+    library = {module.path: module for module in modules}
+    imports = {
+        module.path: {other.path for other in neighbours(module, library)} for module in modules
+    }
+    reached = {path: _reached(path, imports) for path in imports}
+    groups = {
+        tuple(sorted(str(other) for other in reached[path] if path in reached[other]))
+        for path in imports
+        if path in reached[path]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def _reached(
+    start: PurePosixPath, imports: Mapping[PurePosixPath, set[PurePosixPath]]
+) -> set[PurePosixPath]:
+    """The modules that one leads to by imports; itself only if a circle leads back."""
+    found: set[PurePosixPath] = set()
+    new = set(imports[start])
+    while new:
+        found |= new
+        new = {each for path in new for each in imports[path]} - found
+    return found

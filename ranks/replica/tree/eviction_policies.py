@@ -1,7 +1,8 @@
 """Eviction policies: what makes one node leave before another, beyond how recently it was used.
 
 A policy gives a node a rank. The nodes of the smallest rank leave first, and within a rank the one
-that was used longest ago. Policies are found by name, and another package adds one with `register`.
+that was used longest ago. Policies are found by name, and another package adds one with
+`register_eviction_policy`.
 """
 
 from typing import Protocol
@@ -80,7 +81,7 @@ class ByPriority:
 _POLICIES: dict[str, EvictionPolicy] = {}
 
 
-def register(policy: EvictionPolicy) -> None:
+def register_eviction_policy(policy: EvictionPolicy) -> None:
     """Add a policy under its name, on every rank alike and before a cache is opened that uses it."""
     if policy.name in _POLICIES:
         raise ConfigError(
@@ -102,4 +103,4 @@ def find_policy(name: str) -> EvictionPolicy:
 
 
 for _policy in (LeastRecent(), LeastFrequent(), Segmented(), ByPriority()):
-    register(_policy)
+    register_eviction_policy(_policy)

@@ -23,7 +23,7 @@ from lockstep.ranks.replica.tree.eviction_policies import (
     Ranked,
     find_policy,
     known_policies,
-    register,
+    register_eviction_policy,
 )
 from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
@@ -317,7 +317,7 @@ def test_another_package_adds_a_policy_by_its_name(monkeypatch: pytest.MonkeyPat
             return -node.last_access
 
     monkeypatch.setattr("lockstep.ranks.replica.tree.eviction_policies._POLICIES", {})
-    register(Newest())
+    register_eviction_policy(Newest())
 
     assert known_policies() == ["newest"]
     leaves = [Leaf(id=number, last_access=number) for number in range(3)]
@@ -331,4 +331,4 @@ def test_a_policy_that_is_not_there_is_refused_by_name() -> None:
 
 def test_no_policy_can_take_the_name_of_another() -> None:
     with pytest.raises(ConfigError, match="there is an eviction policy 'lru' already"):
-        register(find_policy("lru"))
+        register_eviction_policy(find_policy("lru"))

@@ -9,7 +9,11 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.tree.eviction_policies import Ranked, known_policies, register
+from lockstep.ranks.replica.tree.eviction_policies import (
+    Ranked,
+    known_policies,
+    register_eviction_policy,
+)
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
@@ -419,7 +423,7 @@ def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:
             return -node.last_access
 
     if "newest" not in known_policies():
-        register(NewestFirst())
+        register_eviction_policy(NewestFirst())
     ranks = RanksInTurn(2, device_pages=5, host_pages=0, store=False, eviction="newest")
     for first in (1, 2):
         serve(ranks, f"r{first}", prompt(first))

@@ -1,0 +1,36 @@
+"""What users may rely on: the names that the package exports, and the list of them in the docs."""
+
+import re
+import subprocess
+import sys
+
+import lockstep
+from tests.kit.source_tree import ROOT
+
+LISTED = re.compile(r"^(?:\| |- )`(\w+)`", re.MULTILINE)
+
+
+def test_the_docs_list_every_name_that_is_exported_once_and_no_other() -> None:
+    promised = LISTED.findall((ROOT / "docs" / "api.md").read_text(encoding="utf-8"))
+
+    assert sorted(promised) == sorted(lockstep.__all__)
+
+
+def test_every_exported_name_is_there() -> None:
+    assert [name for name in lockstep.__all__ if not hasattr(lockstep, name)] == []
+
+
+def test_to_import_the_package_loads_no_torch() -> None:
+    """It takes seconds, and `lockstep --help` and the simulation do not need it."""
+    seen = "import lockstep, sys; print('torch' in sys.modules, hasattr(lockstep, 'nothing'))"
+
+    said = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+
+    assert said.stdout == "False False\n"
+
+
+def test_a_cache_shows_nothing_of_its_parts_but_an_inspection() -> None:
+    public = {name for name in dir(lockstep.Cache) if not name.startswith("_")}
+
+    assert public & {"replica", "ballot", "rounds", "executor"} == set()
+    assert isinstance(vars(lockstep.Cache.__mro__[1])["inspection"], property)

@@ -2,35 +2,32 @@
 
 import os
 import sys
+from dataclasses import replace
+from functools import partial
 
 import typer
 
-from ...errors import ConfigError, StorageError
+from ...errors import ConfigError
 from ...storage_backends.records.catalogue import stored_bytes
 from ...storage_backends.uri import parse_uri
 from ..amounts import bytes_in_words, count, parse_age, parse_bytes, shown_store
-from ..interruption import Interrupted
-from .batches import only
+from .batches import check_jobs, only
 from .copy import Copied, StoreCopy, failures
-from .opening import listed, opened_store, opened_target, run_until_interrupted
-from .progress import store_progress
+from .opened_store import OpenedStore, exit_status, run_on_store, telling_so_far
+from .opening import opened_target
 from .removal import (
     Ages,
     OlderThan,
     Removal,
     Selection,
     check_ages,
-    everything,
-    extent_of,
-    of_models,
-    of_namespaces,
     pages_of,
     remove_objects,
     remove_selected,
+    selected_extent,
 )
-from .runs import EXIT_CORRUPT, EXIT_INCOMPLETE, check_jobs, take_stock
 from .survey import find_models, find_namespace, survey, told
-from .tables import console, print_found
+from .tables import print_found, say
 
 
 def run_gc(
@@ -46,42 +43,49 @@ def run_gc(
     age_s = parse_age(older_than, "--older-than") if older_than is not None else None
     size = parse_bytes(to_bytes, "--to-bytes") if to_bytes is not None else 0
     removed = Removal()
-    try:
-        stayed = run_until_interrupted(_collect(uri, age_s, size, model, removed, dry_run=dry_run))
-    except (Interrupted, StorageError):
+    tell = partial(_tell_removed, uri, removed, "would free" if dry_run else "freed")
+    collect = partial(
+        _collect, age_s=age_s, size=size, model=model, removed=removed, dry_run=dry_run
+    )
+
+    def tell_so_far() -> None:
         if removed.objects:
-            _tell_removed(uri, removed, "would free" if dry_run else "freed", ", so far")
-        raise
-    return _tell_removed(uri, removed, "would free" if dry_run else "freed", f"; {stayed}")
+            tell(", so far")
+
+    with telling_so_far(tell_so_far):
+        stayed = run_on_store(uri, collect, looking=dry_run)
+    return tell(f"; {stayed}")
 
 
 async def _collect(
-    uri: str, age_s: float | None, size: int, model: str | None, removed: Removal, *, dry_run: bool
+    store: OpenedStore,
+    *,
+    age_s: float | None,
+    size: int,
+    model: str | None,
+    removed: Removal,
+    dry_run: bool,
 ) -> str:
     """Remove what is too old or too much; return what stays, in words."""
-    async with opened_store(uri, looking=dry_run) as backend:
-        with store_progress() as progress:
-            namespaces = None
-            if model is not None:
-                catalogue = (await survey(backend, uri, progress)).catalogue
-                namespaces = set(find_models(catalogue, model, None, shown_store(uri)).values())
-            progress.begin("looking")
-            ages, objects, nbytes = Ages(), 0, 0
-            async for stored in told(only(listed(backend, uri), pages_of(namespaces)), progress):
-                ages.add(stored)
-                objects += 1
-                nbytes += stored_bytes(stored)
-            check_ages(ages, shown_store(uri))
-            wanted = OlderThan(ages, age_s) if age_s is not None else ages.oldest(nbytes - size)
-            progress.begin("removing")
-            pages = only(only(listed(backend, uri), pages_of(namespaces)), wanted)
-            await remove_objects(backend, pages, progress, removed, dry_run=dry_run)
-    left = f"{count(max(0, objects - removed.objects), 'page')}, "
-    left += (
-        f"{bytes_in_words(max(0, nbytes - removed.nbytes))} {'would stay' if dry_run else 'stay'}"
-    )
+    namespaces = None
+    if model is not None:
+        catalogue = (await survey(store)).catalogue
+        namespaces = set(find_models(catalogue, model, None, store.shown).values())
+    pages = pages_of(namespaces)
+    store.progress.begin("looking")
+    ages, objects, nbytes = Ages(), 0, 0
+    async for stored in told(only(store.listed(), pages), store.progress):
+        ages.add(stored)
+        objects += 1
+        nbytes += stored_bytes(stored)
+    check_ages(ages, store.shown)
+    wanted = OlderThan(ages, age_s) if age_s is not None else ages.oldest(nbytes - size)
+    store.progress.begin("removing")
+    await remove_objects(store, only(only(store.listed(), pages), wanted), removed, dry_run=dry_run)
+    left = count(max(0, objects - removed.objects), "page")
+    left_bytes = bytes_in_words(max(0, nbytes - removed.nbytes))
     unknown = f", {ages.unknown:,} of them of unknown age" if ages.unknown else ""
-    return f"{left}{unknown}"
+    return f"{left}, {left_bytes} {'would stay' if dry_run else 'stay'}{unknown}"
 
 
 def run_rm(
@@ -104,15 +108,16 @@ def run_rm(
         )
     if weights_version is not None and model is None:
         raise ConfigError("--weights-version needs --model, since it is one of a model's")
-    catalogue = take_stock(uri)
+    catalogue = run_on_store(uri, survey, looking=True).catalogue
     shown = shown_store(uri)
     if model is not None:
-        selection = of_models(find_models(catalogue, model, weights_version, shown))
+        namespaces = find_models(catalogue, model, weights_version, shown)
+        selection = Selection(frozenset(namespaces.values()), manifests=frozenset(namespaces))
     elif namespace is not None:
-        selection = of_namespaces([find_namespace(catalogue, namespace, shown)])
+        selection = Selection(frozenset([find_namespace(catalogue, namespace, shown)]))
     else:
-        selection = everything(catalogue)
-    objects, nbytes = extent_of(catalogue, selection)
+        selection = Selection(None, manifests=frozenset(catalogue.manifests))
+    objects, nbytes = selected_extent(catalogue, selection)
     if not objects:
         typer.echo(f"{shown}: there is nothing to remove")
         return 0
@@ -124,21 +129,15 @@ def run_rm(
         typer.echo("nothing was removed")
         return 0
     removed = Removal()
-    try:
-        run_until_interrupted(_remove(uri, selection, (objects, nbytes), removed))
-    except (Interrupted, StorageError):
-        _tell_removed(uri, removed, "removed", ", so far")
-        raise
-    return _tell_removed(uri, removed, "removed", "")
+    tell = partial(_tell_removed, uri, removed, "removed")
 
+    async def remove(store: OpenedStore) -> None:
+        store.progress.begin("removing", objects, nbytes)
+        await remove_selected(store, selection, removed)
 
-async def _remove(
-    uri: str, selection: Selection, extent: tuple[int, int], removed: Removal
-) -> None:
-    async with opened_store(uri) as backend:
-        with store_progress() as progress:
-            progress.begin("removing", *extent)
-            await remove_selected(backend, uri, selection, progress, removed)
+    with telling_so_far(lambda: tell(", so far")):
+        run_on_store(uri, remove)
+    return tell("")
 
 
 def _agreed(what: str, shown: str) -> bool:
@@ -153,11 +152,10 @@ def _agreed(what: str, shown: str) -> bool:
 
 
 def _tell_removed(uri: str, removed: Removal, done: str, rest: str) -> int:
-    out = console()
-    said = f"{done} {count(removed.objects, 'object')}, {bytes_in_words(removed.nbytes)}"
-    out.print(f"{shown_store(uri)}: {said}{rest}", soft_wrap=True)
-    print_found(out, f"{count(removed.stayed.objects, 'object')} not removed", removed.stayed)
-    return EXIT_INCOMPLETE if removed.stayed.objects else 0
+    gone = f"{done} {count(removed.objects, 'object')}, {bytes_in_words(removed.nbytes)}"
+    say(f"{shown_store(uri)}: {gone}{rest}")
+    print_found(f"{count(removed.stayed.objects, 'object')} not removed", removed.stayed)
+    return exit_status(incomplete=removed.stayed.objects)
 
 
 def run_copy(source: str, target: str, *, jobs: int) -> int:
@@ -166,12 +164,25 @@ def run_copy(source: str, target: str, *, jobs: int) -> int:
     if _place(source) == _place(target):
         raise ConfigError(f"FROM and TO are the same store, {shown_store(target)}; give two stores")
     copied = Copied()
-    try:
-        run_until_interrupted(_copy(source, target, jobs, copied))
-    except (Interrupted, StorageError):
-        _tell_copied(source, target, copied, ", so far; the same command goes on from here")
-        raise
-    return _tell_copied(source, target, copied, "")
+    tell = partial(_tell_copied, f"{shown_store(source)} -> {shown_store(target)}", copied)
+
+    async def copy(store: OpenedStore) -> None:
+        async with opened_target(target) as backend:
+            await _copy(store, replace(store, backend=backend, uri=target), jobs, copied)
+
+    with telling_so_far(lambda: tell(", so far; the same command goes on from here")):
+        run_on_store(source, copy, looking=True)
+    return tell("")
+
+
+async def _copy(source: OpenedStore, target: OpenedStore, jobs: int, copied: Copied) -> None:
+    catalogue = (await survey(source)).catalogue
+    copy = StoreCopy(source, target, catalogue, copied)
+    await copy.agree()
+    total = catalogue.total
+    source.progress.begin("copying", total.objects, total.nbytes, moves=True)
+    await copy.copy_manifests()
+    await copy.copy_objects(jobs)
 
 
 def _place(uri: str) -> tuple[str, ...]:
@@ -186,38 +197,15 @@ def _place(uri: str) -> tuple[str, ...]:
     return parsed.scheme, parsed.host, os.path.realpath(parsed.path) if parsed.path else ""
 
 
-async def _copy(source_uri: str, target_uri: str, jobs: int, copied: Copied) -> None:
-    async with (
-        opened_store(source_uri, looking=True) as source,
-        opened_target(target_uri) as target,
-    ):
-        with store_progress() as progress:
-            catalogue = (await survey(source, source_uri, progress)).catalogue
-            copy = StoreCopy(source, target, source_uri, target_uri, catalogue, copied)
-            await copy.agree()
-            total = catalogue.total
-            progress.begin("copying", total.objects, total.nbytes, moves=True)
-            await copy.copy_manifests()
-            await copy.copy_objects(jobs, progress)
-
-
-def _tell_copied(source: str, target: str, copied: Copied, rest: str) -> int:
-    out = console()
-    route = f"{shown_store(source)} -> {shown_store(target)}"
+def _tell_copied(route: str, copied: Copied, rest: str) -> int:
     size = bytes_in_words(copied.nbytes)
     there = f"{copied.present:,} were there already"
-    out.print(
-        f"{route}: copied {count(copied.objects, 'object')}, {size}; {there}{rest}", soft_wrap=True
-    )
+    say(f"{route}: copied {count(copied.objects, 'object')}, {size}; {there}{rest}")
     if copied.changed:
-        out.print(
-            f"{count(copied.changed, 'object')} went away from FROM meanwhile", soft_wrap=True
-        )
+        say(f"{count(copied.changed, 'object')} went away from FROM meanwhile")
     if copied.corrupt.objects:
-        out.print("what is corrupt was not copied; see `lockstep store verify`", soft_wrap=True)
+        say("what is corrupt was not copied; see `lockstep store verify`")
     for what, found in failures(copied):
-        print_found(out, f"{count(found.objects, 'object')} {what}", found)
-    if copied.corrupt.objects:
-        return EXIT_CORRUPT
-    incomplete = copied.unread.objects or copied.unwritten.objects or copied.gone.objects
-    return EXIT_INCOMPLETE if incomplete else 0
+        print_found(f"{count(found.objects, 'object')} {what}", found)
+    incomplete = copied.unread.objects + copied.unwritten.objects + copied.gone.objects
+    return exit_status(corrupt=copied.corrupt.objects, incomplete=incomplete)

@@ -4,8 +4,18 @@ from typing import Annotated
 
 import typer
 
+from ...errors import ConfigError
+from ...storage_backends.uri import RANK
+from ..amounts import shown_store
+
+
+def _exit(status: int, **_: object) -> None:
+    raise typer.Exit(status)
+
+
 store = typer.Typer(
     name="store",
+    result_callback=_exit,
     help="Look into a store (L3), verify it, tidy it and copy it, while engines use it.",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -31,11 +41,6 @@ JOBS_DEFAULT = 4
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
 
 
-@store.callback()
-def _group() -> None:
-    """Look into a store (L3), verify it, tidy it and copy it, while engines use it."""
-
-
 @store.command("ls")
 def ls(
     uri: Uri,
@@ -45,24 +50,22 @@ def ls(
     ] = False,
     rank: Rank = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Show what is in a store, by model and shard.
 
     Models come with their weights version; below them namespaces, pools and shards.
     """
-    from .opening import of_rank
     from .runs import run_ls
 
-    raise typer.Exit(run_ls(of_rank(uri, rank), objects=objects, as_json=as_json))
+    return run_ls(_of_rank(uri, rank), objects=objects, as_json=as_json)
 
 
 @store.command("stat")
-def stat(uri: Uri, *, rank: Rank = None, as_json: Json = False) -> None:
+def stat(uri: Uri, *, rank: Rank = None, as_json: Json = False) -> int:
     """Show how much is in a store, and what it can do."""
-    from .opening import of_rank
     from .runs import run_stat
 
-    raise typer.Exit(run_stat(of_rank(uri, rank), as_json=as_json))
+    return run_stat(_of_rank(uri, rank), as_json=as_json)
 
 
 @store.command("verify")
@@ -90,7 +93,7 @@ def verify(
     ] = False,
     rank: Rank = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Read every object whole and check it.
 
     Exits with 1 if something is corrupt, with 3 if something could not be read. In file:// and 3fs://
@@ -98,17 +101,14 @@ def verify(
     reads it.
     """
     from .check import run_verify
-    from .opening import of_rank
 
-    raise typer.Exit(
-        run_verify(
-            of_rank(uri, rank),
-            namespace=namespace,
-            sample=sample,
-            jobs=jobs,
-            fix=fix,
-            as_json=as_json,
-        )
+    return run_verify(
+        _of_rank(uri, rank),
+        namespace=namespace,
+        sample=sample,
+        jobs=jobs,
+        fix=fix,
+        as_json=as_json,
     )
 
 
@@ -138,22 +138,19 @@ def gc(
     ] = None,
     rank: Rank = None,
     dry_run: DryRun = False,
-) -> None:
+) -> int:
     """Remove the pages that nobody has used for long.
 
     An engine that wants one of them has a miss. Manifests and marks stay.
     """
     from .changes import run_gc
-    from .opening import of_rank
 
-    raise typer.Exit(
-        run_gc(
-            of_rank(uri, rank),
-            older_than=older_than,
-            to_bytes=to_bytes,
-            model=model,
-            dry_run=dry_run,
-        )
+    return run_gc(
+        _of_rank(uri, rank),
+        older_than=older_than,
+        to_bytes=to_bytes,
+        model=model,
+        dry_run=dry_run,
     )
 
 
@@ -182,24 +179,21 @@ def rm(
     rank: Rank = None,
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+) -> int:
     """Remove a model, a namespace or everything.
 
     It asks before, and touches nothing that is not an object of Lockstep. A manifest goes last.
     """
     from .changes import run_rm
-    from .opening import of_rank
 
-    raise typer.Exit(
-        run_rm(
-            of_rank(uri, rank),
-            model=model,
-            weights_version=weights_version,
-            namespace=namespace,
-            everything_there=everything,
-            dry_run=dry_run,
-            yes=yes,
-        )
+    return run_rm(
+        _of_rank(uri, rank),
+        model=model,
+        weights_version=weights_version,
+        namespace=namespace,
+        everything_there=everything,
+        dry_run=dry_run,
+        yes=yes,
     )
 
 
@@ -210,7 +204,7 @@ def copy(
     *,
     rank: Rank = None,
     jobs: Jobs = JOBS_DEFAULT,
-) -> None:
+) -> int:
     """Copy what TO lacks, verified on the way.
 
     After an interruption the same command goes on where it was. The same model in another layout at
@@ -218,7 +212,26 @@ def copy(
     something was not read or written.
     """
     from .changes import run_copy
-    from .opening import of_rank
 
-    stores = of_rank(source, rank, target), of_rank(target, rank, source)
-    raise typer.Exit(run_copy(*stores, jobs=jobs))
+    stores = _of_rank(source, rank, target), _of_rank(target, rank, source)
+    return run_copy(*stores, jobs=jobs)
+
+
+def _of_rank(uri: str, rank: int | None, other: str = "") -> str:
+    """Return the URI of one rank's store, where each rank has one of its own.
+
+    Raises `ConfigError` where it is not said whose, or where it is and neither this store nor the
+    `other` one is a rank's.
+    """
+    if RANK not in uri and (rank is None or RANK in other):
+        return uri
+    if RANK not in uri:
+        raise ConfigError(
+            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
+        )
+    if rank is None:
+        raise ConfigError(
+            f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
+            f"add --rank N, which stands in the place of {RANK}"
+        )
+    return uri.replace(RANK, str(rank))

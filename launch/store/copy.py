@@ -7,13 +7,14 @@ Manifests go first, so that nobody meets pages without knowing what they are.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from ...errors import ConfigError, StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
 from ...page_format.object_shape import ObjectShape
-from ...storage_backends.base import ReadOutcome, StorageBackend, StoredObject, Write, WriteOutcome
+from ...storage_backends.base import ReadOutcome, StoredObject, Write, WriteOutcome
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, is_manifest, stored_bytes
 from ...storage_backends.records.manifest import (
     MANIFEST_BYTES,
@@ -21,10 +22,10 @@ from ...storage_backends.records.manifest import (
     decode_manifest,
     refuse_other_layouts,
 )
-from ..amounts import count, shown_store
+from ..amounts import count
 from .batches import Batch, Scratch, for_each_batch, only
-from .opening import call_deadline, listed, opened_target
-from .progress import StoreProgress
+from .opened_store import OpenedStore
+from .opening import call_deadline, opened_target
 from .survey import read_manifest
 from .verify import Defects, in_words, read_whole
 
@@ -32,6 +33,8 @@ _CHECKED_MAX: Final = 1 << 17
 """So many objects of a copy are asked for once more. They are the first ones that it wrote, which a
 store that is too small gives up first."""
 _ASKED_AT_A_TIME: Final = 256
+_NOT_READ: Final = frozenset((ReadOutcome.FAILED, ReadOutcome.TIMED_OUT))
+_NOT_WRITTEN: Final = frozenset(WriteOutcome) - {WriteOutcome.OK, WriteOutcome.PRESENT}
 _BATCHES_IN_VAIN_MAX: Final = 3
 """So many batches in a row without an object that worked, and the rest will not work either."""
 
@@ -57,20 +60,24 @@ class Copied:
 
 @dataclass(slots=True)
 class InVain:
-    """Batches in a row with which one of the two stores did nothing."""
+    """Counts the batches in a row of which a store read, or wrote, no object."""
 
+    done: str
+    """What the store should have done with the objects: `read` or `written`."""
+    failures: frozenset[ReadOutcome | WriteOutcome | None]
     batches: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """What became of their objects."""
+    """What became of the objects of these batches."""
 
-    def note(self, worked: int, failed: Counter[str]) -> bool:
+    def note(self, outcomes: Sequence[ReadOutcome | WriteOutcome | None]) -> bool:
         """Count one batch; True if there were too many."""
-        if worked:
+        failed = [each for each in outcomes if each in self.failures]
+        if len(failed) < len(outcomes):
             self.batches = 0
             self.outcomes.clear()
         elif failed:
             self.batches += 1
-            self.outcomes += failed
+            self.outcomes.update(map(in_words, failed))
         return self.batches >= _BATCHES_IN_VAIN_MAX
 
 
@@ -78,15 +85,13 @@ class InVain:
 class StoreCopy:
     """A copy from one open store to another."""
 
-    source: StorageBackend
-    target: StorageBackend
-    source_uri: str
-    target_uri: str
+    source: OpenedStore
+    target: OpenedStore
     catalogue: Catalogue
     """What is in the source."""
     copied: Copied
-    unread: InVain = field(default_factory=InVain)
-    unwritten: InVain = field(default_factory=InVain)
+    unread: InVain = field(default_factory=partial(InVain, "read", _NOT_READ))
+    unwritten: InVain = field(default_factory=partial(InVain, "written", _NOT_WRITTEN))
 
     async def agree(self) -> None:
         """Raise `ConfigError` if the target has a model of the source in other layouts.
@@ -94,41 +99,42 @@ class StoreCopy:
         Raises `StorageError` if that cannot be told. Writes nothing.
         """
         for name in self.catalogue.manifests:
-            ours = await self._manifest(self.source, name, self.source_uri)
-            theirs = await self._manifest(self.target, name, self.target_uri)
+            ours = await _manifest(self.source, name)
+            theirs = await _manifest(self.target, name)
             if ours is not None and theirs not in (None, ours):
                 self._refuse(ours, theirs)
 
     async def copy_manifests(self) -> None:
         """Copy the manifests that the target lacks."""
         for name, manifest in self.catalogue.manifests.items():
-            content = await self._manifest(self.source, name, self.source_uri)
+            content = await _manifest(self.source, name)
             if content is None:
                 self.copied.unread.add(name)
                 continue
             shape = ObjectShape.whole(MANIFEST_BYTES)
             write = Write(name, (memoryview(content),), shape)
-            (outcome,) = await self.target.write([write], deadline=call_deadline())
+            (outcome,) = await self.target.backend.write([write], deadline=call_deadline())
             self._count(name, len(content), outcome)
             if manifest is not None:
                 # Somebody else may have come first since we looked.
                 await claim_model(
-                    self.target,
+                    self.target.backend,
                     manifest.model,
                     manifest.weights_version,
                     manifest.layouts,
                     call_deadline(),
-                    store=shown_store(self.target_uri),
+                    store=self.target.shown,
                 )
 
-    async def copy_objects(self, jobs: int, progress: StoreProgress) -> None:
+    async def copy_objects(self, jobs: int) -> None:
         """Copy all other objects, `jobs` batches at a time."""
         shapes = FullShapes(self.catalogue)
 
         async def carry(batch: Batch, scratch: Scratch) -> None:
             asked = await self._lacking(batch, shapes)
-            outcomes, payloads = await read_whole(self.source, asked, scratch)
-            self._give_up_reading(outcomes)
+            outcomes, payloads = await read_whole(self.source.backend, asked, scratch)
+            if self.unread.note(outcomes):
+                raise self._given_up(self.source, self.unread)
             writes: list[Write] = []
             for (stored, shape), outcome, payload in zip(asked, outcomes, payloads, strict=True):
                 if outcome is ReadOutcome.OK:
@@ -136,13 +142,14 @@ class StoreCopy:
                 else:
                     self._count_unread(stored, outcome)
             deadline = call_deadline(sum(write.shape.nbytes for write in writes))
-            wrote = await self.target.write(writes, deadline=deadline)
+            wrote = await self.target.backend.write(writes, deadline=deadline)
             for write, became in zip(writes, wrote, strict=True):
                 self._count(write.name, write.shape.nbytes, became)
-            self._give_up_writing(wrote)
-            progress.advance(len(batch), sum(map(stored_bytes, batch)))
+            if self.unwritten.note(wrote):
+                raise self._given_up(self.target, self.unwritten)
+            self.source.progress.advance(len(batch), sum(map(stored_bytes, batch)))
 
-        objects = only(listed(self.source, self.source_uri), lambda each: not is_manifest(each))
+        objects = only(self.source.listed(), lambda each: not is_manifest(each))
         await for_each_batch(objects, jobs, carry)
         await self._check_that_there()
 
@@ -150,7 +157,7 @@ class StoreCopy:
         """Look whether what was written is there still: a store that is full may give it up again."""
         written = self.copied.written
         # Whoever wrote an object remembers it, so somebody else has to ask.
-        async with opened_target(self.target_uri) as target:
+        async with opened_target(self.target.uri) as target:
             for start in range(0, len(written), _ASKED_AT_A_TIME):
                 names = written[start : start + _ASKED_AT_A_TIME]
                 there = await target.exists(names, deadline=call_deadline())
@@ -163,7 +170,7 @@ class StoreCopy:
     ) -> list[tuple[StoredObject, ObjectShape]]:
         """Return what of a batch the target may lack, with the shape in which to carry it."""
         names = [stored.name for stored in batch]
-        there = await self.target.exists(names, deadline=call_deadline())
+        there = await self.target.backend.exists(names, deadline=call_deadline())
         lacking: list[tuple[StoredObject, ObjectShape]] = []
         for stored, exists in zip(batch, there, strict=True):
             shape = shapes.of(stored)
@@ -184,33 +191,15 @@ class StoreCopy:
             case _:
                 self.copied.unread.add(stored.name, in_words(outcome))
 
-    def _give_up_reading(self, outcomes: Sequence[ReadOutcome | None]) -> None:
-        failed = Counter(
-            in_words(each)
-            for each in outcomes
-            if each in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT)
-        )
-        if self.unread.note(len(outcomes) - failed.total(), failed):
-            raise self._given_up(self.source_uri, "read", self.unread)
-
-    def _give_up_writing(self, outcomes: Sequence[WriteOutcome]) -> None:
-        failed = Counter(
-            in_words(each)
-            for each in outcomes
-            if each not in (WriteOutcome.OK, WriteOutcome.PRESENT)
-        )
-        if self.unwritten.note(len(outcomes) - failed.total(), failed):
-            raise self._given_up(self.target_uri, "written", self.unwritten)
-
-    def _given_up(self, uri: str, done: str, vain: InVain) -> StorageError:
+    def _given_up(self, store: OpenedStore, vain: InVain) -> StorageError:
         copied = self.copied
         settled = copied.objects + copied.present + copied.changed + copied.corrupt.objects
         left = max(0, self.catalogue.total.objects - settled)
         how = ", ".join(f"{number:,} {each}" for each, number in sorted(vain.outcomes.items()))
         return StorageError(
-            f"store {shown_store(uri)!r}: none of the objects of {vain.batches} batches in a row "
-            f"could be {done} ({how}), so the copy was given up with {count(left, 'object')} left; "
-            "see whether the store runs, is full or may be written, and start again"
+            f"store {store.shown!r}: none of the objects of {vain.batches} batches in a row "
+            f"could be {vain.done} ({how}), so the copy was given up with {count(left, 'object')} "
+            "left; see whether the store runs, is full or may be written, and start again"
         )
 
     def _count(self, name: ObjectName, nbytes: int, outcome: WriteOutcome) -> None:
@@ -225,27 +214,17 @@ class StoreCopy:
             case _:
                 self.copied.unwritten.add(name, in_words(outcome))
 
-    async def _manifest(self, backend: StorageBackend, name: ObjectName, uri: str) -> bytes | None:
-        outcome, content = await read_manifest(backend, name)
-        if outcome in (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT):
-            raise StorageError(
-                f"store {shown_store(uri)!r}: the manifest of a model could not be read: "
-                f"{outcome.name}; see whether the store works, and start again"
-            )
-        return content if outcome is ReadOutcome.OK else None
-
     def _refuse(self, ours: bytes, theirs: bytes | None) -> None:
         mine = decode_manifest(ours)
         stored = None if theirs is None else decode_manifest(theirs)
-        source, target = shown_store(self.source_uri), shown_store(self.target_uri)
         try:
             if mine is None:
                 raise ConfigError("it was written by another version of Lockstep; use that one")
             refuse_other_layouts(mine, stored)
         except ConfigError as error:
             raise ConfigError(
-                f"nothing was copied, because {target} ('the store') has the same model as {source} "
-                f"('here') in another layout: {error}"
+                f"nothing was copied, because {self.target.shown} ('the store') has the same model as "
+                f"{self.source.shown} ('here') in another layout: {error}"
             ) from error
 
 
@@ -257,3 +236,17 @@ def failures(copied: Copied) -> Sequence[tuple[str, Defects]]:
         ("not written to TO", copied.unwritten),
         ("written to TO and gone from it again; it is too small for a copy of FROM", copied.gone),
     )
+
+
+async def _manifest(store: OpenedStore, name: ObjectName) -> bytes | None:
+    """Return the content of a manifest; None if the store has none that is sound.
+
+    Raises `StorageError` if that cannot be told.
+    """
+    outcome, content = await read_manifest(store.backend, name)
+    if outcome in _NOT_READ:
+        raise StorageError(
+            f"store {store.shown!r}: the manifest of a model could not be read: "
+            f"{outcome.name}; see whether the store works, and start again"
+        )
+    return content if outcome is ReadOutcome.OK else None

@@ -15,9 +15,10 @@ from ...page_format.object_name import ObjectName, name_digest, object_path
 from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import Read, StorageBackend
 from ...storage_backends.file import quarantine as file_quarantine
-from ...storage_backends.file.unsound import UnsoundFile
+from ...storage_backends.file.unsound import UnsoundFile, unsound_files
+from ...storage_backends.uri import parse_uri
 from .batches import OBJECT_BYTES_MAX
-from .opening import call_deadline
+from .opening import call_deadline, failures_named, store_directory
 
 CORRUPT_MAX: Final = 10
 """Corrupt objects that are named."""
@@ -141,19 +142,43 @@ def reason_of(found: UnsoundFile) -> str:
     return _REASONS.get(found.finding, "header")
 
 
+def quarantine_extent(directory: Path) -> tuple[int, int]:
+    """Return how many files the quarantine of a directory has, and their bytes."""
+    files = nbytes = 0
+    try:
+        with os.scandir(directory / "quarantine") as entries:
+            for entry in entries:
+                files += 1
+                nbytes += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        pass
+    return files, nbytes
+
+
+def unsound_extent(uri: str) -> tuple[int, int] | None:
+    """Return how many files of a store's directory are no objects, and their bytes.
+
+    None for a store of another kind.
+    """
+    directory = store_directory(parse_uri(uri))
+    if directory is None:
+        return None
+    strays = Strays()
+    with failures_named(uri):
+        for found in unsound_files(directory):
+            strays.add(found)
+    return strays.files, strays.nbytes
+
+
 @contextmanager
 def quiet_quarantine() -> Generator[None]:
     """Keep the log of the quarantine off the terminal: what it would say is told as a result."""
     log = logging.getLogger(file_quarantine.__name__)
-
-    def drop(_: logging.LogRecord) -> bool:
-        return False
-
-    log.addFilter(drop)
+    log.disabled = True
     try:
         yield
     finally:
-        log.removeFilter(drop)
+        log.disabled = False
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

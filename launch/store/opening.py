@@ -1,24 +1,18 @@
 """Opening a store to look at it or to tidy it: what is refused by name, and what is never created."""
 
-import asyncio
 import os
-import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 from urllib.parse import unquote
 
 from ...errors import ConfigError, LockstepError, StorageError
-from ...storage_backends.base import StorageBackend, StoredObject
-from ...storage_backends.file.unsound import unsound_files
+from ...storage_backends.base import StorageBackend
 from ...storage_backends.registry import make_backend
-from ...storage_backends.uri import RANK, StoreUri, parse_uri
+from ...storage_backends.uri import StoreUri, parse_uri
 from ..amounts import shown_store
-from ..interruption import Interrupted, raise_on_signals
-
-Result = TypeVar("Result")
 
 _CALL_TIMEOUT_S: Final = 30.0
 _BYTES_PER_S: Final = 1 << 20
@@ -36,26 +30,6 @@ _WHY_UNLISTED: Final = {
 def call_deadline(nbytes: int = 0) -> float:
     """Return the deadline of a call that begins now and moves so many bytes."""
     return time.monotonic() + _CALL_TIMEOUT_S + nbytes / _BYTES_PER_S
-
-
-def of_rank(uri: str, rank: int | None, other: str = "") -> str:
-    """Return the URI of one rank's store, where each rank has one of its own.
-
-    Raises `ConfigError` where it is not said whose, or where it is and neither this store nor the
-    `other` one is a rank's.
-    """
-    if RANK not in uri and (rank is None or RANK in other):
-        return uri
-    if RANK not in uri:
-        raise ConfigError(
-            f"--rank is {rank}, and store {shown_store(uri)!r} has no {RANK} in it: it is one for all"
-        )
-    if rank is None:
-        raise ConfigError(
-            f"store {shown_store(uri)!r} is another one for each rank, and this command works on one; "
-            f"add --rank N, which stands in the place of {RANK}"
-        )
-    return uri.replace(RANK, str(rank))
 
 
 def store_directory(uri: StoreUri) -> Path | None:
@@ -107,74 +81,15 @@ async def opened_target(uri: str) -> AsyncGenerator[StorageBackend]:
         yield backend
 
 
-async def listed(backend: StorageBackend, uri: str) -> AsyncIterator[StoredObject]:
-    """Yield what is in the store. Raises `StorageError` where the store does not answer."""
+@contextmanager
+def failures_named(uri: str) -> Generator[None]:
+    """Raise a `StorageError` that names the store in the place of an error of the operating system."""
     try:
-        async for stored in backend.objects():
-            yield stored
-    except (OSError, TimeoutError) as error:
-        reason = str(error) or "it did not answer in time"
-        raise StorageError(f"store {shown_store(uri)!r} could not be listed: {reason}") from error
-
-
-def run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end and return its result.
-
-    The first SIGINT or SIGTERM cancels it, so that it can say what it has done, and raises
-    `Interrupted` then; another one ends the process at once, because a store may hang.
-    """
-
-    async def watched() -> Result:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def stop() -> None:
-            for each in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(each)
-                signal.signal(each, signal.SIG_DFL)
-            task.cancel()
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, stop)
-        return await work
-
-    try:
-        return asyncio.run(watched())
-    except asyncio.CancelledError:
-        raise Interrupted from None
-    finally:
-        raise_on_signals()
-
-
-def quarantine_extent(directory: Path) -> tuple[int, int]:
-    """Return how many files the quarantine of a directory has, and their bytes."""
-    files = nbytes = 0
-    try:
-        with os.scandir(directory / "quarantine") as entries:
-            for entry in entries:
-                files += 1
-                nbytes += entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        pass
-    return files, nbytes
-
-
-def unsound_extent(uri: str) -> tuple[int, int] | None:
-    """Return how many files of a store's directory are no objects, and their bytes.
-
-    None for a store of another kind.
-    """
-    directory = store_directory(parse_uri(uri))
-    if directory is None:
-        return None
-    files = nbytes = 0
-    try:
-        for found in unsound_files(directory):
-            files += 1
-            nbytes += found.nbytes
+        yield
+    except (LockstepError, BrokenPipeError):
+        raise
     except OSError as error:
         raise StorageError(f"store {shown_store(uri)!r} failed: {error}") from error
-    return files, nbytes
 
 
 def _shared_backend(uri: str) -> StorageBackend:
@@ -227,11 +142,8 @@ def _for_a_tool(uri: str, *, looking: bool) -> str:
 @asynccontextmanager
 async def _open(backend: StorageBackend, uri: str) -> AsyncGenerator[StorageBackend]:
     try:
-        await backend.open()
-        yield backend
-    except (LockstepError, BrokenPipeError):
-        raise
-    except (OSError, TimeoutError) as error:
-        raise StorageError(f"store {shown_store(uri)!r} failed: {error}") from error
+        with failures_named(uri):
+            await backend.open()
+            yield backend
     finally:
         await backend.close()

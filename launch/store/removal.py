@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
-from ...storage_backends.base import StorageBackend, StoredObject
+from ...storage_backends.base import StoredObject
 from ...storage_backends.records.catalogue import (
     Catalogue,
     is_manifest,
@@ -17,8 +17,9 @@ from ...storage_backends.records.catalogue import (
     stored_bytes,
 )
 from .batches import ANY_BYTES, Batch, Scratch, for_each_batch, only
-from .opening import call_deadline, listed
-from .progress import StoreProgress
+from .opened_store import OpenedStore
+from .opening import call_deadline
+from .survey import extent_of
 from .verify import Defects
 
 _BUCKETS_PER_OCTAVE: Final = 64
@@ -53,9 +54,9 @@ class Selection:
     """The objects that `rm` is to remove."""
 
     namespaces: frozenset[str] | None
-    """None for all."""
-    manifests: frozenset[ObjectName]
-    """They go last: until then they say what the other objects are."""
+    """The namespaces whose objects go; None for all."""
+    manifests: frozenset[ObjectName] = frozenset()
+    """The manifests that go, after everything else: until then they say what the other objects are."""
 
     def wants(self, stored: StoredObject) -> bool:
         """Say whether an object other than a manifest is to be removed."""
@@ -161,9 +162,8 @@ def check_ages(ages: Ages, uri: str) -> None:
 
 
 async def remove_objects(
-    backend: StorageBackend,
+    store: OpenedStore,
     objects: AsyncIterator[StoredObject],
-    progress: StoreProgress,
     removed: Removal,
     *,
     dry_run: bool = False,
@@ -174,60 +174,31 @@ async def remove_objects(
         names = [stored.name for stored in batch]
         gone = [True] * len(names)
         if not dry_run:
-            gone = await backend.remove(names, deadline=call_deadline())
+            gone = await store.backend.remove(names, deadline=call_deadline())
         for stored, each in zip(batch, gone, strict=True):
             removed.add(stored.name, stored_bytes(stored), gone=each)
-        progress.advance(len(batch), sum(map(stored_bytes, batch)))
+        store.progress.advance(len(batch), sum(map(stored_bytes, batch)))
 
     await for_each_batch(objects, _JOBS, remove, nbytes_max=ANY_BYTES)
 
 
-async def remove_selected(
-    backend: StorageBackend,
-    uri: str,
-    selection: Selection,
-    progress: StoreProgress,
-    removed: Removal,
-) -> None:
+async def remove_selected(store: OpenedStore, selection: Selection, removed: Removal) -> None:
     """Remove what is selected. Manifests stay where anything of theirs could not be removed."""
-    await remove_objects(backend, only(listed(backend, uri), selection.wants), progress, removed)
+    await remove_objects(store, only(store.listed(), selection.wants), removed)
     if selection.manifests and not removed.stayed.objects:
         names = sorted(selection.manifests, key=lambda name: name.namespace)
-        gone = await backend.remove(names, deadline=call_deadline())
+        gone = await store.backend.remove(names, deadline=call_deadline())
         for name, each in zip(names, gone, strict=True):
             removed.add(name, manifest_bytes(), gone=each)
 
 
-def extent_of(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
+def selected_extent(catalogue: Catalogue, selection: Selection) -> tuple[int, int]:
     """Return how many objects are selected, manifests too, and their bytes."""
     if selection.namespaces is None:
         return catalogue.total.objects, catalogue.total.nbytes
-    chosen = [
-        each.extent
-        for model in catalogue.models()
-        for each in model.namespaces
-        if each.namespace in selection.namespaces
-    ]
+    objects, nbytes = extent_of(catalogue, selection.namespaces.__contains__)
     manifests = len(selection.manifests)
-    return (
-        sum(each.objects for each in chosen) + manifests,
-        sum(each.nbytes for each in chosen) + manifests * manifest_bytes(),
-    )
-
-
-def everything(catalogue: Catalogue) -> Selection:
-    """Return the selection of all there is."""
-    return Selection(None, frozenset(catalogue.manifests))
-
-
-def of_models(manifests: dict[ObjectName, str]) -> Selection:
-    """Return the selection of models: their manifests, with the namespaces that these mean."""
-    return Selection(frozenset(manifests.values()), frozenset(manifests))
-
-
-def of_namespaces(namespaces: Iterable[str]) -> Selection:
-    """Return the selection of namespaces; manifests stay."""
-    return Selection(frozenset(namespaces), frozenset())
+    return objects + manifests, nbytes + manifests * manifest_bytes()
 
 
 def _bucket(age_s: float) -> int:

@@ -1,105 +1,72 @@
 """The runs behind `lockstep store ls` and `stat`: what they do, print and exit with."""
 
 from dataclasses import asdict
+from functools import partial
 
-from ...errors import ConfigError, LockstepError
+from ...errors import LockstepError
 from ...storage_backends.base import Capabilities
 from ...storage_backends.records.catalogue import Catalogue
 from ...storage_backends.uri import StoreUri, parse_uri, without_secrets
 from ..amounts import age_in_words, bytes_in_words, count, shown_store
-from .batches import JOBS_MAX
-from .opening import (
-    listed,
-    opened_store,
-    quarantine_extent,
-    run_until_interrupted,
-    store_directory,
-    unsound_extent,
-)
-from .progress import store_progress
+from .damage import quarantine_extent, unsound_extent
+from .opened_store import OpenedStore, run_on_store
+from .opening import store_directory
 from .survey import survey
 from .tables import (
     Record,
-    console,
     contents_record,
     object_line,
     object_record,
     print_contents,
     print_facts,
     print_json,
+    say,
 )
-
-EXIT_CORRUPT = 1
-"""Something in the store was not what its name says."""
-EXIT_INCOMPLETE = 3
-"""Something could not be read, written or removed."""
-
-
-def check_jobs(jobs: int) -> None:
-    """Raise `ConfigError` for a number of jobs that nobody can want."""
-    if not 1 <= jobs <= JOBS_MAX:
-        raise ConfigError(f"--jobs is {jobs}, must be from 1 to {JOBS_MAX}")
-
-
-def take_stock(uri: str) -> Catalogue:
-    """Return what is in a store."""
-
-    async def look() -> Catalogue:
-        async with opened_store(uri, looking=True) as backend:
-            with store_progress() as progress:
-                return (await survey(backend, uri, progress)).catalogue
-
-    return run_until_interrupted(look())
 
 
 def run_ls(uri: str, *, objects: bool, as_json: bool) -> int:
     """Print what is in a store, by model or object by object."""
-    shown = shown_store(uri)
     if objects:
-        run_until_interrupted(_print_objects(uri, as_json=as_json))
+        run_on_store(uri, partial(_print_objects, as_json=as_json), looking=True)
         return 0
-    catalogue = take_stock(uri)
+    catalogue = run_on_store(uri, survey, looking=True).catalogue
+    shown = shown_store(uri)
     unsound = unsound_extent(uri)
     if as_json:
         print_json(contents_record(shown, catalogue) | {"unsound_files": _files_record(unsound)})
         return 0
-    print_contents(console(), shown, catalogue)
+    print_contents(shown, catalogue)
     if unsound is not None and unsound[0]:
-        said = f"\n{_files(unsound)}, that no name leads to; `lockstep store verify` names them"
-        console().print(said, soft_wrap=True)
+        say(f"\n{_files(unsound)}, that no name leads to; `lockstep store verify` names them")
     return 0
 
 
-async def _print_objects(uri: str, *, as_json: bool) -> None:
-    async with opened_store(uri, looking=True) as backend:
-        async for stored in listed(backend, uri):
-            try:
-                if as_json:
-                    print_json(object_record(stored), lines=True)
-                else:
-                    print(object_line(stored))
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                # It must not be taken for one of the store's.
-                raise LockstepError(f"the output could not be written: {error.strerror}") from error
+async def _print_objects(store: OpenedStore, *, as_json: bool) -> None:
+    async for stored in store.listed():
+        try:
+            if as_json:
+                print_json(object_record(stored), lines=True)
+            else:
+                print(object_line(stored))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # It must not be taken for one of the store's.
+            raise LockstepError(f"the output could not be written: {error.strerror}") from error
 
 
 def run_stat(uri: str, *, as_json: bool) -> int:
     """Print how much is in a store, and what the store can do."""
 
-    async def look() -> tuple[Catalogue, Capabilities]:
-        async with opened_store(uri, looking=True) as backend:
-            with store_progress() as progress:
-                surveyed = await survey(backend, uri, progress)
-                return surveyed.catalogue, backend.capabilities
+    async def look(store: OpenedStore) -> tuple[Catalogue, Capabilities]:
+        return (await survey(store)).catalogue, store.backend.capabilities
 
-    catalogue, capabilities = run_until_interrupted(look())
+    catalogue, capabilities = run_on_store(uri, look, looking=True)
     record = _stat_record(uri, catalogue, capabilities)
     if as_json:
         print_json(record)
     else:
-        print_facts(console(), _stat_facts(record))
+        print_facts(_stat_facts(record))
     return 0
 
 

@@ -11,7 +11,8 @@ from ...page_format.object_shape import ObjectShape
 from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredObject
 from ...storage_backends.records.catalogue import Catalogue, default_namespace, stored_bytes
 from ...storage_backends.records.manifest import MANIFEST_BYTES, decode_manifest
-from .opening import call_deadline, listed
+from .opened_store import OpenedStore
+from .opening import call_deadline
 from .progress import StoreProgress
 
 _TOLD_AT_A_TIME: Final = 128
@@ -49,19 +50,17 @@ class Surveyed(NamedTuple):
     """Manifests that were found to be bad when they were read, and are out of the way now."""
 
 
-async def survey(
-    backend: StorageBackend, uri: str, progress: StoreProgress, sample: StoreSample | None = None
-) -> Surveyed:
+async def survey(store: OpenedStore, sample: StoreSample | None = None) -> Surveyed:
     """Return what is in the store, with its manifests read. Each object is put before `sample`."""
-    progress.begin("looking")
+    store.progress.begin("looking")
     catalogue = Catalogue()
-    async for stored in told(listed(backend, uri), progress):
+    async for stored in told(store.listed(), store.progress):
         catalogue.add(stored)
         if sample is not None:
             sample.add(stored)
     corrupt: list[ObjectName] = []
     for name in list(catalogue.manifests):
-        outcome, content = await read_manifest(backend, name)
+        outcome, content = await read_manifest(store.backend, name)
         catalogue.learn(name, decode_manifest(content) if outcome is ReadOutcome.OK else None)
         if outcome is ReadOutcome.CORRUPT:
             corrupt.append(name)
@@ -88,6 +87,17 @@ async def told(
             progress.advance(number, nbytes)
             number = nbytes = 0
     progress.advance(number, nbytes)
+
+
+def extent_of(catalogue: Catalogue, wanted: Callable[[str], bool]) -> tuple[int, int]:
+    """Return how many objects the namespaces that are wanted have, and their bytes."""
+    extents = [
+        each.extent
+        for model in catalogue.models()
+        for each in model.namespaces
+        if wanted(each.namespace)
+    ]
+    return sum(each.objects for each in extents), sum(each.nbytes for each in extents)
 
 
 def find_namespace(catalogue: Catalogue, prefix: str, uri: str) -> str:

@@ -32,10 +32,9 @@ _WIDE: Final = 160
 Record = dict[str, Any]
 
 
-def console() -> Console:
-    """Return where results go."""
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(highlight=False, emoji=False, markup=False, width=width)
+def say(line: str = "", *, style: str | None = None) -> None:
+    """Print one line of a result, which is not folded however long it is."""
+    _console().print(line, style=style, soft_wrap=True)
 
 
 def print_json(record: Mapping[str, object], *, lines: bool = False) -> None:
@@ -79,44 +78,43 @@ def contents_record(uri: str, catalogue: Catalogue) -> Record:
     }
 
 
-def print_contents(out: Console, uri: str, catalogue: Catalogue) -> None:
+def print_contents(uri: str, catalogue: Catalogue) -> None:
     """Print what `ls` found."""
     total, models = catalogue.total, catalogue.models()
     if not total.objects:
-        out.print(f"{uri}: empty", soft_wrap=True)
+        say(f"{uri}: empty")
         return
     known = sum(each.manifest is not None for each in models)
     size = bytes_in_words(total.nbytes)
     said = f"{count(known, 'model')}, {count(total.objects, 'object')}, {size}"
-    out.print(f"{uri}: {said}", soft_wrap=True)
+    say(f"{uri}: {said}")
     for model in models:
-        out.print()
-        _print_model(out, model)
+        say()
+        _print_model(model)
     unreadable = sum(each is None for each in catalogue.manifests.values())
     if unreadable:
-        out.print(
+        say(
             f"\n{count(unreadable, 'manifest')} could not be read, or came from another version of"
-            " Lockstep",
-            soft_wrap=True,
+            " Lockstep"
         )
 
 
-def print_facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Print names with their values, below each other."""
     width = 3 + max(len(name) for name, _ in facts)
     for name, value in facts:
-        out.print(f"{name:<{width}}{value}", soft_wrap=True)
+        say(f"{name:<{width}}{value}")
 
 
-def print_found(out: Console, what: str, found: Defects) -> None:
+def print_found(what: str, found: Defects) -> None:
     """Print the names of the first objects with which something is wrong."""
     if not found.objects:
         return
     by = ", ".join(f"{number:,} {each}" for each, number in sorted(found.outcomes.items()))
     more = "" if found.objects == len(found.first) else f", the first {len(found.first)}"
-    out.print(f"{what}{f' ({by})' if by else ''}{more}:", style="bold", soft_wrap=True)
+    say(f"{what}{f' ({by})' if by else ''}{more}:", style="bold")
     for name in found.first:
-        out.print(f"  {full_name(name)}", soft_wrap=True)
+        say(f"  {full_name(name)}")
 
 
 def found_record(found: Defects) -> Record:
@@ -137,26 +135,31 @@ def model_title(manifest: Manifest | None) -> str:
     return f"{printable(manifest.model)}{weights}"
 
 
-def _print_model(out: Console, model: ModelContents) -> None:
-    out.print(model_title(model.manifest), style="bold", soft_wrap=True)
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(highlight=False, emoji=False, markup=False, width=width)
+
+
+def _print_model(model: ModelContents) -> None:
+    say(model_title(model.manifest), style="bold")
     if model.manifest is not None:
         for pool, layout in sorted(model.manifest.layouts.items()):
             columns = ", ".join(printable(each.name) for each in layout.columns)
             tokens = count(layout.page_tokens, "token")
-            out.print(f"  {printable(pool)}: pages of {tokens}, {columns}", soft_wrap=True)
+            say(f"  {printable(pool)}: pages of {tokens}, {columns}")
     if not model.namespaces:
-        out.print("  no pages")
+        say("  no pages")
     for namespace in model.namespaces:
-        _print_namespace(out, namespace)
+        _print_namespace(namespace)
 
 
-def _print_namespace(out: Console, namespace: NamespaceContents) -> None:
+def _print_namespace(namespace: NamespaceContents) -> None:
     digest = namespace.namespace
     shown = f"{digest[:_DIGITS]}…" if len(digest) > _DIGITS else digest
     # The stages of one group leave a mark each.
     by = ", ".join(dict.fromkeys(map(_writer, namespace.writers)))
     written = f", written by groups of {by}" if by else ""
-    out.print(f"  namespace {shown}{written}", soft_wrap=True)
+    say(f"  namespace {shown}{written}")
     if not namespace.shards:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
@@ -166,7 +169,7 @@ def _print_namespace(out: Console, namespace: NamespaceContents) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for each in namespace.shards:
         table.add_row(f"    {each.pool}", each.shard, _tp_size(each), *_cells(each.extent))
-    out.print(table)
+    _console().print(table)
 
 
 def _tp_size(shard: ShardContents) -> str:

@@ -11,8 +11,8 @@ from ...storage_backends.base import Read, ReadOutcome, StorageBackend, StoredOb
 from ...storage_backends.records.catalogue import Catalogue, FullShapes, stored_bytes
 from .batches import OBJECT_BYTES_MAX, Batch, Scratch, for_each_batch
 from .damage import Corrupt, Examiner
+from .opened_store import OpenedStore
 from .opening import call_deadline
-from .progress import StoreProgress
 
 NAMED_MAX: Final = 10
 """How many objects are named of each kind that should not be."""
@@ -66,12 +66,11 @@ class Verification:
 
 
 async def verify_objects(
-    backend: StorageBackend,
+    store: OpenedStore,
     objects: AsyncIterator[StoredObject],
     catalogue: Catalogue,
     *,
     jobs: int,
-    progress: StoreProgress,
     verified: Verification,
     examiner: Examiner,
 ) -> None:
@@ -83,7 +82,7 @@ async def verify_objects(
 
     async def look_at(batch: Batch, scratch: Scratch) -> None:
         asked = [(each, shapes.of(each) or each.shape) for each in batch]
-        outcomes, _ = await read_whole(backend, asked, scratch)
+        outcomes, _ = await read_whole(store.backend, asked, scratch)
         corrupt: list[tuple[ObjectName, ObjectShape]] = []
         for (stored, shape), outcome in zip(asked, outcomes, strict=True):
             if outcome is ReadOutcome.CORRUPT:
@@ -91,7 +90,7 @@ async def verify_objects(
             else:
                 verified.add(stored, outcome)
         await examiner.note(corrupt)
-        progress.advance(len(batch), sum(map(stored_bytes, batch)))
+        store.progress.advance(len(batch), sum(map(stored_bytes, batch)))
 
     await for_each_batch(objects, jobs, look_at)
 

@@ -1,0 +1,106 @@
+"""How every subcommand of `lockstep store` begins and ends.
+
+Its store is opened and closed, signals end it in order, its progress is shown, and what was done is
+told even if the rest was not.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ...errors import StorageError
+from ...storage_backends.base import StorageBackend, StoredObject
+from ..amounts import shown_store
+from ..interruption import Interrupted, raise_on_signals
+from .opening import opened_store
+from .progress import StoreProgress, store_progress
+
+Result = TypeVar("Result")
+
+_EXIT_CORRUPT: Final = 1
+"""Something in the store was not what its name says."""
+_EXIT_INCOMPLETE: Final = 3
+"""Something could not be read, written or removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store that a subcommand has open, and the progress that the subcommand makes with it."""
+
+    backend: StorageBackend
+    uri: str
+    progress: StoreProgress
+
+    @property
+    def shown(self) -> str:
+        """The store's URI as it may be shown on a terminal."""
+        return shown_store(self.uri)
+
+    async def listed(self) -> AsyncIterator[StoredObject]:
+        """Yield what is in the store. Raises `StorageError` where the store does not answer."""
+        try:
+            async for stored in self.backend.objects():
+                yield stored
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or "it did not answer in time"
+            raise StorageError(f"store {self.shown!r} could not be listed: {reason}") from error
+
+
+def run_on_store(
+    uri: str, work: Callable[[OpenedStore], Awaitable[Result]], *, looking: bool = False
+) -> Result:
+    """Open a store as `opened_store` does, run `work` with it, and return the result of that.
+
+    The first SIGINT or SIGTERM cancels the work, so that the store is closed, and raises `Interrupted`
+    then; another one ends the process at once, because a store may hang.
+    """
+
+    async def opened() -> Result:
+        async with opened_store(uri, looking=looking) as backend:
+            with store_progress() as progress:
+                return await work(OpenedStore(backend, uri, progress))
+
+    return _run_until_interrupted(opened())
+
+
+@contextmanager
+def telling_so_far(tell: Callable[[], object]) -> Generator[None]:
+    """Call `tell`, which says what was done so far, if an interruption or the store ends the rest."""
+    try:
+        yield
+    except (Interrupted, StorageError):
+        tell()
+        raise
+
+
+def exit_status(*, corrupt: int = 0, incomplete: int = 0) -> int:
+    """Return the status to exit with, given how much was corrupt and how much could not be done."""
+    if corrupt:
+        return _EXIT_CORRUPT
+    return _EXIT_INCOMPLETE if incomplete else 0
+
+
+def _run_until_interrupted(work: Coroutine[Any, Any, Result]) -> Result:
+    async def watched() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop() -> None:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
+            task.cancel()
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, stop)
+        return await work
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        raise Interrupted from None
+    finally:
+        raise_on_signals()

@@ -1,4 +1,4 @@
-"""Stores as engines leave them, for tests of `lockstep store`; and the command, run in process.
+"""Stores as engines leave them, for tests of `lockstep store`.
 
 python -m tests.kit.launch.stores <directory>: writes pages of another model for as long as it is let.
 """
@@ -7,15 +7,15 @@ import asyncio
 import itertools
 import os
 import random
-import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lockstep.launch import command
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
@@ -24,10 +24,10 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.records.manifest import Manifest, claim_model
+from tests.kit.launch.in_process import Run as Run  # noqa: PLC0414 - tests of stores import both from here.
+from tests.kit.launch.in_process import run_lockstep
+from tests.kit.programs import program
 from tests.kit.storage.files import FileStore
-
-Run = Callable[..., tuple[int, str, str]]
-"""Runs the command; returns its status, its output and its standard error output."""
 
 LAYOUT = PageLayout(
     page_tokens=4,
@@ -39,8 +39,9 @@ LAYOUT = PageLayout(
 )
 OTHER_LAYOUT = PageLayout(page_tokens=8, columns=LAYOUT.columns)
 PAGE_BYTES = 4 * 2 * 2 * 2 * 8 * 2
-"""Of one rank of two, without the draft column: 4 tokens, k and v, 2 layers, 2 heads, bfloat16."""
+"""A page's share of one rank of two: 4 tokens, k and v, 2 layers, 2 heads, bfloat16, no draft."""
 OBJECT_BYTES = HEADER_BYTES + PAGE_BYTES
+"""The file of such a page."""
 MANIFEST_BYTES = HEADER_BYTES + (16 << 10)
 MARK_BYTES = HEADER_BYTES + 1
 
@@ -48,14 +49,17 @@ MARK_BYTES = HEADER_BYTES + 1
 def namespace_of(
     model: str = "llama", weights_version: str = "1", layout: PageLayout = LAYOUT
 ) -> str:
+    """Return the namespace of a model's pages."""
     return Namespace(model=model, weights_version=weights_version, layouts={"kv": layout}).digest()
 
 
 def manifest_of(model: str = "llama", weights_version: str = "1") -> ObjectName:
+    """Return the name of a model's manifest."""
     return Manifest(model=model, weights_version=weights_version, layouts={"kv": LAYOUT}).name
 
 
 def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "llama") -> ObjectName:
+    """Return the name under which a rank has written a page of a model."""
     shard = LAYOUT.shard(rank, tp_size).name
     return ObjectName(namespace_of(model), f"{number:064x}", "kv", shard)
 
@@ -63,7 +67,7 @@ def page_name(number: int, rank: int = 0, *, tp_size: int = 2, model: str = "lla
 def page_write(
     name: ObjectName, rank: int, tp_size: int, *, draft: bool = False, layout: PageLayout = LAYOUT
 ) -> Write:
-    """What an engine writes for a page; the bytes follow from the name."""
+    """Return what an engine writes for a page; the bytes follow from the name."""
     shape = layout.shard(rank, tp_size, absent=() if draft else ("draft",)).shape
     content = random.Random(f"{name.key}{rank}").randbytes(shape.nbytes)
     return Write(name, (memoryview(content),), shape)
@@ -96,18 +100,7 @@ async def write_model(
 
 def run_store(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Generator[Run]:
     """Yield what runs `lockstep store` in this process; afterwards signals are as they were."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lockstep", "store", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        said = capfd.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    yield run
-    for each, disposition in before.items():
-        signal.signal(each, disposition)
+    yield from run_lockstep(monkeypatch, capfd, "store")
 
 
 class Kept(FileStore):
@@ -115,9 +108,12 @@ class Kept(FileStore):
 
     @property
     def uri(self) -> str:
+        """The URI that a user gives for the store."""
         return self.root.as_uri()
 
     def fill(self, **model: object) -> "Kept":
+        """Write a model as `write_model` does; return this store, so that more can follow."""
+
         async def scenario() -> None:
             backend = FileBackend(self.root)
             await backend.open()
@@ -133,6 +129,7 @@ class Kept(FileStore):
         os.utime(self.path(name), (then, then))
 
     def has(self, name: ObjectName) -> bool:
+        """Say whether the object is there."""
         return self.path(name).exists()
 
     def contents(self) -> dict[str, bytes]:
@@ -140,7 +137,23 @@ class Kept(FileStore):
         return {str(each.relative_to(self.root)): each.read_bytes() for each in self.objects()}
 
 
+@contextmanager
+def another_process_writes(root: Path) -> Generator[None]:
+    """Let a process write to the store all through the block; fail if it ends by itself."""
+    with subprocess.Popen(
+        program("tests.kit.launch.stores", root), stdout=subprocess.PIPE, text=True
+    ) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "writing\n"
+            yield
+            assert writer.poll() is None
+        finally:
+            writer.kill()
+
+
 async def write_for_ever(root: Path) -> None:
+    """Write pages of a model again and again, and say so when the first are there."""
     backend = FileBackend(root)
     await backend.open()
     for number in itertools.count():

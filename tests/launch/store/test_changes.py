@@ -5,18 +5,19 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from lockstep.launch.settings import ReplaySettings
 from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import ShardLayout
 from lockstep.storage_backends.base import Read, ReadOutcome, StoredObject, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.records.catalogue import full_shape
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
 from tests.kit.launch.replays import replay
 from tests.kit.launch.replays_in_process import replayed
 from tests.kit.launch.stores import (
@@ -26,39 +27,21 @@ from tests.kit.launch.stores import (
     OBJECT_BYTES,
     OTHER_LAYOUT,
     Kept,
-    Run,
     manifest_of,
     namespace_of,
     page_name,
     page_write,
-    run_store,
 )
 from tests.kit.storage.contract import soon, soon_off_loop
 
 HOUR_S = 3600.0
-IN_A_PROCESS = "from lockstep.launch.command import main; main()"
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    yield from run_store(monkeypatch, capfd)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "kv")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "other")
 
 
 def in_terminal(*arguments: str, answer: str = "") -> tuple[int, str]:
     """Run the command on a terminal of 80 columns; return its status and what was to be seen."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", IN_A_PROCESS, "store", *arguments],
+        [*IN_A_PROCESS, "store", *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -150,33 +133,6 @@ def test_gc_can_be_of_one_model(lockstep: Run, kept: Kept) -> None:
     assert not kept.has(page_name(0, model="gemma"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ([], "give either --older-than AGE or --to-bytes SIZE"),
-        (
-            ["--older-than", "7d", "--to-bytes", "1GiB"],
-            "give only one of --older-than and --to-bytes",
-        ),
-        (["--older-than", "7"], "--older-than is '7', must be a number with s, m, h, d or w"),
-        (["--older-than", "-7d"], "--older-than is '-7d', must be a number"),
-        (["--to-bytes", "100 apples"], "--to-bytes is '100 apples', must be a number with B, KiB"),
-        (["--to-bytes", "0B", "--model", "gpt"], "has no such model; it has 'llama'"),
-    ],
-)
-def test_a_gc_that_makes_no_sense_is_refused(
-    lockstep: Run, kept: Kept, arguments: list[str], complaint: str
-) -> None:
-    kept.fill()
-    before = kept.contents()
-
-    status, _, said = lockstep("gc", *arguments, kept.uri)
-
-    assert (status, said.count("\n")) == (2, 1)
-    assert complaint in said
-    assert kept.contents() == before
-
-
 def test_rm_removes_a_model_with_its_manifest(lockstep: Run, kept: Kept) -> None:
     kept.fill(model="gemma")
     gemma = kept.contents()
@@ -253,22 +209,28 @@ def test_rm_of_everything_touches_nothing_that_is_not_lockstep_s(lockstep: Run, 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--yes"], "give one of --model NAME, --namespace DIGEST and --all"),
-        (["--all", "--model", "llama", "--yes"], "give only one of --model, --namespace and --all"),
-        (["--all", "--weights-version", "1", "--yes"], "--weights-version needs --model"),
-        (["--model", "gpt", "--yes"], "has no such model; it has 'llama'"),
-        (["--model", "llama", "--weights-version", "3", "--yes"], "has model 'llama' with '1'"),
-        (["--namespace", "abcdef", "--yes"], "the store has no such namespace"),
-        (["--all"], "there is nobody to ask whether to remove 8 objects"),
+        ("gc", "give either --older-than AGE or --to-bytes SIZE"),
+        ("gc --older-than 7d --to-bytes 1GiB", "give only one of --older-than and --to-bytes"),
+        ("gc --older-than 7", "--older-than is '7', must be a number with s, m, h, d or w"),
+        ("gc --older-than -7d", "--older-than is '-7d', must be a number"),
+        ("gc --to-bytes 100apples", "--to-bytes is '100apples', must be a number with B, KiB"),
+        ("gc --to-bytes 0B --model gpt", "has no such model; it has 'llama'"),
+        ("rm --yes", "give one of --model NAME, --namespace DIGEST and --all"),
+        ("rm --all --model llama --yes", "give only one of --model, --namespace and --all"),
+        ("rm --all --weights-version 1 --yes", "--weights-version needs --model"),
+        ("rm --model gpt --yes", "has no such model; it has 'llama'"),
+        ("rm --model llama --weights-version 3 --yes", "has model 'llama' with '1'"),
+        ("rm --namespace abcdef --yes", "the store has no such namespace"),
+        ("rm --all", "there is nobody to ask whether to remove 8 objects"),
     ],
 )
-def test_an_rm_that_does_not_say_what_goes_is_refused(
-    lockstep: Run, kept: Kept, arguments: list[str], complaint: str
+def test_a_removal_that_does_not_say_rightly_what_goes_is_refused(
+    lockstep: Run, kept: Kept, arguments: str, complaint: str
 ) -> None:
     kept.fill()
     before = kept.contents()
 
-    status, _, said = lockstep("rm", *arguments, kept.uri)
+    status, _, said = lockstep(*arguments.split(), kept.uri)
 
     assert (status, said.count("\n")) == (2, 1)
     assert complaint in said
@@ -399,6 +361,16 @@ def test_a_page_that_gets_a_column_while_it_is_verified_is_not_taken_for_corrupt
     asyncio.run(scenario())
 
 
+def as_listed(shard: ShardLayout) -> StoredObject:
+    """Return a page as a store lists it, which knows its parts by what it holds only."""
+    held = tuple(shard.shape.parts[number] for number in shard.shape.held)
+    return StoredObject(
+        name=replace(page_name(0), shard=shard.name),
+        shape=ObjectShape(held, tuple(range(len(held)))),
+        age_s=None,
+    )
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize("absent", [(), ("draft",)])
@@ -408,15 +380,14 @@ def test_the_full_shape_of_an_object_follows_from_its_layout_and_name(
     # As many layers as there are stages at least, in every column.
     draft = replace(LAYOUT.columns[2], layers=2)
     layout = replace(LAYOUT, columns=(*LAYOUT.columns[:2], draft))
-    for rank in range(tp_size * stages):
-        shard = layout.shard(rank, tp_size * stages, absent=absent, stages=stages)
-        held = tuple(shard.shape.parts[number] for number in shard.shape.held)
-        listed = StoredObject(
-            name=replace(page_name(0), shard=shard.name),
-            shape=ObjectShape(held, tuple(range(len(held)))),
-            age_s=None,
-        )
-        assert full_shape(layout, listed) == shard.shape
+    shards = [
+        layout.shard(rank, tp_size * stages, absent=absent, stages=stages)
+        for rank in range(tp_size * stages)
+    ]
+
+    found = [full_shape(layout, as_listed(shard)) for shard in shards]
+
+    assert found == [shard.shape for shard in shards]
 
 
 def test_an_interrupted_copy_goes_on_where_it_was(lockstep: Run, kept: Kept, other: Kept) -> None:
@@ -453,18 +424,27 @@ def test_an_interrupted_copy_goes_on_where_it_was(lockstep: Run, kept: Kept, oth
     assert other.contents() == kept.contents()
 
 
-def test_copy_refuses_stores_that_make_no_sense(lockstep: Run, kept: Kept, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "target", "complaint"),
+    [
+        ("KEPT", "KEPT/?threads=2", "FROM and TO are the same store"),
+        ("KEPT", "memory://", "give a store that is shared"),
+        ("memory://", "KEPT", "give a store that is shared"),
+        ("file:///nowhere", "KEPT", "the directory does not exist"),
+        ("KEPT", "ftp://host/kv", "unknown scheme 'ftp'"),
+    ],
+)
+def test_copy_refuses_stores_that_make_no_sense(
+    lockstep: Run, kept: Kept, source: str, target: str, complaint: str
+) -> None:
     kept.fill()
-    for source, target, complaint in (
-        (kept.uri, f"{kept.uri}/?threads=2", "FROM and TO are the same store"),
-        (kept.uri, "memory://", "give a store that is shared"),
-        ("memory://", kept.uri, "give a store that is shared"),
-        ((tmp_path / "nowhere").as_uri(), kept.uri, "the directory does not exist"),
-        (kept.uri, "ftp://host/kv", "unknown scheme 'ftp'"),
-    ):
-        status, _, said = lockstep("copy", source, target)
-        assert (status, said.count("\n")) == (2, 1), said
-        assert complaint in said
+
+    status, _, said = lockstep(
+        "copy", *(each.replace("KEPT", kept.uri) for each in (source, target))
+    )
+
+    assert (status, said.count("\n")) == (2, 1), said
+    assert complaint in said
 
 
 @pytest.mark.parametrize(
@@ -489,16 +469,28 @@ def test_stores_in_buckets_are_the_same_only_on_one_server_under_one_index(
     assert complaint in said
 
 
+def replay_alone(kept: Kept) -> None:
+    """Replay some requests over a store with one rank in this process."""
+    replayed(ReplaySettings(ranks=1, requests=6, store=kept.uri))
+
+
+def replay_with_two_ranks(kept: Kept) -> None:
+    """Replay some requests over a store with two ranks, each a process of its own."""
+    report = kept.root.parent / "report.json"
+    replay(report, "--store", kept.uri, "--requests", "6", "--ranks", 2)
+
+
 @pytest.mark.parametrize(
-    "ranks", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.distributed])]
+    ("fill", "ranks"),
+    [
+        (replay_alone, 1),
+        pytest.param(replay_with_two_ranks, 2, marks=[pytest.mark.slow, pytest.mark.distributed]),
+    ],
 )
 def test_the_store_of_a_replay_is_told_verified_copied_and_removed(
-    lockstep: Run, kept: Kept, other: Kept, tmp_path: Path, ranks: int
+    lockstep: Run, kept: Kept, other: Kept, fill: Callable[[Kept], None], ranks: int
 ) -> None:
-    if ranks == 1:
-        replayed(ReplaySettings(ranks=1, requests=6, store=kept.uri))
-    else:
-        replay(tmp_path / "report.json", "--store", kept.uri, "--requests", "6", "--ranks", ranks)
+    fill(kept)
 
     _, printed, _ = lockstep("ls", kept.uri)
     assert "Llama-3-8B scaled" in printed

@@ -13,26 +13,15 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch.store.tables import full_name
+from tests.kit.launch.in_process import Run
 from tests.kit.launch.stores import (
     OBJECT_BYTES,
     Kept,
-    Run,
     manifest_of,
     namespace_of,
     page_name,
-    run_store,
 )
 from tests.kit.storage.files import flip
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    yield from run_store(monkeypatch, capfd)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "kv")
 
 
 def words(text: str) -> str:
@@ -64,27 +53,18 @@ def test_without_fix_what_is_corrupt_is_told_by_name_and_path_and_stays(
     truncate(kept.path(page_name(7)))
     before = kept.contents()
 
-    for _ in range(2):
-        status, printed, _ = lockstep("verify", kept.uri)
-        assert status == 1
-        assert "42 objects read, 40 of them sound" in printed
-        assert "2 objects corrupt: each is a miss; --fix puts such in quarantine" in printed
-        for number, why in ((3, "its payload is bad"), (7, "too short")):
-            name = page_name(number)
-            assert f"  {full_name(name)}: {kept.path(name)}: {why}\n" in printed
-    _, record, _ = lockstep("verify", "--json", kept.uri)
-    assert sorted(json.loads(record)["corrupt"]["first"], key=lambda each: each["path"]) == sorted(
-        (
-            {
-                "name": full_name(page_name(number)),
-                "path": str(kept.path(page_name(number))),
-                "reason": reason,
-                "put_away": False,
-            }
-            for number, reason in ((3, "payload"), (7, "short"))
-        ),
-        key=lambda each: str(each["path"]),
-    )
+    status, printed, _ = lockstep("verify", kept.uri)
+    again = lockstep("verify", kept.uri)[1]
+
+    assert status == 1
+    assert "42 objects read, 40 of them sound" in printed
+    assert "2 objects corrupt: each is a miss; --fix puts such in quarantine" in printed
+    lines = [
+        f"  {full_name(name)}: {kept.path(name)}: {why}"
+        for name, why in ((page_name(3), "its payload is bad"), (page_name(7), "too short"))
+    ]
+    assert set(lines) <= set(printed.splitlines())
+    assert sorted(again.splitlines()) == sorted(printed.splitlines())
     assert kept.contents() == before
 
 
@@ -125,7 +105,7 @@ def test_everything_among_the_objects_that_is_none_is_named_by_its_path(
     printed = lockstep("verify", kept.uri)[1]
 
     found = json.loads(record)["unsound_files"]
-    assert status == 1
+    assert (status, json.loads(record)["corrupt"]["objects"]) == (1, 0)
     assert (found["files"], found["put_away"]) == (7, 0)
     assert {Path(each["path"]): each["reason"] for each in found["first"]} == strewn
     assert found["bytes"] == 2 * OBJECT_BYTES + 9000 + 100 + 4
@@ -210,7 +190,7 @@ def unwritable(kept: Kept) -> Iterator[Callable[[], None]]:
 
 
 def test_a_store_that_cannot_be_written_to_can_be_told_verified_and_copied(
-    lockstep: Run, kept: Kept, unwritable: Callable[[], None], tmp_path: Path
+    lockstep: Run, kept: Kept, other: Kept, unwritable: Callable[[], None]
 ) -> None:
     kept.fill()
     kept.spoil(page_name(1))
@@ -223,11 +203,22 @@ def test_a_store_that_cannot_be_written_to_can_be_told_verified_and_copied(
     status, printed, _ = lockstep("verify", kept.uri)
     assert (status, "8 objects read, 7 of them sound" in printed) == (1, True)
     assert lockstep("gc", "--to-bytes", "0B", "--dry-run", kept.uri)[0] == 0
-    assert "copied 7 objects" in lockstep("copy", kept.uri, (tmp_path / "other").as_uri())[1]
-    for arguments in (["verify", "--fix"], ["gc", "--to-bytes", "0B"], ["rm", "--all", "--yes"]):
-        status, _, said = lockstep(*arguments, kept.uri)
-        assert (status, said.count("\n")) == (2, 1)
-        assert "cannot be used: Read-only file system" in said or "Permission denied" in said
+    assert "copied 7 objects" in lockstep("copy", kept.uri, other.uri)[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["verify", "--fix"], ["gc", "--to-bytes", "0B"], ["rm", "--all", "--yes"]]
+)
+def test_a_store_that_cannot_be_written_to_is_refused_to_what_would_change_it(
+    lockstep: Run, kept: Kept, unwritable: Callable[[], None], arguments: list[str]
+) -> None:
+    kept.fill()
+    unwritable()
+
+    status, _, said = lockstep(*arguments, kept.uri)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert re.search("cannot be used: Read-only file system|Permission denied", said)
 
 
 @pytest.mark.parametrize("command", [["ls"], ["ls", "--objects"], ["stat"], ["verify"]])

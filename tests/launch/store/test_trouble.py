@@ -7,10 +7,10 @@ cannot be written.
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -18,24 +18,8 @@ from lockstep.launch.store import batches as store_batches
 from lockstep.launch.store.tables import full_name
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
-from tests.kit.launch.stores import OBJECT_BYTES, Kept, Run, page_name, run_store
-
-IN_A_PROCESS = "from lockstep.launch.command import main; main()"
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    yield from run_store(monkeypatch, capfd)
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "kv")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "other")
+from tests.kit.launch.in_process import IN_A_PROCESS, Run
+from tests.kit.launch.stores import OBJECT_BYTES, Kept, page_name
 
 
 @pytest.mark.parametrize("wrapped", ["", "metrics+"])
@@ -81,9 +65,9 @@ def test_an_object_in_the_wrong_place_counts_as_a_file_and_not_as_an_object(
     misplaced = misplace(kept)
     files = {"files": 2, "bytes": 2 * OBJECT_BYTES}
 
-    for command in ("ls", "stat"):
-        found = json.loads(lockstep(command, "--json", kept.uri)[1])
-        assert (found["objects"], found["unsound_files"]) == (8, files)
+    listed, total = (json.loads(lockstep(each, "--json", kept.uri)[1]) for each in ("ls", "stat"))
+    assert (listed["objects"], listed["unsound_files"]) == (8, files)
+    assert (total["objects"], total["unsound_files"]) == (8, files)
     status, record, _ = lockstep("verify", "--json", "--fix", kept.uri)
     found = json.loads(record)
     assert (status, found["objects"], found["sound"]) == (1, 8, 8)
@@ -96,8 +80,9 @@ def test_an_object_in_the_wrong_place_counts_as_a_file_and_not_as_an_object(
     assert (status, json.loads(record)["sound"]) == (0, 8)
 
 
+@pytest.mark.parametrize(("options", "put_away"), [([], False), (["--fix"], True)])
 def test_each_damage_is_told_with_its_reason_and_whether_it_was_put_away(
-    lockstep: Run, kept: Kept
+    lockstep: Run, kept: Kept, options: list[str], put_away: bool
 ) -> None:
     kept.fill(pages=range(4))
     kept.spoil(page_name(0))
@@ -107,20 +92,22 @@ def test_each_damage_is_told_with_its_reason_and_whether_it_was_put_away(
     pipe = paths[3].with_name("pipe")
     os.mkfifo(pipe)
 
-    for options, put_away in (([], False), (["--fix"], True)):
-        found = json.loads(lockstep("verify", "--json", *options, kept.uri)[1])
-        corrupt = {
-            each["name"]: (each["path"], each["reason"], each["put_away"])
-            for each in found["corrupt"]["first"]
+    found = json.loads(lockstep("verify", "--json", *options, kept.uri)[1])
+
+    corrupt = sorted(found["corrupt"]["first"], key=lambda each: str(each["name"]))
+    assert corrupt == [
+        {
+            "name": full_name(page_name(number)),
+            "path": str(paths[number]),
+            "reason": reason,
+            "put_away": put_away,
         }
-        assert corrupt == {
-            full_name(page_name(number)): (str(paths[number]), reason, put_away)
-            for number, reason in ((0, "payload"), (1, "short"), (2, "long"))
-        }
-        assert found["unsound_files"]["first"] == [
-            {"path": str(pipe), "reason": "pipe", "bytes": 0, "put_away": put_away}
-        ]
-    assert len(kept.quarantined()) == 4
+        for number, reason in ((0, "payload"), (1, "short"), (2, "long"))
+    ]
+    assert found["unsound_files"]["first"] == [
+        {"path": str(pipe), "reason": "pipe", "bytes": 0, "put_away": put_away}
+    ]
+    assert len(kept.quarantined()) == 4 * put_away
 
 
 @pytest.mark.parametrize("options", [[], ["--fix"]])
@@ -142,6 +129,19 @@ def test_a_file_s_name_writes_nothing_on_a_terminal_and_is_told_once(
     assert not caplog.records
 
 
+def in_a_process(*arguments: str, stdout: IO[str]) -> tuple[int, str]:
+    """Run `lockstep store` in a process of its own; return its status and what it said of errors."""
+    ended = subprocess.run(
+        [*IN_A_PROCESS, "store", *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [["ls"], ["ls", "--objects"], ["stat", "--json"], ["verify"]])
 def test_output_that_cannot_be_written_is_said_in_one_line(
     kept: Kept, arguments: list[str]
@@ -149,17 +149,9 @@ def test_output_that_cannot_be_written_is_said_in_one_line(
     kept.fill()
 
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-c", IN_A_PROCESS, "store", *arguments, kept.uri],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = in_a_process(*arguments, kept.uri, stdout=full)
 
-    assert ended.returncode == 3
-    assert ended.stderr == "lockstep: the output could not be written: No space left on device\n"
+    assert ended == (3, "lockstep: the output could not be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["ls", "--objects"], ["stat", "--json"]])
@@ -168,17 +160,10 @@ def test_output_that_nobody_reads_ends_in_silence(kept: Kept, arguments: list[st
     reader, writer = os.pipe()
     os.close(reader)
 
-    ended = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS, "store", *arguments, kept.uri],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    os.close(writer)
+    with os.fdopen(writer) as nobody_reads:
+        ended = in_a_process(*arguments, kept.uri, stdout=nobody_reads)
 
-    assert (ended.returncode, ended.stderr) == (1, "")
+    assert ended == (1, "")
 
 
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,27 +173,51 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "nbytes_max", 4 * OBJECT_BYTES)
 
 
+@dataclass
+class FillsUp:
+    """A directory that takes some batches of objects and then no other one."""
+
+    batches: int
+    asked: int = 0
+    """How many batches somebody has tried to write."""
+
+    def as_method(self) -> Callable[..., Awaitable[list[WriteOutcome]]]:
+        """Return what stands for `FileBackend.write`."""
+        write = FileBackend.write
+
+        async def write_until_full(
+            backend: FileBackend, writes: Sequence[Write], *, deadline: float
+        ) -> list[WriteOutcome]:
+            self.asked += 1
+            if self.asked <= self.batches:
+                return await write(backend, writes, deadline=deadline)
+            return [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * (len(writes) - 1)
+
+        return write_until_full
+
+
+READ = FileBackend.read
+
+
+async def read_no_page(
+    backend: FileBackend, reads: Sequence[Read], *, deadline: float
+) -> list[ReadOutcome]:
+    """Stand for `FileBackend.read` where manifests can be read, and every page takes too long."""
+    if any(each.name.pool == "kv" for each in reads):
+        return [ReadOutcome.TIMED_OUT] * len(reads)
+    return await READ(backend, reads, deadline=deadline)
+
+
 def test_a_copy_to_a_store_that_stops_taking_objects_is_given_up(
     lockstep: Run, kept: Kept, other: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.fill(pages=range(40))
     small_batches(monkeypatch)
-    write = FileBackend.write
-    asked = 0
+    fills = FillsUp(batches=5)
 
-    async def failing(
-        self: FileBackend, writes: Sequence[Write], *, deadline: float
-    ) -> list[WriteOutcome]:
-        nonlocal asked
-        asked += 1
-        if asked <= 5:
-            return await write(self, writes, deadline=deadline)
-        rest = len(writes) - 1
-        return [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * rest
-
-    monkeypatch.setattr(FileBackend, "write", failing)
-
-    status, printed, said = lockstep("copy", "--jobs", "1", kept.uri, other.uri)
+    with monkeypatch.context() as patched:
+        patched.setattr(FileBackend, "write", fills.as_method())
+        status, printed, said = lockstep("copy", "--jobs", "1", kept.uri, other.uri)
 
     there = len(other.objects())
     assert (status, said.count("\n")) == (3, 1)
@@ -216,9 +225,8 @@ def test_a_copy_to_a_store_that_stops_taking_objects_is_given_up(
     assert f"given up with {82 - there} objects left" in said
     assert f"copied {there} objects" in printed
     assert "so far; the same command goes on from here" in printed
-    assert asked == 5 + 3
+    assert fills.asked == 5 + 3
     assert "objects not written to TO (3 failed, " in printed
-    monkeypatch.setattr(FileBackend, "write", write)
     assert lockstep("copy", kept.uri, other.uri)[0] == 0
     assert other.contents() == kept.contents()
 
@@ -228,16 +236,7 @@ def test_a_copy_from_a_store_that_stops_answering_is_given_up(
 ) -> None:
     kept.fill(pages=range(40))
     small_batches(monkeypatch)
-    read = FileBackend.read
-
-    async def failing(
-        self: FileBackend, reads: Sequence[Read], *, deadline: float
-    ) -> list[ReadOutcome]:
-        if any(each.name.pool == "kv" for each in reads):
-            return [ReadOutcome.TIMED_OUT] * len(reads)
-        return await read(self, reads, deadline=deadline)
-
-    monkeypatch.setattr(FileBackend, "read", failing)
+    monkeypatch.setattr(FileBackend, "read", read_no_page)
 
     status, printed, said = lockstep("copy", "--jobs", "1", kept.uri, other.uri)
 

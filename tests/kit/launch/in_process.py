@@ -1,0 +1,37 @@
+"""The command `lockstep`, run in the process of the test, or in one of its own by this Python."""
+
+import signal
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch import command
+
+Run = Callable[..., tuple[int, str, str]]
+"""Runs the command; returns its status, its output and its standard error output."""
+
+IN_A_PROCESS = (sys.executable, "-c", "from lockstep.launch.command import main; main()")
+"""The command in a process of its own; its arguments follow."""
+
+
+def run_lockstep(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *first: str
+) -> Generator[Run]:
+    """Yield what runs `lockstep` with the arguments `first` and more in this process.
+
+    Afterwards signals are as they were.
+    """
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lockstep", *first, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        said = capfd.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    for each, disposition in before.items():
+        signal.signal(each, disposition)

@@ -1,0 +1,27 @@
+"""What every test of `lockstep store` starts from: the command, and two directories for stores."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.stores import Kept
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs `lockstep store` in this process."""
+    yield from run_lockstep(monkeypatch, capfd, "store")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    """The store that most tests look into; nothing is in it yet."""
+    return Kept(tmp_path / "kv")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Kept:
+    """The store that `copy` writes to; it is not there yet."""
+    return Kept(tmp_path / "other")

@@ -1,11 +1,12 @@
 """The model of what agreement costs, and the simulation of groups too large for processes."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from lockstep.benchmarks.gloo_rings import gathered, is_gathered, reduced, ring_steps
+from lockstep.benchmarks.gloo_rings import Sent, gathered, is_gathered, reduced, ring_steps
 from lockstep.benchmarks.scale.memory import memory
 from lockstep.benchmarks.scale.model import (
     DOUBLING,
@@ -38,21 +39,25 @@ def vectors(hosts: int, lanes: int, seed: int) -> list[Vector]:
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("lanes", [1, 27, 119])
+@pytest.mark.parametrize(
+    ("exchange", "modelled", "times_around"),
+    [(host_ring.gather, gathered, 1), (host_ring.reduce, reduced, 2)],
+)
 def test_both_rings_bring_every_host_the_minimum_in_the_steps_and_messages_of_the_model(
-    hosts: int, lanes: int
+    hosts: int,
+    lanes: int,
+    exchange: Callable[[Sequence[Vector]], host_ring.Exchanged],
+    modelled: Callable[[int, int], Sent],
+    times_around: int,
 ) -> None:
     given = vectors(hosts, lanes, seed=hosts * 1000 + lanes)
-    size = given[0].nbytes
 
-    for exchange, sent, steps in (
-        (host_ring.gather, gathered(hosts, size), hosts - 1),
-        (host_ring.reduce, reduced(hosts, size), 2 * (hosts - 1)),
-    ):
-        exchanged = exchange(given)
-        assert (exchanged.messages, exchanged.payload_bytes) == (sent.messages, sent.payload_bytes)
-        assert exchanged.steps == steps
-        for folded in exchanged.folded:
-            np.testing.assert_array_equal(folded, fold(given))
+    exchanged = exchange(given)
+
+    sent = modelled(hosts, given[0].nbytes)
+    assert (exchanged.messages, exchanged.payload_bytes) == (sent.messages, sent.payload_bytes)
+    assert exchanged.steps == times_around * (hosts - 1)
+    np.testing.assert_array_equal(exchanged.folded, [fold(given)] * hosts)
 
 
 def test_a_ring_is_gone_around_twice_once_vectors_are_too_much_to_gather() -> None:
@@ -121,12 +126,11 @@ def test_ranks_of_one_host_send_nothing() -> None:
     assert traffic(alone, Transport.HIERARCHICAL).between == Traffic().between
 
 
-def test_the_plots_leave_out_no_part_of_a_step() -> None:
+@pytest.mark.parametrize("transport", [Transport.SHM, Transport.HIERARCHICAL, Transport.TORCH])
+def test_the_plots_leave_out_no_part_of_a_step(transport: Transport) -> None:
     pytest.importorskip("matplotlib")
     from lockstep.benchmarks.scale.plots import PARTS
 
-    drawn = {name for names in PARTS.values() for name in names}
+    terms = critical_path(Deployment(ranks=16, hosts=2), transport, COSTS)
 
-    for transport in (Transport.SHM, Transport.HIERARCHICAL, Transport.TORCH):
-        terms = critical_path(Deployment(ranks=16, hosts=2), transport, COSTS)
-        assert {term.name for term in terms} <= drawn
+    assert {term.name for term in terms} <= {name for names in PARTS.values() for name in names}

@@ -1,9 +1,7 @@
 """`lockstep bench tree`: what it measures, and what it says of it. No figure is judged here."""
 
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -13,9 +11,7 @@ import pytest
 from lockstep.benchmarks import tree_memory
 from lockstep.benchmarks.cached_prompts import NOTHING, CachedPrompts, TreeShape
 from lockstep.benchmarks.tree import LEAVES, OPS, Point, Sizes
-from lockstep.launch import command
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.kit.launch.in_process import Run, run_lockstep
 
 TINY = [
     "--nodes",
@@ -33,20 +29,9 @@ TINY = [
 
 @pytest.fixture
 def bench_tree(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process; returns its status and what it wrote to both outputs."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    """Runs the command in this process."""
     monkeypatch.setattr(tree_memory, "NODES", 64)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lockstep", "bench", "tree", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        said = capfd.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    yield run
-    for each, disposition in before.items():
-        signal.signal(each, disposition)
+    yield from run_lockstep(monkeypatch, capfd, "bench", "tree")
 
 
 def cached_prompts(components: str = "full", spare_tokens: int = 0) -> CachedPrompts:
@@ -72,9 +57,8 @@ def test_the_report_has_a_point_for_every_call_tree_and_prompt(
     assert paths == {(64, 2), (128, 2), (128, 32), (64 * LEAVES, 0)}
     # With each model each prompt is matched, inserted and locked; and there is one eviction.
     ops = sorted([*OPS[:3] * 3, OPS[3]])
-    for components in ("full", "full+window"):
-        points = [each for each in report["points"] if each["components"] == components]
-        assert sorted(point["op"] for point in points) == ops
+    measured = sorted((point["components"], point["op"]) for point in report["points"])
+    assert measured == sorted(product(("full", "full+window"), ops))
     assert set(report["convert_list_us"]) == {"64", "128"}
     assert report["decode_us"].keys() == {"lent", "owned", "checkpoint"}
     assert report["decode_us"]["lent"].keys() == report["decode_us"]["owned"].keys() == {"2", "8"}

@@ -2,9 +2,7 @@
 
 import json
 import re
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +13,15 @@ from lockstep.errors import ConfigError
 from lockstep.launch import command
 from lockstep.launch.environment import read_rank_environment
 from lockstep.launch.settings import ReplaySettings, with_replay_durability
+from tests.kit.launch.in_process import Run, run_lockstep
 
-Run = Callable[..., tuple[int, str]]
 LINE = {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}
 
 
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command in this process; returns its status and its standard error output."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-
-    def run(*arguments: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        return int(ended.value.code or 0), capfd.readouterr().err
-
-    yield run
-    for each, disposition in before.items():
-        signal.signal(each, disposition)
+    """Runs the command in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
 
 
 def trace(folder: Path, *lines: object) -> Path:
@@ -104,7 +92,7 @@ def trace(folder: Path, *lines: object) -> Path:
 def test_bad_input_gets_one_line_and_status_2(
     lockstep: Run, arguments: list[str], complaint: str
 ) -> None:
-    status, said = lockstep("replay", *arguments)
+    status, _, said = lockstep("replay", *arguments)
 
     assert status == 2
     assert complaint in said
@@ -142,6 +130,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
 
     assert lockstep("replay", path) == (
         2,
+        "",
         f'lockstep: {path}, line 2: hash_ids must be a list, found "?"\n',
     )
 
@@ -165,7 +154,7 @@ def test_a_malformed_trace_is_refused_with_its_line_number(lockstep: Run, tmp_pa
 def test_a_simulation_that_cannot_be_gets_one_line_and_status_2(
     lockstep: Run, arguments: list[str], complaint: str
 ) -> None:
-    status, said = lockstep("simulate", *arguments)
+    status, _, said = lockstep("simulate", *arguments)
 
     assert (status, said.count("\n")) == (2, 1)
     assert complaint in said
@@ -174,7 +163,7 @@ def test_a_simulation_that_cannot_be_gets_one_line_and_status_2(
 def test_a_simulation_writes_its_report(lockstep: Run, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
 
-    status, _ = lockstep("simulate", "--seeds", "0:2", "--report", path)
+    status, _, _ = lockstep("simulate", "--seeds", "0:2", "--report", path)
 
     report = json.loads(path.read_text(encoding="utf-8"))
     assert status == 0
@@ -188,7 +177,7 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 ) -> None:
     trace(tmp_path, LINE)
 
-    status, said = lockstep("demo", "--store", tmp_path.as_uri())
+    status, _, said = lockstep("demo", "--store", tmp_path.as_uri())
 
     assert status == 2
     assert said == (
@@ -209,7 +198,7 @@ def test_a_demo_does_not_touch_a_directory_that_holds_something(
 def test_a_demo_that_cannot_be_is_refused_before_it_runs(
     lockstep: Run, arguments: list[str], complaint: str
 ) -> None:
-    status, said = lockstep("demo", *arguments)
+    status, _, said = lockstep("demo", *arguments)
 
     assert (status, said.count("\n")) == (2, 1)
     assert complaint in said
@@ -294,10 +283,10 @@ def test_an_environment_that_no_launcher_makes_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, complaint: str
 ) -> None:
     good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
-    for each, text in (good | ({name: value} if value is not None else {})).items():
+    given = {each: text for each, text in (good | {name: value}).items() if text is not None}
+    monkeypatch.delenv(name, raising=False)
+    for each, text in given.items():
         monkeypatch.setenv(each, text)
-    if value is None:
-        monkeypatch.delenv(name)
 
     with pytest.raises(ConfigError, match=complaint):
         read_rank_environment()

@@ -13,7 +13,7 @@ import pytest
 from lockstep.launch.first_error import EXIT_GROUP
 from lockstep.launch.report import read_report
 from lockstep.small_engine.workload import synthetic_requests
-from tests.kit.launch.replays import COMMAND, RANK, Running, start, torchrun, write_trace
+from tests.kit.launch.replays import COMMAND, RANK, Running, needs_ray, start, torchrun, write_trace
 
 pytestmark = pytest.mark.distributed
 
@@ -113,18 +113,16 @@ def assert_counts_so_far_are_kept(tmp_path: Path) -> None:
     ("how", "launcher"),
     [
         ("ctrl-c", "torch"),
-        pytest.param("ctrl-c", "ray", marks=pytest.mark.slow),
+        pytest.param("ctrl-c", "ray", marks=[pytest.mark.slow, needs_ray]),
         pytest.param("sigint", "torch", marks=pytest.mark.slow),
-        pytest.param("sigint", "ray", marks=pytest.mark.slow),
+        pytest.param("sigint", "ray", marks=[pytest.mark.slow, needs_ray]),
         ("sigterm", "torch"),
-        pytest.param("sigterm", "ray", marks=pytest.mark.slow),
+        pytest.param("sigterm", "ray", marks=[pytest.mark.slow, needs_ray]),
     ],
 )
 def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_counted(
     running: list[Running], tmp_path: Path, launcher: str, how: str
 ) -> None:
-    if launcher == "ray":
-        pytest.importorskip("ray")
     shared = {each.name for each in Path("/dev/shm").iterdir()}  # noqa: S108
     command = begin(running, tmp_path, launcher)
 
@@ -176,11 +174,8 @@ def test_ranks_whose_launcher_was_killed_end_by_themselves(
 
     command.process.kill()
     command.process.wait(10)
-    deadline = time.monotonic() + 20
-    while command.survivors() and time.monotonic() < deadline:
-        time.sleep(0.05)
 
-    assert command.survivors() == []
+    assert command.survivors_after(20) == []
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(
@@ -205,7 +200,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(
         ("torch", 0, "0"),
         pytest.param("torch", 1, "1", marks=pytest.mark.slow),
         # Ray starts its processes before it gives them ranks.
-        pytest.param("ray", 0, "[01]", marks=pytest.mark.slow),
+        pytest.param("ray", 0, "[01]", marks=[pytest.mark.slow, needs_ray]),
     ],
 )
 def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_round(

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.report import Report, read_report
-from tests.kit.launch.replays import COMMAND, run
+from tests.kit.launch.replays import replay
 from tests.kit.servers.mooncake_master import MooncakeStore, mooncake_store
 from tests.kit.servers.redis_server import RedisServer, redis_server
 from tests.kit.storage.s3 import BucketStore
@@ -40,19 +39,13 @@ def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_what_a_group_has_persisted_the_next_one_finds(store_uri: str, tmp_path: Path) -> None:
-    reports: list[Report] = []
-    for number in range(2):
-        report = tmp_path / f"report{number}.json"
-        # Large pages, since each is a request to the S3 server of the tests, which is slow.
-        arguments = ("--ranks", 2, "--requests", 60, "--page-tokens", 512, "--report", report)
-        ended = run(*COMMAND, *arguments, "--store", store_uri)
-        assert ended.status == 0, ended.err
-        reports.append(read_report(report))
+    # Large pages, since each is a request to the S3 server of the tests, which is slow.
+    arguments = ("--ranks", 2, "--requests", 60, "--page-tokens", 512, "--store", store_uri)
 
-    cold, warm = reports
-    for each in reports:
-        assert each["pages_corrupt"] == each["operations_left"] == 0
-        assert each["violations"] == []
+    cold, warm = (replay(tmp_path / f"{name}.json", *arguments) for name in ("cold", "warm"))
+
+    assert (cold["pages_corrupt"], cold["operations_left"], cold["violations"]) == (0, 0, [])
+    assert (warm["pages_corrupt"], warm["operations_left"], warm["violations"]) == (0, 0, [])
     assert cold["hit_tokens"]["storage"] == 0
     assert warm["hit_tokens"]["storage"] > 0
     assert warm["bytes"]["l3_to_l2"] > 0

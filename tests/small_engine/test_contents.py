@@ -1,5 +1,6 @@
 """Page contents: a function of prefix, column, layer and global head, and of nothing else."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,16 +57,18 @@ def bytes_of(layout: PageLayout, world_size: int) -> dict[str, npt.NDArray[np.ui
 def test_a_head_holds_the_same_bytes_under_any_number_of_ranks(world_size: int) -> None:
     alone, together = bytes_of(LAYOUT, 1), bytes_of(LAYOUT, world_size)
 
-    for name, expected in alone.items():
-        assert np.array_equal(expected, together[name]), name
+    assert {name: pages.tolist() for name, pages in together.items()} == {
+        name: pages.tolist() for name, pages in alone.items()
+    }
 
 
-def test_a_layer_holds_the_same_bytes_under_any_number_of_stages() -> None:
+@pytest.mark.parametrize("column", [column.name for column in LAYOUT.columns])
+def test_a_layer_holds_the_same_bytes_under_any_number_of_stages(column: str) -> None:
     alone, stages = filled(LAYOUT, 0, 1), [filled(LAYOUT, rank, 2, stages=2) for rank in range(2)]
 
-    for column in LAYOUT.columns:
-        together = np.concatenate([stage.column(column.name) for stage in stages])
-        assert np.array_equal(alone.column(column.name), together), column.name
+    together = np.concatenate([stage.column(column) for stage in stages])
+
+    assert np.array_equal(alone.column(column), together)
 
 
 def test_a_replicated_column_is_the_same_on_every_rank() -> None:
@@ -86,21 +89,27 @@ def test_strips_of_all_pages_columns_layers_and_heads_differ() -> None:
     assert len(set(strips)) == len(strips)
 
 
-def test_any_flipped_bit_and_any_swapped_page_is_noticed() -> None:
+def flips(rank: Rank, column: str) -> Iterator[int]:
+    """Flip a bit of every seventh byte of a column of page 3, one at a time; yield the byte."""
+    view = rank.pool.column(column).view(torch.uint8)
+    flat = view[:, 3].flatten()
+    for index in range(0, len(flat), 7):
+        changed = flat.clone()
+        changed[index] ^= 1 << index % 8
+        view[:, 3] = changed.view_as(view[:, 3])
+        yield index
+    view[:, 3] = flat.view_as(view[:, 3])
+
+
+@pytest.mark.parametrize("column", [column.name for column in LAYOUT.columns])
+def test_any_flipped_bit_and_any_swapped_page_is_noticed(column: str) -> None:
     rank = filled(LAYOUT, 1, 2)
     pages = np.arange(len(KEYS), dtype=np.int32)
     assert rank.contents.verify(rank.pool, pages, KEYS) == 0
 
-    for column in LAYOUT.columns:
-        view = rank.pool.column(column.name).view(torch.uint8)
-        flat = view[:, 3].flatten()
-        for index in range(0, len(flat), 7):
-            changed = flat.clone()
-            changed[index] ^= 1 << index % 8
-            view[:, 3] = changed.view_as(view[:, 3])
-            assert rank.contents.verify(rank.pool, pages, KEYS) == 1
-        view[:, 3] = flat.view_as(view[:, 3])
+    found = {index: rank.contents.verify(rank.pool, pages, KEYS) for index in flips(rank, column)}
 
+    assert set(found.values()) == {1}
     assert rank.contents.verify(rank.pool, pages, KEYS) == 0
     swapped = np.array([1, 0, 2, 3, 4, 5], dtype=np.int32)
     assert rank.contents.verify(rank.pool, swapped, KEYS) == 2

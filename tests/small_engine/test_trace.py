@@ -132,20 +132,26 @@ def test_a_malformed_line_is_refused_with_file_and_line_number(
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("absent", "No such file"),
+        ("directory", "Is a directory"),
+        ("empty", "has no requests"),
+        ("binary", "line 1: not UTF-8"),
+    ],
+)
 def test_a_missing_file_a_directory_an_empty_file_and_binary_are_refused_by_name(
-    tmp_path: Path,
+    tmp_path: Path, name: str, complaint: str
 ) -> None:
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    for path, complaint in [
-        (tmp_path / "absent", "No such file"),
-        (tmp_path, "Is a directory"),
-        (write_lines(tmp_path), "has no requests"),
-        (binary, "line 1: not UTF-8"),
-    ]:
-        with pytest.raises(ConfigError, match=complaint) as caught:
-            list(read_trace(path))
-        assert str(path) in str(caught.value)
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        list(read_trace(tmp_path / name))
+
+    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_requests_that_share_ids_share_exactly_those_tokens() -> None:
@@ -197,5 +203,6 @@ def test_the_built_in_workload_shares_system_prompts_and_grows_conversations() -
 
     assert len({request.hash_ids[:2] for request in requests}) == 3
     assert grown > len(requests) // 3
-    for request in requests:
-        assert len(request.hash_ids) == -(-request.prompt_length // BLOCK_TOKENS)
+    assert [len(request.hash_ids) for request in requests] == [
+        -(-request.prompt_length // BLOCK_TOKENS) for request in requests
+    ]

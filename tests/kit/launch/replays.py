@@ -8,10 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 import psutil
+import pytest
 
 from lockstep.launch.report import Report, read_report
 from lockstep.small_engine.request import WorkloadRequest
@@ -20,6 +22,7 @@ BIN = Path(sys.executable).parent
 COMMAND = (str(BIN / "lockstep"), "replay")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RANK = ("-m", "lockstep.launch.replay")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the package ray")
 
 
 def torchrun(ranks: int) -> tuple[str, ...]:
@@ -113,6 +116,13 @@ class Running:
             for child in self.seen.values()
             if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
         ]
+
+    def survivors_after(self, timeout_s: float) -> list[str]:
+        """Wait until the processes of the command have ended; return those that run after all."""
+        deadline = time.monotonic() + timeout_s
+        while self.survivors() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.survivors()
 
     def kill(self) -> None:
         """End everything that is left."""

@@ -197,11 +197,6 @@ def test_the_report_names_the_store_without_its_secrets(
             ["--store", "memory://", *SMALL, "--report", "/nowhere/report.json"],
             "there is no directory /nowhere",
         ),
-        (
-            ["--store", "memory://", *SMALL, "--report", "/proc/report.json"],
-            "cannot write the report",
-        ),
-        (["--store", "memory://", *SMALL, "--report", "/proc"], "it is a directory"),
         (["--store", "memory://", "--page-bytes", "8kB"], "--page-bytes is '8kB', must be"),
         (["--store", "memory://", "--page-bytes", "-1"], "--page-bytes is -1, must be 1 or more"),
         (

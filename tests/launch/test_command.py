@@ -87,6 +87,7 @@ def trace(folder: Path, *lines: object) -> Path:
         (["/"], "cannot read the trace /: Is a directory"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
+        (["--report", "/proc/report.json"], "cannot write the report /proc/report.json: "),
     ],
 )
 def test_bad_input_gets_one_line_and_status_2(

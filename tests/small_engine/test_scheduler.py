@@ -6,19 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.report import (
-    RankResult,
-    faults_of,
-    make_report,
-    read_report,
-    write_report,
-)
 from lockstep.launch.settings import ReplaySettings
-from lockstep.small_engine.counts import PoolCounts, ReplayCounts
+from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.profiles import PROFILES
 from lockstep.small_engine.request import WorkloadRequest
 from lockstep.small_engine.workload import synthetic_requests
-from tests.kit.launch.rank_results import result
 from tests.kit.launch.replays_in_process import opened, replayed, scheduler
 
 PAGE = 64
@@ -275,55 +267,3 @@ def test_a_scheduler_that_is_told_to_stop_does_so_at_the_next_step() -> None:
 
     assert cache.stats().steps == 2
     cache.close()
-
-
-def test_a_rank_hands_in_its_result_unchanged() -> None:
-    assert RankResult.unpack(result().pack()) == result()
-
-
-def test_the_report_takes_equal_counts_once_and_adds_bytes_and_pages(tmp_path: Path) -> None:
-    report = make_report(ROOMY, [result(), result(round_us=[5.0])])
-    write_report(str(tmp_path / "report.json"), report)
-
-    assert read_report(tmp_path / "report.json") == report
-    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
-    assert report["prompt_tokens"] == 100
-    assert report["bytes"] == {"l1_to_l2": 2, "l2_to_l1": 4, "l2_to_l3": 6, "l3_to_l2": 8}
-    assert report["preempted"] == 1
-    assert report["pools"] == {
-        "kv": {
-            "device_pages": 4000,
-            "host_pages": 4000,
-            "page_bytes": 64 * 256,
-            "pages_verified": 10,
-            "pages_rechecked": 14,
-            "pages_corrupt": 0,
-        }
-    }
-    assert report["pages_verified"] == 10
-    assert report["round_us"]["p50"] == 3.0
-    assert faults_of(report) == []
-
-
-def test_corrupt_pages_and_unequal_replicas_are_faults() -> None:
-    settings = replace(ROOMY, profile="hybrid-all")
-    corrupt = ReplayCounts(
-        pools={"window": PoolCounts(pages_corrupt=2), "state": PoolCounts(pages_corrupt=1)}
-    )
-
-    report = make_report(settings, [result(counts=corrupt), result(digest=0x5678)])
-
-    assert faults_of(report) == [
-        "3 pages held wrong bytes: 2 in pool window, 1 in pool state",
-        "the replicas differ: digests 0000000000001234, 0000000000005678",
-    ]
-
-
-def test_operations_that_did_not_end_and_pages_that_leaked_are_faults() -> None:
-    leaked = "invariant 7: page 3 of kv is in no place"
-
-    report = make_report(
-        ROOMY, [result(operations_left=2, violation=leaked), result(violation=leaked)]
-    )
-
-    assert faults_of(report) == ["2 operations had not ended at the end", leaked]

@@ -39,10 +39,8 @@ def test_cold_and_warm_from_host_memory_and_after_a_restart_from_storage(
     assert warm.cached_tokens > cold.cached_tokens
     assert second[0].phases[0].cached_tokens == warm.cached_tokens
     stats = [result.stats for result in (*first, *second)]
-    assert {
-        (each["rounds"] - each["steps"], each["collectives"] - each["steps"]) for each in stats
-    } == {(0, 0)}
-    assert {each["pages_corrupt"] for each in stats} == {0}
+    counts = [(each["rounds"], each["collectives"], each["pages_corrupt"]) for each in stats]
+    assert counts == [(each["steps"], each["steps"], 0) for each in stats]
     assert second[0].stats["bytes_moved"]["l3_to_l2"] > 0
 
 

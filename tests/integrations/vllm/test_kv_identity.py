@@ -29,9 +29,8 @@ from tests.kit.vllm.configuration import (
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ANOTHER_PROCESS = """
-from tests.integrations.vllm.test_kv_identity import counted
-from tests.kit.vllm.configuration import Engine, of_model
-print(counted(of_model(hf_config={"layers": {"a", "b", "c"}})), end="")
+from tests.integrations.vllm.test_kv_identity import counted_in_order_of_hashes
+print(counted_in_order_of_hashes(), end="")
 """
 
 
@@ -123,6 +122,13 @@ def test_variables_that_the_engine_reads_are_in_the_key_but_for_those_that_chang
     assert len({one, other, shuffled}) == 3
 
 
+def counted_in_order_of_hashes() -> str:
+    """Return the key of a configuration that has a set, and a mapping in the order of that set."""
+    names = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    sizes = {name: len(name) for name in names}
+    return counted(of_model(hf_config={"names": names, "sizes": sizes}))
+
+
 def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
     paths = ":".join([str(ROOT), *sys.path])
     found = {
@@ -135,7 +141,7 @@ def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
         for seed in ("1", "2")
     }
 
-    assert found == {counted(of_model(hf_config={"layers": {"c", "b", "a"}})).encode()}
+    assert found == {counted_in_order_of_hashes().encode()}
 
 
 def test_what_cannot_be_told_apart_is_refused_by_the_name_of_its_field() -> None:

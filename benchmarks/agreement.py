@@ -33,7 +33,7 @@ class LatencyPercentiles(TypedDict):
 
 
 class BareLimits(TypedDict):
-    """What bare calls cost with the same vector, at the median, in microseconds."""
+    """Says what bare calls cost with the same vector, at the median, in microseconds."""
 
     gloo: float
     """One all_reduce over gloo."""
@@ -42,7 +42,7 @@ class BareLimits(TypedDict):
 
 
 class Ratios(TypedDict):
-    """How many times as long something takes as something else, medians."""
+    """Says how many times as long something takes as something else, by medians."""
 
     per_request_to_blocking: float
     gloo_to_blocking: float
@@ -51,25 +51,25 @@ class Ratios(TypedDict):
 
 
 class AgreementReport(TypedDict):
-    """What `lockstep bench agreement` reports, of rank 0; times in microseconds."""
+    """Holds what `lockstep bench agreement` reports of rank 0; times in microseconds."""
 
     ranks: int
     operations: int
     transport: str
     """What carried the rounds, and why."""
     lanes: int
-    """Of every vector."""
+    """The length of every vector."""
     blocking_us: LatencyPercentiles
     exchange_us: LatencyPercentiles
-    """Of `blocking_us`, what the transport took: launch and wait, also for a rank that is behind."""
+    """The transport's part of `blocking_us`: launch and wait, also for a rank that is behind."""
     exchange_alone_us: LatencyPercentiles
     """Rounds of the transport without anything in between."""
     python_us: LatencyPercentiles
-    """Of `blocking_us`, the rest."""
+    """The rest of `blocking_us`."""
     pipelined_stall_us: LatencyPercentiles
     """Until the round was back."""
     pipelined_wait_us: LatencyPercentiles
-    """The same, and reading what all ranks said."""
+    """`pipelined_stall_us`, and the reading of what all ranks said."""
     pipelined_step_us: LatencyPercentiles
     """The whole of a step at depth 1, wait included."""
     work_us: int

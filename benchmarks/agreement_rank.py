@@ -63,7 +63,7 @@ class TimedCollective:
         self.rank, self.world_size = inner.rank, inner.world_size
         self.transport = inner.transport
         self.launch_s = self.stall_s = self.wait_s = 0.0
-        """Of the last launch; until the last round was back; and what its wait took in all."""
+        """How long the last launch took, the time until the last round was back, and its whole wait."""
 
     @property
     def launches(self) -> int:

@@ -12,7 +12,7 @@ WORK_US_MAX = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementSettings:
-    """What is measured."""
+    """Says what is measured."""
 
     ranks: int = 2
     operations: int = 32

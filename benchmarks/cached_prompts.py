@@ -23,7 +23,7 @@ from .silent_executor import SilentExecutor
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 LEAF_TOKENS = 64
-"""Of every node that only fills the tree; more where a page has more."""
+"""The length of every node that only fills the tree; more where a page has more."""
 GROUP_NODES = 32
 """Nodes that fill the tree stand together: one that is shared, and the others below it."""
 WINDOW_TOKENS = 1024
@@ -35,7 +35,7 @@ NOTHING: TokenArray = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """What is the same for all that is measured in one tree."""
+    """Holds what is the same for all that is measured in one tree."""
 
     nodes: int
     """A multiple of `GROUP_NODES` is the nearest that the tree has."""
@@ -50,7 +50,7 @@ class TreeShape:
 
     @property
     def groups(self) -> int:
-        """How many groups of nodes fill the tree."""
+        """The number of groups of nodes that fill the tree."""
         return max(1, round(self.nodes / GROUP_NODES))
 
 

@@ -153,7 +153,7 @@ def _timed(work: Callable[[], None]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What copies of one shape and direction move in a second, in GB; see `run`."""
+    """Says what copies of one shape and direction move in a second, in GB; see `run`."""
 
     page_bytes: int
     run_pages: int

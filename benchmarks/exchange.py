@@ -23,7 +23,7 @@ BLOCKS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What one length of vector costs; microseconds for one round."""
+    """Says what one length of vector costs; microseconds for one round."""
 
     lanes: int
     p50_us: float
@@ -31,11 +31,11 @@ class Exchange:
     min_us: float
     """The quickest block."""
     cpu_us: float
-    """Of all threads of all ranks."""
+    """The processor time of all threads of all ranks."""
     sleeps: float
     """How often a thread of any rank gave up its core."""
     written_bytes: float
-    """Of all ranks, through `write` and its like."""
+    """What all ranks wrote through `write` and its like."""
     sockets: int
     """That the transport keeps open in rank 0."""
 

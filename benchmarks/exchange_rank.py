@@ -25,13 +25,13 @@ WARM_ROUNDS = 10
 
 
 class RankFigures(NamedTuple):
-    """What one rank measured of one length of vector."""
+    """Holds what one rank measured of one length of vector."""
 
     lanes: int
     wall_us: list[float]
-    """Of each round: launch and wait."""
+    """How long each round took, its launch and its wait."""
     cpu_us: float
-    """Of all threads, for one round; the mean."""
+    """The processor time of all threads for one round, as a mean."""
     sleeps: float
     """How often a thread gave up its core, for one round; the mean."""
     written_bytes: float
@@ -41,7 +41,7 @@ class RankFigures(NamedTuple):
 
 
 class Launcher(Protocol):
-    """As much of a transport as an exchange needs."""
+    """The part of a transport that an exchange needs."""
 
     def launch(self, lanes: Vector) -> PendingRound:
         """See `Collective`."""

@@ -18,14 +18,14 @@ _ELEMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What all members of a group send in one collective."""
+    """Counts what all members of a group send in one collective."""
 
     messages: int = 0
     payload_bytes: int = 0
 
     @property
     def written_bytes(self) -> int:
-        """With gloo's headers, as the kernel sees it."""
+        """The bytes that the kernel sees, gloo's headers included."""
         return self.payload_bytes + HEADERS_BYTES * self.messages
 
 

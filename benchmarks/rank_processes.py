@@ -34,7 +34,7 @@ class Member:
     rank: int
     ranks: int
     folder: Path
-    """Where the ranks meet, and may leave files."""
+    """The folder in which the ranks meet, and may leave files."""
     cores: int | None = None
     """How many cores all ranks share; None for all that there are."""
 
@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Generic[FiguresT]):
-    """What each rank does, and on how many."""
+    """Says what each rank does, and how many ranks do it."""
 
     ranks: int
     measure: Callable[[Member, Say], FiguresT]

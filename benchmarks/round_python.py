@@ -64,13 +64,13 @@ class RoundPython:
     queues: StepCost
     """All of them are backups in their queue."""
     lookup_us: float
-    """For each prefetch that goes from QUERY to TRANSFER."""
+    """What each prefetch costs that goes from QUERY to TRANSFER."""
     transfer_us: float
-    """For each prefetch that goes from TRANSFER to DONE."""
+    """What each prefetch costs that goes from TRANSFER to DONE."""
     backup_us: float
-    """For each backup that goes from ISSUED to DONE."""
+    """What each backup costs that goes from ISSUED to DONE."""
     persist_us: float
-    """For each persist that goes from ISSUED to DONE."""
+    """What each persist costs that goes from ISSUED to DONE."""
 
 
 def measure(operations: int) -> RoundPython:

@@ -47,29 +47,29 @@ _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a n
 
 
 class StorageReport(TypedDict):
-    """What `lockstep bench storage` reports. GB are 10^9 bytes of pages."""
+    """Holds what `lockstep bench storage` reports. GB are 10^9 bytes of pages."""
 
     store: str
     page_bytes: int
     threads: int
     bytes: int
-    """Of all pages, which each round writes and reads once."""
+    """The size of all pages, which each round writes and reads once."""
     rounds: int
     read_gbps: float
     write_gbps: float
     exists_us_per_key: float
-    """For `EXISTS_NAMES` names that the store has seen."""
+    """What a look-up takes, among `EXISTS_NAMES` names that the store has seen."""
     limit_read_gbps: float
     limit_write_gbps: float
     ratio_read: float
     ratio_write: float
     cpu_s_per_gb: float
-    """Of this process, in reads and writes of the store together, of the median round."""
+    """What this process computes in reads and writes of the store together, in the median round."""
     limit_cpu_s_per_gb: float
     limit_file: str
-    """Where the file of the limit was."""
+    """The place of the file that the limit was measured on."""
     load: float
-    """Of the machine in the last minute, when the measurement began."""
+    """The machine's load in the last minute, when the measurement began."""
     python: str
     machine: str
     cpus: int
@@ -77,7 +77,7 @@ class StorageReport(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSizes:
-    """What is measured."""
+    """Says what is measured."""
 
     store: str
     page_bytes: int
@@ -97,13 +97,13 @@ class StorageSizes:
 
     @property
     def pages(self) -> int:
-        """Of one round."""
+        """The number of pages of one round."""
         return self.total_bytes // self.page_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """What one turn took."""
+    """Says what one turn took."""
 
     wall: float
     cpu: float

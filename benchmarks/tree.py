@@ -53,9 +53,9 @@ class Point(TypedDict):
     op: str
     """One of `OPS`."""
     tokens: int
-    """Of the prompt, or of what is evicted."""
+    """The length of the prompt, or of what is evicted."""
     nodes: int
-    """Of the tree."""
+    """The size of the tree."""
     page_tokens: int
     components: str
     path_nodes: int
@@ -65,18 +65,18 @@ class Point(TypedDict):
 
 
 class TreeReport(TypedDict):
-    """What `lockstep bench tree` reports."""
+    """Holds what `lockstep bench tree` reports."""
 
     points: list[Point]
     decode_us: DecodeCosts
     """What one more block costs a request that decodes; see `decoding`."""
     convert_list_us: dict[str, float]
-    """By number of tokens: what a Python list costs more than an array of int32."""
+    """What a Python list costs more than an array of int32, by the number of tokens."""
     bytes_per_page: float
     """Bookkeeping for each cached page beside its tokens, page keys included, in runs of
     `run_pages`; of the last of the components that were measured."""
     bytes_per_page_without_keys: float
-    """As long as nothing has asked for the page keys: they are for storage."""
+    """What a page takes as long as nothing has asked for the page keys: they are for storage."""
     bytes_by_components: dict[str, BytesPerPage]
     run_pages: int
     repetitions: int
@@ -87,7 +87,7 @@ class TreeReport(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured."""
+    """Says what is measured."""
 
     tokens: Sequence[int] = (1 << 10, 1 << 13, 1 << 15, 1 << 17)
     nodes: Sequence[int] = (1_000, 100_000)
@@ -95,7 +95,7 @@ class Sizes:
     components: Sequence[str] = COMPONENTS
     repetitions: int = 500
     blocks: Sequence[int] = BLOCKS
-    """Of a request that decodes."""
+    """The blocks of a request that decodes."""
 
     def __post_init__(self) -> None:
         require_known(self.components)

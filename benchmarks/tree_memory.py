@@ -9,7 +9,7 @@ from .cached_prompts import GROUP_NODES, CachedPrompts, TreeShape
 
 RUN_PAGES = 16
 PAGE_TOKENS = 4
-"""So that a run that fills the tree has `RUN_PAGES` pages; the bookkeeping is the same for any."""
+"""Short, so that a run that fills the tree has `RUN_PAGES` pages; bookkeeping does not depend on it."""
 NODES = 4096
 
 
@@ -18,7 +18,7 @@ class BytesPerPage(TypedDict):
 
     with_keys: float
     without_keys: float
-    """As long as nothing has asked for the page keys."""
+    """What a page takes as long as nothing has asked for the page keys."""
     run_pages: int
 
 

@@ -30,7 +30,7 @@ from ..errors import ConfigError
 Json = str | int | bool | None | list["Json"]
 
 LeftOut = Mapping[str, AbstractSet[str]]
-"""By class, with its module: attributes that do not count, also in classes that are derived from it."""
+"""The attributes that do not count, by class with its module; they do not in derived classes either."""
 
 DIGEST_CHARACTERS = 32
 """128 bits in hexadecimal: nobody chooses configurations so that they collide."""

@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class FileStamp(NamedTuple):
-    """What of a file changes whenever its bytes do. The change time cannot be set back."""
+    """Holds what of a file changes whenever its bytes do. The change time cannot be set back."""
 
     size: int
     mtime_ns: int

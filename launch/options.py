@@ -19,7 +19,7 @@ LAUNCHERS = ("torch", "ray")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChoice:
-    """How the ranks are started."""
+    """Says how the ranks are started."""
 
     launcher: str = "torch"
     ray_address: str | None = None

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class _Rank:
-    """This process as a rank."""
+    """Serves as one rank of a replay, in this process."""
 
     def __init__(self, environment: RankEnvironment, launcher: int) -> None:
         self._environment = environment

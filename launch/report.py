@@ -29,7 +29,7 @@ class HitTokens(TypedDict):
 
 
 class Percentiles(TypedDict):
-    """Of the samples of all ranks."""
+    """Says how long something took, over the samples of all ranks."""
 
     p50: float
     p99: float
@@ -50,14 +50,14 @@ class Pool(TypedDict):
     device_pages: int
     host_pages: int
     page_bytes: int
-    """Of a page on one rank; of a recurrent state, a slot."""
+    """How many bytes one rank keeps of a page, or in a slot for a recurrent state."""
     pages_verified: int
     pages_rechecked: int
     pages_corrupt: int
 
 
 class Report(TypedDict):
-    """What a replay shows. Every key is always present."""
+    """Says what a replay has shown. Every key is always present."""
 
     ranks: int
     """Ranks that handed in what they counted: all, unless the replay was interrupted."""
@@ -99,9 +99,9 @@ class Report(TypedDict):
     pages_rechecked: int
     """Pages that were compared when their request had finished, over all pools and ranks."""
     pages_corrupt: int
-    """Of both, those whose bytes were wrong. Must be 0."""
+    """Pages, verified or rechecked, whose bytes were wrong. Must be 0."""
     pools: dict[str, Pool]
-    """By name: `kv` of full attention, `window` and `state` where the profile has them."""
+    """The pools by name: `kv` for full attention, `window` and `state` where the profile has them."""
     storage_corrupt: int
     """Objects that the store found corrupt and did not serve, summed over the ranks."""
     storage_late_calls: int
@@ -110,17 +110,17 @@ class Report(TypedDict):
     """How long they took, summed over calls that ran side by side."""
     loads_failed: int
     digests: list[str]
-    """Of the replicated state at the end, by rank. Must be equal."""
+    """What each rank's replicated state digests to at the end. Must be equal."""
     wall_s: float
-    """From the first request to the end of the last write."""
+    """How long it took from the first request to the end of the last write."""
     flush_s: float
-    """Of `wall_s`, what writes took after the last request had left."""
+    """The part of `wall_s` that writes took after the last request had left."""
     settings: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank hands in when its replay is over."""
+    """Holds what one rank hands in when its replay is over."""
 
     counts: ReplayCounts
     refusals: list[str]

@@ -35,12 +35,12 @@ COMPONENT_POOLS = (
 )
 """The settings for pools that only some profiles have; derived unless they are given."""
 _MAY_DIFFER = frozenset({"device_pages", "host_pages", *COMPONENT_POOLS, "report", "table"})
-"""Of the pool sizes the smallest over the ranks is used; only rank 0 reports."""
+"""Settings that ranks may differ in: the smallest pool counts, and only rank 0 reports."""
 
 RANKS_MAX = 1024
 _PAGE_TOKENS_MAX = 1 << 16
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
-"""So that no pool that is derived from another has more than `PAGES_MAX`."""
+"""With more, a pool that is derived from this one would have more than `PAGES_MAX`."""
 _BOUNDS: Mapping[str, tuple[int, float]] = {
     "ranks": (1, RANKS_MAX),
     "requests": (1, inf),
@@ -64,7 +64,7 @@ _CHOICES: Mapping[str, Collection[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What to replay, on how many ranks, with which cache. Sizes in units of their names."""
+    """Says what to replay, on how many ranks, with which cache. Sizes in units of their names."""
 
     trace: str | None = None
     """The trace's path, or None for the built-in workload."""
@@ -78,7 +78,7 @@ class ReplaySettings:
     device_pages: int = 8192
     host_pages: int = 65536
     window_device_pages: int | None = None
-    """Of the sliding-window pool; None derives it from `device_pages`, as for the three others."""
+    """The size of the sliding-window pool; None derives it from `device_pages`, as the next three."""
     window_host_pages: int | None = None
     state_device_pages: int | None = None
     state_host_pages: int | None = None
@@ -97,7 +97,7 @@ class ReplaySettings:
     device: str = "cpu"
     round_timeout_s: float = 60.0
     report: str | None = None
-    """Where rank 0 writes the report."""
+    """The file that rank 0 writes the report to."""
     table: bool = True
     """Whether rank 0 prints the report as a table."""
 

@@ -43,7 +43,7 @@ JOIN_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How a rank and its launcher see each other while it runs."""
+    """Lets a rank and its launcher see each other while the rank runs."""
 
     on_done: OnDone = nothing
     """Told of the progress."""
@@ -149,7 +149,7 @@ def _agree(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What joins the ranks: where they met, and what carries collectives."""
+    """Holds what joins the ranks: where they met, and what carries collectives."""
 
     store: Store
     collective: TorchCollective

@@ -24,32 +24,32 @@ class ActiveRequest:
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """What was cached for it, if it is admitted."""
+        """What was cached for the request; None until it is admitted."""
         self.turn = 0
         """Which admission it was, counted over all requests: the youngest has the highest."""
         self.computed = 0
-        """It has this much, computed or from the cache."""
+        """The length that the request has, computed or from the cache."""
         self.reserved = 0
-        """It has device pages for this much."""
+        """The length that the request has device pages for."""
 
     @property
     def matchable(self) -> TokenIds:
-        """What a match may cover: the last token of a prompt is always computed."""
+        """The tokens that a match may cover: the last token of a prompt is always computed."""
         return self.tokens.ids[: self.prompt - 1]
 
     @property
     def computed_ids(self) -> TokenIds:
-        """The tokens that it has."""
+        """The tokens that the request has."""
         return self.tokens.ids[: self.computed]
 
     @property
     def hit_tokens(self) -> int:
-        """How much was cached, 0 before it is admitted."""
+        """The length that was cached; 0 before the request is admitted."""
         return 0 if self.admission is None else self.admission.cached_tokens
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Where its chunks have to end."""
+        """The lengths at which a chunk has to end."""
         return () if self.admission is None else self.admission.checkpoints
 
     def begin_again(self) -> None:

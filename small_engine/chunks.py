@@ -14,11 +14,11 @@ from ..ranks.config import CacheConfig, Recurrent, SlidingWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """Where chunks end, when pages are reserved, and when they are published."""
+    """Says where chunks end, when pages are reserved, and when they are published."""
 
     page_tokens: int
     tokens_max: int | None
-    """Of one chunk, where window pages bound it; None stands for no bound."""
+    """The length of a chunk, where window pages bound it; None stands for no bound."""
     checkpoint_tokens: tuple[int, ...]
     """The distances of checkpoints of the model's recurrent states."""
 
@@ -41,7 +41,7 @@ class Chunks:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether pages are reserved for each chunk and not for the whole request."""
+        """Says whether pages are reserved for each chunk and not for the whole request."""
         return self.tokens_max is not None
 
     def whole_pages(self, tokens: int) -> int:

@@ -7,28 +7,28 @@ from typing import cast
 
 @dataclass(frozen=True, slots=True)
 class ComparedPages:
-    """What a comparison of one pool has shown."""
+    """Counts what a comparison of one pool has shown."""
 
     pages: int
     corrupt: int
-    """Of them, those whose bytes were wrong, or that the request should have and has not."""
+    """Pages whose bytes were wrong, or that the request should have and has not."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolCounts:
-    """What was compared in one pool."""
+    """Counts what was compared in one pool."""
 
     pages_verified: int = 0
     """Pages that came from the cache and were compared byte by byte when they were used."""
     pages_rechecked: int = 0
     """Pages, own and shared, that were compared when their request had finished."""
     pages_corrupt: int = 0
-    """Of both, those whose bytes were wrong."""
+    """Pages, verified or rechecked, whose bytes were wrong."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCounts:
-    """What happened, in units of their names. The same on every rank, but for corrupt pages."""
+    """Counts what happened, in units of their names. The same on every rank, but for corrupt pages."""
 
     requests: int = 0
     """Requests that were served."""
@@ -48,7 +48,7 @@ class ReplayCounts:
     loads_failed: int = 0
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
-    """By the pool's name."""
+    """What was compared, by the pool's name."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> "ReplayCounts":

@@ -38,7 +38,7 @@ class PoolGeometry:
     """The columns of one pool of a real model, and how many layers and elements a replay keeps."""
 
     columns: tuple[Column, ...]
-    """As the real model has them."""
+    """The columns that the real model has."""
     layers: int
     """Layers in a replay."""
     elements: tuple[int, ...]
@@ -75,7 +75,7 @@ class WindowGeometry(PoolGeometry):
     """The pool of the layers with a sliding window."""
 
     window_tokens: int
-    """As the real model has it; not scaled."""
+    """The window of the real model, which is not scaled."""
 
     def pages(self, page_tokens: int) -> int:
         """Return the pages of a whole window."""
@@ -102,7 +102,7 @@ class Profile:
     model: str
     """The real model."""
     full: PoolGeometry
-    """Of full attention."""
+    """The pool of the layers with full attention."""
     window: WindowGeometry | None = None
     state: StateGeometry | None = None
 

@@ -66,7 +66,7 @@ class WorkloadRequest:
 
     @property
     def name(self) -> str:
-        """What the cache and the reports call the request."""
+        """The name that the cache and the reports have for the request."""
         return f"request-{self.index}"
 
     @cached_property

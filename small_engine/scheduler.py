@@ -41,7 +41,7 @@ REFUSALS_NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What bounds the scheduler. Equal on every rank."""
+    """Bounds the scheduler. Equal on every rank."""
 
     concurrency: int
     page_tokens: int

@@ -19,7 +19,8 @@ from .request import BLOCK_TOKENS, WorkloadRequest
 
 _GZIP = b"\x1f\x8b"
 _LINE_BYTES_MAX = 16 << 20
-"""So that no file fills the memory; ids for a prompt of some hundred million tokens take as much."""
+"""A longer line is refused, so that no file fills the memory; so much holds the ids of a prompt of some
+hundred million tokens."""
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Iterator[WorkloadRequest]:

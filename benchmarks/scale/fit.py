@@ -50,7 +50,7 @@ class Comparison:
     """Whether the constants were fitted to this very measurement."""
     predicted_us: float
     predicted_cold_us: float
-    """With the caches filled by something else, as processes that take turns fill each other's."""
+    """What the model says where something else fills the caches, as processes that take turns do."""
     p50_us: float
     min_us: float
     alone_us: float
@@ -58,7 +58,7 @@ class Comparison:
     predicted_work_us: float
     predicted_cold_work_us: float
     work_us: float
-    """Of all processors, which other load on the machine disturbs less than the time."""
+    """What all processors do, which other load on the machine disturbs less than the time."""
     predicted_bytes: int
     """What gloo writes between hosts, headers included."""
     written_bytes: float
@@ -66,12 +66,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """How far a fit is from what it was fitted to."""
+    """Says how far a fit is from what it was fitted to."""
 
     part: str
     samples: int
     median: float
-    """Of |fitted / measured - 1|."""
+    """The median of |fitted / measured - 1|."""
     worst: float
 
 
@@ -80,9 +80,9 @@ class Fit:
     """The constants, and how well they fit."""
 
     warm: Costs
-    """Of a core that does nothing else."""
+    """The constants of a core that does nothing else."""
     cold: Costs
-    """Of one whose caches something else has filled between two rounds."""
+    """The constants of a core whose caches something else has filled between two rounds."""
     residuals: list[Residual]
 
 

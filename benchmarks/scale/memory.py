@@ -14,9 +14,9 @@ class RankMemory:
     """Bytes that agreement takes, of the rank that has most: the first of its host."""
 
     segment: int
-    """Of the cells, which the ranks of a host share; all of it."""
+    """The whole memory of the cells, which the ranks of a host share."""
     vectors: int
-    """Of the ballot, of the verdict before, of the round in flight, and the seats' table twice."""
+    """The vectors of ballot, last verdict and round in flight, and the seats' table twice."""
     rows: int
     """What is read of the cells at once, to be folded."""
     gloo: int

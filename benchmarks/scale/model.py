@@ -29,29 +29,29 @@ class Deployment:
 
     ranks: int
     hosts: int = 1
-    """With as many ranks each; the last may have fewer."""
+    """The hosts have as many ranks each; the last may have fewer."""
     seats: int = 32
     """Prefetches that the ballot has room for; three lanes each."""
     operations: int = 32
     """In flight: prefetches with a seat or waiting for one, copies and writes."""
     pages: int = 16
-    """Of each operation."""
+    """The pages of each operation."""
     changes: int = 0
     """Operations of which something is new in the round that is looked at."""
 
     @property
     def ranks_per_host(self) -> int:
-        """Of the fullest host."""
+        """The number of ranks on the fullest host."""
         return -(-self.ranks // self.hosts)
 
     @property
     def lanes(self) -> int:
-        """Of the vector: the header and queues, and three for each seat."""
+        """The length of the vector: the header and queues, and three lanes for each seat."""
         return BallotShape(world_size=self.ranks, seats=self.seats).length
 
     @property
     def vector_bytes(self) -> int:
-        """What one rank says in a round, whatever is in flight."""
+        """The bytes that one rank has to say in a round, whatever is in flight."""
         return WORD * self.lanes
 
 
@@ -80,7 +80,7 @@ class Costs:
     fold_lane_us: float = 0.0
     """`fold`: the minimum over rows."""
     wake_us: float = 0.0
-    """From a write to the return of who slept on it; also what a sleep costs both."""
+    """The time from a write to the return of whoever slept on it; also what a sleep costs both."""
     gloo_us: float = 0.0
     """A collective of torch and gloo, for the rank that waits for it, before any message."""
     gloo_lane_us: float = 0.0
@@ -114,7 +114,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What lies between two hosts, in the place of the loopback that `Costs` were fitted on."""
+    """Says what lies between two hosts, in the place of the loopback that `Costs` were fitted on."""
 
     latency_us: float = 25.0
     """One way, beyond what the software does, which is fitted."""
@@ -128,7 +128,7 @@ LOOPBACK = Network(latency_us=0.0, bytes_per_us=float("inf"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one round moves, of all ranks together."""
+    """Counts what one round moves, of all ranks together."""
 
     cells_written: int = 0
     rows_read: int = 0
@@ -137,7 +137,7 @@ class Traffic:
     """Into cells, without their headers."""
     bytes_read: int = 0
     between: Sent = field(default_factory=Sent)
-    """By gloo: between hosts, or between ranks where it carries all of it."""
+    """What gloo sends: between hosts, or between ranks where it carries all of it."""
 
 
 def traffic(deployment: Deployment, transport: Way) -> Traffic:

@@ -50,7 +50,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9
 SIZE_INCHES = (7.2, 4.4)
 
 PARTS_SEATS = 256
-"""Of the groups whose steps are shown by parts."""
+"""The seats of the groups whose steps are shown by parts."""
 
 PARTS = {
     "ballot, verdict, apply": ("fill the ballot", "read the verdict", "apply it"),
@@ -66,7 +66,7 @@ PARTS = {
 """The terms of the model, gathered into what can be told apart in a bar."""
 
 Label = tuple[float, str, str]
-"""Where a line ends, what it is called, and its colour."""
+"""The height at which a line ends, its name, and its colour."""
 
 
 def draw(report: Report, folder: Path, suffix: str = "svg") -> list[Path]:
@@ -142,7 +142,7 @@ def _step(axes: Axes, report: Report) -> None:
 
 
 def _parts(axes: Axes, report: Report) -> None:
-    """Where a step goes, by the number of hosts."""
+    """Draw what the parts of a step take, by the number of hosts."""
     costs = _costs(report, "cold")
     rows: list[tuple[int, tuple[Term, ...]]] = []
     for ranks in (8, 16, 64, 256, 1024):
@@ -209,7 +209,7 @@ def _cells(axes: Axes, report: Report) -> None:
 
 
 def _processes(axes: Axes, report: Report) -> None:
-    """What all processors do for a round of several processes: predicted and measured."""
+    """Draw what all processors do for a round of several processes: predicted and measured."""
     lanes = 119
     kinds = (
         ("shm", "shm", 1),
@@ -251,7 +251,7 @@ def _processes(axes: Axes, report: Report) -> None:
 
 
 def _memory(axes: Axes, report: Report) -> None:
-    """What agreement takes on the first rank of a host, by the seats, all of which are taken."""
+    """Draw what agreement takes on the first rank of a host, by the seats, all of which are taken."""
     costs = _costs(report, "cold")
     groups = [group_of(RANKS[-1], seats) for seats in SEATS]
     taken = [memory(group, transport_of(group), costs) for group in groups]

@@ -52,7 +52,7 @@ THOROUGH = (
 """Ranks and operations of the groups that are simulated."""
 
 SEATS = (32, 256, 2048, 10_000)
-"""Of the groups that are predicted."""
+"""The seats of the groups that are predicted."""
 
 LATENCIES_US = (5.0, 25.0, 250.0)
 """One way between two hosts: the least that is hoped for, what is taken where nothing is said, and half
@@ -71,19 +71,19 @@ class Simulated:
     rounds: int
     outcomes: dict[str, int]
     digest: int
-    """Of the replica at the end, after hierarchical folds and after flat ones."""
+    """The replica's digest at the end, the same after hierarchical folds and after flat ones."""
     counts: CrowdCounts
-    """Of one round."""
+    """What one round moved."""
     note_us: float
     fill_us: float
-    """Of one ballot among all: nothing of it is in any cache."""
+    """What one ballot among all takes to fill: nothing of it is in any cache."""
     fold_host_us: float
     verdict_us: float
     apply_us: float
     changes_max: int
     verdict_max_us: float
     apply_max_us: float
-    """Of the round with the most that was new."""
+    """What the round took that brought the most that was new."""
     took_s: float
 
 

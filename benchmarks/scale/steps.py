@@ -47,12 +47,12 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSample:
-    """What one round of a crowd cost its replica, in microseconds."""
+    """Says what one round of a crowd cost its replica, in microseconds."""
 
     lanes: int
     changes: int
     pages: int
-    """Of each operation."""
+    """The pages of each operation."""
     verdict_us: float
     apply_us: float
 
@@ -64,14 +64,14 @@ class MemorySample:
     operations: int
     pages: int
     replica_bytes: int
-    """Of a replica, less one with nothing in flight; with the nodes of the tree that copies are of."""
+    """What a replica keeps, less one with nothing in flight; nodes that are copied count."""
     ballot_bytes: int
-    """Of a ballot, less its lanes."""
+    """What a ballot keeps, less its lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What a rank does with its own vector, and with the cells of others."""
+    """Says what a rank does with its own vector, and with the cells of others."""
 
     write: list[StepSample]
     read: list[StepSample]

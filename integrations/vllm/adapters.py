@@ -29,7 +29,7 @@ class Adapters:
         self._versions = versions
         self._log = log
         self._known: dict[str | int, str | None] = {}
-        """By name and by id: what the weights are, or None if they are not to be trusted."""
+        """What the weights are, by name and by id; None if they are not to be trusted."""
 
     def identify(self, adapter: LoraRequest) -> str | None:
         """Return what the weights of a request's adapter are; None: do not cache the request."""

@@ -53,7 +53,7 @@ log = logging.getLogger("vllm.lockstep")
 
 @dataclass
 class PassMetadata(KVConnectorMetadata):
-    """What the scheduler's half gives the worker's half for one step."""
+    """Carries what the scheduler's half gives the worker's half for one step."""
 
     result: PassResult
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class MultiModalPosition(Protocol):
-    """Where an item of another modality stands in the prompt."""
+    """The place of an item of another modality in the prompt."""
 
     offset: int
     length: int
@@ -23,7 +23,7 @@ class MultiModalFeature(Protocol):
 
     @property
     def mm_position(self) -> MultiModalPosition:
-        """Where its placeholders are."""
+        """The place of the item's placeholders."""
         ...
 
 
@@ -48,7 +48,7 @@ class VllmRequest(Protocol):
 
     @property
     def status(self) -> Enum:
-        """Where it stands; `vllm.v1.request.RequestStatus`."""
+        """The state of the request; a `vllm.v1.request.RequestStatus`."""
         ...
 
     @property
@@ -136,7 +136,7 @@ class ModelConfig(Protocol):
 
     model: str
     model_weights: str
-    """Where the weights are, if that is not where the model is; else empty."""
+    """The place of the weights, if that is not where the model is; else empty."""
     revision: str | None
     """The commit, where the model is a repository that is not on this host's disk."""
     seed: int
@@ -158,7 +158,7 @@ class SpeculativeConfig(Protocol):
 
     @property
     def draft_load_config(self) -> LoadConfig | None:
-        """How it is loaded, if not as the model is."""
+        """The way the draft model is loaded, if not as the model is."""
         ...
 
 
@@ -172,17 +172,17 @@ class EngineConfig(Protocol):
 
     @property
     def load_config(self) -> LoadConfig:
-        """How its weights are loaded."""
+        """The way the model's weights are loaded."""
         ...
 
     @property
     def parallel_config(self) -> ParallelConfig:
-        """How ranks divide it."""
+        """The way ranks divide the model."""
         ...
 
     @property
     def speculative_config(self) -> SpeculativeConfig | None:
-        """How tokens are drafted."""
+        """The way tokens are drafted."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Where the two halves of one engine's plug-in meet: they are made apart, in one process.
+"""The two halves of one engine's plug-in meet here: they are made apart, in one process.
 
 vLLM makes the worker's half first and tells it of the KV tensors; the scheduler's half then opens the
 cache over them. A scheduler whose worker lives in another process finds nothing here.
@@ -15,12 +15,12 @@ from .contract import ParallelConfig
 
 @dataclass(slots=True)
 class Handover:
-    """What the halves of one engine give each other."""
+    """Holds what the halves of one engine give each other."""
 
     kv_caches: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    """By layer name, the worker's."""
+    """The worker's KV tensors, by layer name."""
     cache: HostCache | None = None
-    """The scheduler's."""
+    """The scheduler's cache, once it is open."""
 
 
 _by_engine: dict[str, Handover] = {}

@@ -29,7 +29,7 @@ NOT_KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What the scheduler is to hear after a step, the same on every rank and in the same order.
+    """Says what the scheduler is to hear after a step, the same on every rank and in the same order.
 
     In the order of arrival: the scheduler frees blocks in the order in which it hears of them, and the
     engine's ids, which are others on each rank, have no order that all ranks could agree on.
@@ -38,7 +38,7 @@ class PassResult:
     loaded: tuple[str, ...]
     """Requests whose load is over, well or not."""
     failed: tuple[str, ...]
-    """Those of them whose load failed."""
+    """The requests in `loaded` whose load failed."""
     freed: tuple[str, ...]
     """Finished requests whose pages are free."""
 
@@ -76,14 +76,14 @@ class SchedulerSide:
         self._arrivals = 0
         self._unfinished: set[str] = set()
         self._requests: dict[str, TrackedRequest] = {}
-        """By the engine's id, which is another one on each rank."""
+        """Requests by the engine's id, which is another one on each rank."""
         self._loading: dict[str, TrackedRequest] = {}
         self._leaving: dict[str, _Ended] = {}
-        """By name: requests that have ended, and whose blocks are still copied."""
+        """Requests, by name, that have ended and whose blocks are still copied."""
         self._ended: list[_Ended] = []
         """Requests that have ended since the last pass."""
         self._over: list[TrackedRequest] = []
-        """Those of them whose load is over, and of which the engine has not heard yet."""
+        """Requests that have ended, whose load is over, and of which the engine has not heard yet."""
         self._in_pass = False
 
     def arrived(self, request: VllmRequest) -> None:

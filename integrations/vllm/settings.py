@@ -28,7 +28,7 @@ class ConnectorSettings:
     host_memory_gib: float | None = None
     """Host memory for pages on each rank, in GiB."""
     host_pages: int | None = None
-    """The same as a number of pages (blocks of vLLM's); exactly one of the two is given."""
+    """The host memory as a number of pages (blocks of vLLM's); exactly one of the two is given."""
     store: str | None = None
     """The URI of a store; None for host memory alone."""
     model: str | None = None
@@ -36,7 +36,7 @@ class ConnectorSettings:
     weights_version: str | None = None
     """Stands for all weights in keys; if it is given, the files that hold them are not read."""
     adapter_versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By an adapter's name: what stands for its weights in keys, in the place of its files."""
+    """What stands in keys for an adapter's weights, by its name, in the place of its files."""
     weight_digests: str | None = None
     """The folder in which digests of files of weights are remembered; by default the engine's cache."""
     pipeline_depth: int = 1

@@ -38,7 +38,7 @@ def namespace_of(request: VllmRequest, adapter: str | None = None) -> str:
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """What the plug-in remembers of a request between the engine's calls."""
+    """Holds what the plug-in remembers of a request between the engine's calls."""
 
     request: VllmRequest
     number: int

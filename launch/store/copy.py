@@ -30,18 +30,18 @@ from .survey import read_manifest
 from .verify import Defects, in_words, read_whole
 
 _CHECKED_MAX: Final = 1 << 17
-"""So many objects of a copy are asked for once more. They are the first ones that it wrote, which a
+"""The number of objects that a copy asks for once more: the first ones that it wrote, which a
 store that is too small gives up first."""
 _ASKED_AT_A_TIME: Final = 256
 _NOT_READ: Final = frozenset((ReadOutcome.FAILED, ReadOutcome.TIMED_OUT))
 _NOT_WRITTEN: Final = frozenset(WriteOutcome) - {WriteOutcome.OK, WriteOutcome.PRESENT}
 _BATCHES_IN_VAIN_MAX: Final = 3
-"""So many batches in a row without an object that worked, and the rest will not work either."""
+"""After so many batches in a row of which no object worked, a copy is given up."""
 
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy has done so far."""
+    """Counts what a copy has done so far."""
 
     objects: int = 0
     nbytes: int = 0

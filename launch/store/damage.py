@@ -68,7 +68,7 @@ class CorruptObject:
 
     name: ObjectName
     path: Path | None
-    """In a store of files."""
+    """The object's file in a store of files; None in a store of another kind."""
     reason: str | None
     """One of `REASONS_IN_WORDS`; None where only the store knows."""
     put_away: bool
@@ -77,7 +77,7 @@ class CorruptObject:
 
 @dataclass(slots=True)
 class Corrupt:
-    """How many objects were corrupt, and the first of them."""
+    """Counts the objects that were corrupt, and keeps the first of them."""
 
     objects: int = 0
     first: list[CorruptObject] = field(default_factory=list[CorruptObject])
@@ -85,7 +85,7 @@ class Corrupt:
 
 @dataclass(slots=True)
 class Strays:
-    """What lies among the objects of a directory and is none of them."""
+    """Files that lie among the objects of a directory and are none of them."""
 
     files: int = 0
     nbytes: int = 0
@@ -106,7 +106,7 @@ class Examiner:
     """Counts corrupt objects, says what is wrong with the first of them, and has them put away."""
 
     directory: Path | None
-    """Of a store of files."""
+    """The directory of a store of files; None for a store of another kind."""
     fixing: StorageBackend | None
     """The same store, open so that it puts away what it finds; None to leave everything."""
     corrupt: Corrupt

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class StoreProgress:
-    """What one command tells of its progress, in objects and bytes."""
+    """Shows the progress of one command, in objects and bytes."""
 
     def __init__(self, bars: "Progress | None") -> None:
         self._bars = bars

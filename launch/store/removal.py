@@ -33,7 +33,7 @@ Wanted = Callable[[StoredObject], bool]
 
 @dataclass(slots=True)
 class Removal:
-    """What a removal has done so far, or would do."""
+    """Counts what a removal has done so far, or would do."""
 
     objects: int = 0
     nbytes: int = 0
@@ -67,7 +67,7 @@ class Selection:
 
 @dataclass(slots=True)
 class Ages:
-    """How many bytes a store has by age: how old an object must be to go, without sorting them all.
+    """Counts the bytes of a store by age, to say how old an object must be to go, without sorting.
 
     Memory is bounded, because ages are counted in buckets that grow with them.
     """

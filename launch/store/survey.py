@@ -43,7 +43,7 @@ class StoreSample:
 
 
 class Surveyed(NamedTuple):
-    """What a first look has found."""
+    """Holds what a first look has found."""
 
     catalogue: Catalogue
     corrupt: list[ObjectName]

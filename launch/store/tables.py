@@ -24,7 +24,7 @@ from ..amounts import age_in_words, bytes_in_words, count, printable, well_forme
 from .verify import Defects
 
 _DIGITS: Final = 16
-"""Of a namespace's digest, as it is shown; any command takes them."""
+"""So many digits of a namespace's digest are shown; any command takes them."""
 _WRITER: Final = re.compile(r"stage[0-9]+of([0-9]+)\.tp([0-9]+|\.all)")
 _WIDE: Final = 160
 """Columns where nobody says how many there are: lines in a file need not be folded."""

@@ -20,7 +20,7 @@ NAMED_MAX: Final = 10
 
 @dataclass(slots=True)
 class Defects:
-    """How many objects met one end, and the first of them."""
+    """Counts the objects that met one end, and keeps the first of them."""
 
     objects: int = 0
     first: list[ObjectName] = field(default_factory=list[ObjectName])
@@ -38,7 +38,7 @@ class Defects:
 
 @dataclass(slots=True)
 class Verification:
-    """What a verification has found so far."""
+    """Counts what a verification has found so far."""
 
     sound: int = 0
     sound_bytes: int = 0
@@ -50,7 +50,7 @@ class Verification:
 
     @property
     def objects(self) -> int:
-        """How many objects were looked at."""
+        """The number of objects that were looked at."""
         return self.sound + self.corrupt.objects + self.changed + self.unread.objects
 
     def add(self, stored: StoredObject, outcome: ReadOutcome | None) -> None:

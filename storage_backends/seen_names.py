@@ -4,9 +4,10 @@ It may be wrong about what others have removed since, as existence may (S7); who
 missing or corrupt takes it out again, so that a wrong answer is not repeated.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from ..page_format.object_name import ObjectName
+from .base import Read, ReadOutcome, Write, WriteOutcome
 
 
 class SeenNames:
@@ -66,3 +67,31 @@ class SeenNames:
                 keys = self._keys.get((namespace, pool, shard), set())
             found.append(name.key in keys)
         return found
+
+    async def exist(
+        self,
+        names: Sequence[ObjectName],
+        ask: Callable[[Sequence[ObjectName]], Awaitable[list[bool]]],
+    ) -> list[bool]:
+        """Say for each name whether it exists: as `ask` answers for those that were not seen."""
+        found = self.look_up(names)
+        if False not in found:
+            return found
+        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
+        answers = await ask(unknown)
+        self.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
+        rest = iter(answers)
+        return [seen or next(rest) for seen in found]
+
+    def note_reads(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
+        """Forget what reads have found to be missing or corrupt."""
+        if outcomes.count(ReadOutcome.OK) != len(outcomes):
+            gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
+            self.discard(
+                read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
+            )
+
+    def note_writes(self, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> None:
+        """Remember what writes have stored, or found to be there."""
+        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
+        self.add(write.name for write, each in zip(writes, outcomes, strict=True) if each in there)

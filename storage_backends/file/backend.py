@@ -26,20 +26,20 @@ the URI says `trust=group` or `trust=any`, and no link out of it is followed.
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ...errors import ConfigError, StorageError, UsageError
+from ...errors import ConfigError, StorageError
 from ...page_format.object_name import ObjectName, name_digest, object_path
-from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage, damage_file
 from ..seen_names import SeenNames
-from ..tally import Tally
 from ..thread_calls import Stop, ThreadCalls
+from ..threaded_backend import CLOSE_TIMEOUT_S, ThreadedBackend
 from ..uri import StoreUri
 from .complaints import remedy_for
 from .contents import file_bytes
@@ -61,7 +61,6 @@ _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _LIST_TIMEOUT_S: Final = 60.0
 _LISTED_AT_A_TIME: Final = 256
-_CLOSE_TIMEOUT_S: Final = 10.0
 _OPTIONS: Final = (
     "durability",
     "direct",
@@ -74,12 +73,12 @@ _OPTIONS: Final = (
 )
 
 
-class FileBackend:
+class FileBackend(ThreadedBackend):
     """Keeps the contract of `StorageBackend` in a directory.
 
-    Used from one event loop. Buffers are any contiguous memory; bytes go straight between them and
-    the files. Existence is answered from memory for names that this backend has seen. `text` names
-    the store in the log, as its URI without secrets does.
+    Buffers are any contiguous memory; bytes go straight between them and the files. Existence is
+    answered from memory for names that this backend has seen. `text` names the store in the log, as
+    its URI without secrets does.
     """
 
     def __init__(
@@ -100,9 +99,9 @@ class FileBackend:
             raise ConfigError(
                 f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
             )
+        super().__init__(str(root), threads, "lockstep-file")
         self._root = root
         self._direct = direct
-        self._threads = threads
         self._read_only = read_only
         self._files = (
             LookedAtFiles(root, trust=trust, text=text)
@@ -111,10 +110,6 @@ class FileBackend:
         )
         self._limits = None if read_only else limits
         self._sweeper: Sweeper | None = None
-        self._calls: ThreadCalls | None = None
-        self._begun = False
-        self._closed = False
-        self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
 
     @property
@@ -122,29 +117,11 @@ class FileBackend:
         """See `StorageBackend`."""
         return Capabilities(lists=True, zero_copy=True)
 
-    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
+    async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
         """Make the directory and try a write in it, unless it is `read_only`.
 
         Raises `ConfigError` if that does not work or, with `direct`, the filesystem refuses.
         """
-        if self._begun or self._closed:
-            raise UsageError(f"store {self._root} was opened before; make a new backend")
-        self._begun = True
-        calls = ThreadCalls(self._threads, "lockstep-file", at_end=self._files.close)
-        try:
-            await self._open_files(calls)
-            if self._closed:
-                raise UsageError(f"store {self._root} was closed while it opened")
-            if self._limits is not None:
-                self._sweeper = self._files.sweeper(self._limits)
-                self._sweeper.begin()
-        except BaseException:
-            # Without a wait: the thread may hang, and closes what it opened when it does not.
-            await calls.close(0)
-            raise
-        self._calls = calls
-
-    async def _open_files(self, calls: ThreadCalls) -> None:
         try:
             await calls.once(self._files.open, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
@@ -165,45 +142,35 @@ class FileBackend:
                 f"store directory {self._root} cannot be used: {error.strerror}; {remedy}"
             ) from error
 
+    def _on_opened(self) -> None:
+        if self._limits is not None:
+            self._sweeper = self._files.sweeper(self._limits)
+            self._sweeper.begin()
+
+    def _give_back(self) -> None:
+        self._files.close()
+
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether there is something under it; False for what is late."""
-        calls = self._ready()
-        if calls is None:
+        if self._ready() is None:
             return [False] * len(names)
-        found = self._seen.look_up(names)
-        if False not in found:
-            return found
-        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
-        answers = await calls.run(
-            self._look_up,
-            unknown,
-            weights=[1] * len(unknown),
-            job_weight_min=_JOB_NAMES_MIN,
-            late=False,
-            deadline=deadline,
+        return await self._seen.exist(
+            names,
+            lambda unknown: self._run_by_names(
+                self._look_up, unknown, job_names_min=_JOB_NAMES_MIN, deadline=deadline
+            ),
         )
-        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
-        rest = iter(answers)
-        return [seen or next(rest) for seen in found]
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
-        calls = self._ready()
-        if calls is None:
-            return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
-        outcomes = await calls.run(
+        outcomes = await self._run_by_bytes(
             self._read,
             reads,
-            weights=[read.shape.nbytes for read in reads],
-            job_weight_min=_JOB_BYTES_MIN,
+            job_bytes_min=_JOB_BYTES_MIN,
             late=ReadOutcome.TIMED_OUT,
             deadline=deadline,
         )
-        if outcomes.count(ReadOutcome.OK) != len(outcomes):
-            gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
-            self._seen.discard(
-                read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
-            )
+        self._seen.note_reads(reads, outcomes)
         if self._sweeper is not None:
             self._sweeper.used(
                 read.name
@@ -214,97 +181,59 @@ class FileBackend:
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
-        calls = self._ready()
-        if calls is None:
-            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
-        outcomes = await calls.run(
+        outcomes = await self._run_by_bytes(
             self._write,
             writes,
-            weights=[write.shape.nbytes for write in writes],
-            job_weight_min=_JOB_BYTES_MIN,
+            job_bytes_min=_JOB_BYTES_MIN,
             late=WriteOutcome.TIMED_OUT,
             deadline=deadline,
         )
-        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
-        self._seen.add(
-            write.name for write, each in zip(writes, outcomes, strict=True) if each in there
-        )
+        self._seen.note_writes(writes, outcomes)
         if self._sweeper is not None:
             self._note_written(self._sweeper, writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
-        calls = self._ready()
-        if calls is None:
-            return [False] * len(names)
         self._seen.discard(names)
-        return await calls.run(
-            self._remove,
-            names,
-            weights=[1] * len(names),
-            job_weight_min=_JOB_NAMES_MIN,
-            late=False,
-            deadline=deadline,
+        return await self._run_by_names(
+            self._remove, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
         )
 
-    async def objects(self) -> AsyncIterator[StoredObject]:
+    def objects(self) -> AsyncIterator[StoredObject]:
         """Yield what is in the store; see `StorageBackend`.
 
         Nothing after `close`; raises `StorageError` where that comes in between.
         """
-        if self._ready() is None:
-            return
         names = self._files.names()
-        while True:
-            calls = self._ready()
-            if calls is None:
-                raise StorageError(
-                    f"store {self._root} was closed while it was listed; open it again and list it "
-                    "from the beginning"
-                )
+
+        async def next_some(calls: ThreadCalls) -> list[StoredObject]:
             try:
-                some = await calls.once(partial(_next_of, names), _LIST_TIMEOUT_S)
+                return await calls.once(
+                    partial(list[StoredObject], islice(names, _LISTED_AT_A_TIME)), _LIST_TIMEOUT_S
+                )
             except TimeoutError as error:
                 raise StorageError(
                     f"store directory {self._root} did not answer within {_LIST_TIMEOUT_S:g} s; "
                     "check the filesystem that it is on"
                 ) from error
-            if not some:
-                return
-            for each in some:
-                yield each
+
+        return self._list(next_some)
 
     async def damage(self, damage: Damage, *, deadline: float) -> bool:
         """Damage a stored object; see `Damageable`."""
-        calls = self._ready()
-        if calls is None or self._read_only:
+        if self._read_only:
             return False
-        (done,) = await calls.run(
-            self._damage, [damage], weights=[1], job_weight_min=1, late=False, deadline=deadline
-        )
-        return done
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
+        return await self.on_thread(partial(self._damage, damage), late=False, deadline=deadline)
 
     async def close(self) -> None:
-        """Stop what runs, wait for it, and close the directory. Idempotent.
-
-        If the kernel holds a thread for longer than the close waits, or the close is cancelled, the
-        call that waits for the thread returns when it does, and the last one closes the directory.
-        None of them keeps the process from ending.
-        """
-        self._closed = True
-        calls, self._calls = self._calls, None
+        """Stop what runs and the sweeper, wait for both, and close the directory. Idempotent."""
         swept = self._sweeper.end() if self._sweeper is not None else None
-        if calls is not None:
-            await calls.close(_CLOSE_TIMEOUT_S)
+        await super().close()
         if swept is not None:
             # It stops between two files, and holds nothing that anybody needs.
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(swept), _CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(asyncio.wrap_future(swept), CLOSE_TIMEOUT_S)
 
     def _note_written(
         self, sweeper: Sweeper, writes: Sequence[Write], outcomes: Sequence[WriteOutcome]
@@ -313,19 +242,12 @@ class FileBackend:
         sweeper.used(write.name for write, one in each if one is WriteOutcome.PRESENT)
         sweeper.wrote(sum(file_bytes(write.shape) for write, one in each if one is WriteOutcome.OK))
 
-    def _ready(self) -> ThreadCalls | None:
-        """Return the threads, or None after `close`."""
-        if self._calls is None and not self._closed:
-            raise UsageError(f"store {self._root} is not open; await open() first")
-        return self._calls
-
-    def _damage(self, damages: Sequence[Damage], stop: Stop) -> list[bool]:
-        return [
+    def _damage(self, damage: Damage, stop: Stop) -> bool:
+        return (
             not stop.due()
-            and (path := self._path(each.name)) is not None
-            and damage_file(path, each, self._path(each.other))
-            for each in damages
-        ]
+            and (path := self._path(damage.name)) is not None
+            and damage_file(path, damage, self._path(damage.other))
+        )
 
     def _path(self, name: ObjectName | None) -> Path | None:
         digest = None if name is None else name_digest(name)
@@ -344,10 +266,6 @@ class FileBackend:
 
     def _remove(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         return [not stop.due() and self._files.remove(name, stop) for name in names]
-
-
-def _next_of(names: Iterator[StoredObject]) -> list[StoredObject]:
-    return list(islice(names, _LISTED_AT_A_TIME))
 
 
 def from_uri(uri: StoreUri) -> FileBackend:

@@ -21,17 +21,18 @@ leaves its thread behind (`staged_reads`); while all threads are left so, reads 
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Final
 
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
-from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..damage.mooncake import damage_object
 from ..fitting import fitting
-from ..tally import Tally
 from ..thread_calls import Stop, ThreadCalls
+from ..threaded_backend import ThreadedBackend
 from ..uri import StoreUri
 from .client import MooncakeClient, MooncakeSettings, connect
 from .memory import KEYS_AT_A_TIME, RegisteredMemory
@@ -40,7 +41,6 @@ from .pieces import Code
 from .reads import ObjectReader
 from .writes import New, ObjectWriter, RoomComplaint
 
-Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 Connect = Callable[[MooncakeSettings], MooncakeClient]
 
 THREADS: Final = 4
@@ -48,7 +48,6 @@ _JOB_BYTES_MIN: Final = 4 << 20
 _JOB_NAMES_MIN: Final = 1024
 _OPEN_TIMEOUT_S: Final = 60.0
 """The library needs half a minute to find out that there is no such device."""
-_CLOSE_TIMEOUT_S: Final = 10.0
 _OPTIONS: Final = (
     "segment_bytes",
     "buffer_bytes",
@@ -60,60 +59,38 @@ _OPTIONS: Final = (
 )
 
 
-class MooncakeBackend:
+class MooncakeBackend(ThreadedBackend):
     """Keeps the contract of `StorageBackend` in a Mooncake Store.
 
-    Used from one event loop. Bytes are written straight from buffers in the memory that `open` was
-    told of; those of other buffers, and all that is read, are copied through memory of our own.
+    Bytes are written straight from buffers in the memory that `open` was told of; those of other
+    buffers, and all that is read, are copied through memory of our own.
     """
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
+        super().__init__(f"mooncake://{settings.master}", THREADS, "lockstep-mooncake")
         self._settings = settings
         self._connect = connect
         self._client: MooncakeClient | None = None
-        self._calls: ThreadCalls | None = None
-        self._begun = False
-        self._closed = False
-        self._tally = Tally()
 
     @property
     def capabilities(self) -> Capabilities:
         """See `StorageBackend`."""
         return Capabilities()
 
-    async def open(self, memory: Sequence[memoryview] = ()) -> None:
+    async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:
         """Take part in the store, and register `memory`; raises `ConfigError` if that is impossible."""
-        if self._begun or self._closed:
-            raise UsageError(f"store {self._text} was opened before; make a new backend")
-        self._begun = True
-        calls = ThreadCalls(THREADS, "lockstep-mooncake", at_end=self._leave)
         try:
             await calls.once(lambda: self._take_part(memory), _OPEN_TIMEOUT_S)
-            if self._closed:
-                raise UsageError(f"store {self._text} was closed while it opened")
-        except BaseException as error:
-            # Without a wait: the thread may hang, and leaves the store when it does not.
-            await calls.close(0)
-            if isinstance(error, TimeoutError):
-                raise ConfigError(
-                    f"store {self._text} did not answer within {_OPEN_TIMEOUT_S:g} s; check that "
-                    "its master runs"
-                ) from error
-            raise
-        self._calls = calls
+        except TimeoutError as error:
+            raise ConfigError(
+                f"store {self._store} did not answer within {_OPEN_TIMEOUT_S:g} s; check that its "
+                "master runs"
+            ) from error
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the master knows an object; False for what is late."""
-        calls = self._ready()
-        if calls is None:
-            return [False] * len(names)
-        return await calls.run(
-            self._look_up,
-            names,
-            weights=[1] * len(names),
-            job_weight_min=_JOB_NAMES_MIN,
-            late=False,
-            deadline=deadline,
+        return await self._run_by_names(
+            self._look_up, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
         )
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
@@ -138,14 +115,10 @@ class MooncakeBackend:
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects; what there is no room for is FAILED."""
-        calls = self._ready()
-        if calls is None:
-            return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
-        outcomes = await calls.run(
+        outcomes = await self._run_by_bytes(
             self._write,
             writes,
-            weights=[write.shape.nbytes for write in writes],
-            job_weight_min=_JOB_BYTES_MIN,
+            job_bytes_min=_JOB_BYTES_MIN,
             late=WriteOutcome.TIMED_OUT,
             deadline=deadline,
         )
@@ -153,65 +126,27 @@ class MooncakeBackend:
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects, also those that somebody is reading."""
-        calls = self._ready()
-        if calls is None:
-            return [False] * len(names)
-        return await calls.run(
-            self._remove,
-            names,
-            weights=[1] * len(names),
-            job_weight_min=_JOB_NAMES_MIN,
-            late=False,
-            deadline=deadline,
+        return await self._run_by_names(
+            self._remove, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
         )
 
     async def damage(self, damage: Damage, *, deadline: float) -> bool:
         """Damage a stored object; see `damage.Damageable`."""
-        calls = self._ready()
-        if calls is None:
-            return False
-        (done,) = await calls.run(
-            self._damage, [damage], weights=[1], job_weight_min=1, late=False, deadline=deadline
-        )
-        return done
+        return await self.on_thread(partial(self._damage, damage), late=False, deadline=deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
         """Raise `UsageError`: the client cannot list."""
-        raise UsageError(f"store {self._text} cannot list its objects")
-
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
-
-    async def close(self) -> None:
-        """Stop what runs, wait for it, and leave the store with our segment. Idempotent.
-
-        If a stopped master holds a thread for longer than the close waits, the thread leaves the
-        store when it is let go.
-        """
-        self._closed = True
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            await calls.close(_CLOSE_TIMEOUT_S)
-
-    @property
-    def _text(self) -> str:
-        return f"mooncake://{self._settings.master}"
-
-    def _ready(self) -> ThreadCalls | None:
-        """Return the threads, or None after `close`."""
-        if self._calls is None and not self._closed:
-            raise UsageError(f"store {self._text} is not open; await open() first")
-        return self._calls
+        raise UsageError(f"store {self._store} cannot list its objects")
 
     def _take_part(self, memory: Sequence[memoryview]) -> None:
         self._client = client = self._connect(self._settings)
         registered = RegisteredMemory(client, memory)
         self._reader = ObjectReader(client, registered)
-        complaint = RoomComplaint(self._text)
+        complaint = RoomComplaint(self._store)
         self._writer = ObjectWriter(client, registered, self._reader, complaint)
 
-    def _leave(self) -> None:
+    def _give_back(self) -> None:
+        """Leave the store with our segment, once a stopped master has let go of every thread."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -276,12 +211,9 @@ class MooncakeBackend:
             removed[at] = all(code in (0, Code.NOT_FOUND) for code in some)
         return removed
 
-    def _damage(self, damages: Sequence[Damage], stop: Stop) -> list[bool]:
+    def _damage(self, damage: Damage, stop: Stop) -> bool:
         client = self._client
-        return [
-            client is not None and damage_object(client, self._reader, each, stop)
-            for each in damages
-        ]
+        return client is not None and damage_object(client, self._reader, damage, stop)
 
 
 @dataclass(slots=True, eq=False)

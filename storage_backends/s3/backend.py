@@ -198,15 +198,13 @@ class S3Backend:
         """Say for each name whether there is something under it; False for what is late."""
         if not self._ready():
             return [False] * len(names)
-        found = self._seen.look_up(names)
-        if False not in found:
-            return found
-        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
-        answers = [False] * len(unknown)
-        await self._calls.run(self._layout.look_up(unknown, answers), deadline)
-        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
-        rest = iter(answers)
-        return [seen or next(rest) for seen in found]
+
+        async def ask(unknown: Sequence[ObjectName]) -> list[bool]:
+            answers = [False] * len(unknown)
+            await self._calls.run(self._layout.look_up(unknown, answers), deadline)
+            return answers
+
+        return await self._seen.exist(names, ask)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
@@ -214,10 +212,7 @@ class S3Backend:
             return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
         outcomes = [ReadOutcome.TIMED_OUT] * len(reads)
         await self._calls.run(self._layout.read(reads, outcomes), deadline)
-        gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
-        self._seen.discard(
-            read.name for read, outcome in zip(reads, outcomes, strict=True) if outcome in gone
-        )
+        self._seen.note_reads(reads, outcomes)
         return self._tally.reads(reads, outcomes)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
@@ -227,10 +222,7 @@ class S3Backend:
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
         seen = self._seen.look_up([write.name for write in writes])
         await self._calls.run(self._layout.write(writes, outcomes, seen), deadline)
-        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
-        self._seen.add(
-            write.name for write, outcome in zip(writes, outcomes, strict=True) if outcome in there
-        )
+        self._seen.note_writes(writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:

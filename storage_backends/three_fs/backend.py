@@ -29,10 +29,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from ...errors import ConfigError, StorageError, UsageError
+from ...errors import ConfigError, StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
-from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..damage.damage import Damage
 from ..damage.three_fs import SlotDamage
 from ..file.trust import Trust, trust_of
@@ -40,8 +40,8 @@ from ..fitting import fitting
 from ..page_index.contract import PageIndex
 from ..page_index.opening import make_index
 from ..seen_names import SeenNames
-from ..tally import Tally
 from ..thread_calls import Stop, ThreadCalls
+from ..threaded_backend import ThreadedBackend
 from ..uri import StoreUri
 from .complaints import Complaints
 from .files import FILES_MAX, SlotFiles, made_directory
@@ -67,17 +67,16 @@ _LIST_TIMEOUT_S: Final = 60.0
 _LIST_TIMEOUT_MORE_S: Final = 5.0
 """For a thread to come back and say what was late."""
 _LISTED_AT_A_TIME: Final = 256
-_CLOSE_TIMEOUT_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
 
-class ThreeFsBackend:
+class ThreeFsBackend(ThreadedBackend):
     """Keeps the contract of `StorageBackend` in slots of large files.
 
-    Used from one event loop. Where the rings take any memory, bytes go straight between the files
-    and the caller's buffers. `slot_bytes` and `file_slots` may be None: as the store has them. `text`
-    names the store in the log, as its URI without secrets does.
+    Where the rings take any memory, bytes go straight between the files and the caller's buffers.
+    `slot_bytes` and `file_slots` may be None: as the store has them. `text` names the store in the
+    log, as its URI without secrets does.
     """
 
     def __init__(
@@ -101,22 +100,21 @@ class ThreeFsBackend:
             raise ConfigError(
                 f"store {root}: slot_bytes is {slot_bytes}, must be a multiple of {HEADER_BYTES}"
             )
+        super().__init__(str(root), rings, "lockstep-3fs")
         self._root = root
         self._index = index
         self._slot_bytes = slot_bytes
         self._file_slots = file_slots
         self._files = files
-        self._threads = rings
         self._lease_s = lease_s
         self._ring_client = ring_client
         self._trust = trust
         self._read_only = read_only
         self._complaints = Complaints(text or f"3fs://{root}")
-        self._begun = False
-        self._closed = False
-        self._calls: ThreadCalls | None = None
+        self._index_calls = IndexCalls(index)
+        self._open_files: SlotFiles | None = None
+        self._transfers: Transfers | None = None
         self._text = f"3fs store {root}, not open"
-        self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
 
     @property
@@ -128,42 +126,16 @@ class ThreeFsBackend:
         """Return in one line what this store is, and which rings it uses."""
         return self._text
 
-    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
-        """Make the directory, connect to the index, and agree on the sizes.
-
-        Raises `ConfigError` if that does not work, or the store has other sizes.
-        """
-        if self._begun or self._closed:
-            raise UsageError(f"store {self._root} was opened before; make a new backend")
-        self._begun = True
-        calls = ThreadCalls(self._threads, "lockstep-3fs", at_end=self._give_back)
-        self._index_calls = IndexCalls(self._index)
-        self._open_files: SlotFiles | None = None
-        self._transfers: Transfers | None = None
-        try:
-            await self._open_all(calls)
-            if self._closed:
-                raise UsageError(f"store {self._root} was closed while it opened")
-        except BaseException:
-            # Without a wait: the thread may hang, and closes what it opened when it does not.
-            await calls.close(0)
-            raise
-        self._calls = calls
-        _log.info("opened %s", self._text)
-
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the index has it; False for what is late."""
         if self._ready() is None:
             return [False] * len(names)
-        found = self._seen.look_up(names)
-        if False not in found:
-            return found
-        unknown = [name for name, seen in zip(names, found, strict=True) if not seen]
-        entries = await self._slot_reads.look_up(unknown, deadline)
-        answers = [not isinstance(entry, ReadOutcome) for entry in entries]
-        self._seen.add(name for name, answer in zip(unknown, answers, strict=True) if answer)
-        rest = iter(answers)
-        return [seen or next(rest) for seen in found]
+
+        async def ask(unknown: Sequence[ObjectName]) -> list[bool]:
+            entries = await self._slot_reads.look_up(unknown, deadline)
+            return [not isinstance(entry, ReadOutcome) for entry in entries]
+
+        return await self._seen.exist(names, ask)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
@@ -194,35 +166,28 @@ class ThreeFsBackend:
             )
             for at, outcome in zip(places, read_out, strict=True):
                 outcomes[at] = outcome
-        gone = (ReadOutcome.MISSING, ReadOutcome.CORRUPT)
-        self._seen.discard(
-            read.name for read, each in zip(reads, outcomes, strict=True) if each in gone
-        )
+        self._seen.note_reads(reads, outcomes)
         return self._tally.reads(reads, outcomes)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each at once and whole."""
-        calls = self._ready()
+        closed = self._ready() is None
         if self._read_only:
             self._complaints.say(
                 "read_only",
                 "it is read-only, and nothing is written to it; leave out read_only=1 where pages are "
                 "to be stored",
             )
-        if calls is None or self._read_only:
+        if closed or self._read_only:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
-        outcomes = await calls.run(
+        outcomes = await self._run_by_bytes(
             self._slot_writes.write,
             writes,
-            weights=[write.shape.nbytes for write in writes],
-            job_weight_min=_JOB_BYTES_MIN,
+            job_bytes_min=_JOB_BYTES_MIN,
             late=WriteOutcome.TIMED_OUT,
             deadline=deadline,
         )
-        there = (WriteOutcome.OK, WriteOutcome.PRESENT)
-        self._seen.add(
-            write.name for write, each in zip(writes, outcomes, strict=True) if each in there
-        )
+        self._seen.note_writes(writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
@@ -244,64 +209,34 @@ class ThreeFsBackend:
             return
         stop = Stop(math.inf)
         listed = self._slot_reads.objects(stop)
-        while True:
-            calls = self._ready()
-            if calls is None:
-                raise StorageError(
-                    f"store {self._root} was closed while it was listed; open it again and list it "
-                    "from the beginning"
-                )
+
+        async def next_some(calls: ThreadCalls) -> list[StoredObject]:
             stop.deadline = monotonic() + _LIST_TIMEOUT_S
             try:
-                some = await calls.once(
+                return await calls.once(
                     partial(list[StoredObject], islice(listed, _LISTED_AT_A_TIME)),
                     _LIST_TIMEOUT_S + _LIST_TIMEOUT_MORE_S,
                 )
             except (TimeoutError, StorageError) as error:
                 why = str(error) or "it did not answer in time"
                 raise StorageError(f"store {self._root} could not be listed: {why}") from error
-            if not some:
-                return
-            for each in some:
-                yield each
+
+        async for each in self._list(next_some):
+            yield each
 
     async def damage(self, damage: Damage, *, deadline: float) -> bool:
         """Damage a stored object; see `damage.Damageable`."""
-        calls = self._ready()
-        if calls is None or self._read_only:
+        if self._ready() is None or self._read_only:
             return False
-        (done,) = await calls.run(
-            self._slot_damage.damage,
-            [damage],
-            weights=[1],
-            job_weight_min=1,
-            late=False,
-            deadline=deadline,
+        return await self.on_thread(
+            lambda stop: self._slot_damage.damage([damage], stop)[0], late=False, deadline=deadline
         )
-        return done
 
-    def counters(self) -> Counters:
-        """Return what was seen since the backend was made."""
-        return self._tally.counters()
+    async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
+        """Make the directory, connect to the index, and agree on the sizes.
 
-    async def close(self) -> None:
-        """Stop what runs, wait for it, and close files, rings and index. Idempotent.
-
-        If the kernel holds a thread for longer than the close waits, or the close is cancelled, the
-        call that waits for the thread returns when it does, and the last one closes everything.
+        Raises `ConfigError` if that does not work, or the store has other sizes.
         """
-        self._closed = True
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            await calls.close(_CLOSE_TIMEOUT_S)
-
-    def _ready(self) -> ThreadCalls | None:
-        """Return the threads, or None after `close`."""
-        if self._calls is None and not self._closed:
-            raise UsageError(f"store {self._root} is not open; await open() first")
-        return self._calls
-
-    async def _open_all(self, calls: ThreadCalls) -> None:
         try:
             await calls.once(self._open_blocking, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
@@ -316,6 +251,9 @@ class ThreeFsBackend:
                 f"store directory {self._root} cannot be used: {error.strerror}; give a directory "
                 "that this process may create and write"
             ) from error
+
+    def _on_opened(self) -> None:
+        _log.info("opened %s", self._text)
 
     def _open_blocking(self) -> None:
         index = self._index
@@ -351,7 +289,6 @@ class ThreeFsBackend:
         )
 
     def _give_back(self) -> None:
-        """Close everything that was opened; the last thread does it."""
         if self._transfers is not None:
             self._transfers.close()
         if self._open_files is not None:

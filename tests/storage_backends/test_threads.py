@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.errors import ConfigError, StorageError, UsageError
+from lockstep.storage_backends import threaded_backend
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.daemon_threads import DaemonThreads
 from lockstep.storage_backends.file import backend as file
@@ -97,7 +98,7 @@ def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> N
 def test_a_close_that_is_too_short_gives_everything_back_when_the_last_call_ends(
     store: FileStore, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "_CLOSE_TIMEOUT_S", 60.0 if cancelled else 0.05)
+    monkeypatch.setattr(threaded_backend, "CLOSE_TIMEOUT_S", 60.0 if cancelled else 0.05)
 
     async def scenario() -> None:
         backend = store.backend()

@@ -357,7 +357,7 @@ class TestMaster:
         begun: threading.Semaphore,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("lockstep.storage_backends.mooncake.backend._CLOSE_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("lockstep.storage_backends.threaded_backend.CLOSE_TIMEOUT_S", 0.1)
 
         async def scenario() -> None:
             backend = shared.backend()

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from ..errors import ConfigError
 from ..page_format.object_header import (
-    HEADER_BYTES,
     HeaderFinding,
     check_header,
     check_object,
@@ -26,7 +25,6 @@ from ..page_format.object_header import (
 from ..page_format.object_name import ObjectName, name_digest
 from ..page_format.object_shape import ObjectShape
 from .base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from .damage.damage import Damage
 from .fitting import fitting
 from .tally import Tally
 from .uri import StoreUri
@@ -63,7 +61,7 @@ class MemoryBackend:
         self, shelf: Shelf | None = None, clock: Callable[[], float] | None = None
     ) -> None:
         self.shelf = shelf if shelf is not None else Shelf()
-        self._clock = clock if clock is not None else time.monotonic
+        self.clock = clock if clock is not None else time.monotonic
         self._tally = Tally()
         self._open = False
 
@@ -78,7 +76,7 @@ class MemoryBackend:
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the object is there."""
-        if not self._open or self._clock() >= deadline:
+        if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         objects = self.shelf.objects
         return [name_digest(name) in objects for name in names]
@@ -93,7 +91,7 @@ class MemoryBackend:
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
-        if not self._open or self._clock() >= deadline:
+        if not self._open or self.clock() >= deadline:
             return [False] * len(names)
         digests = [name_digest(name) for name in names]
         for digest in digests:
@@ -108,22 +106,6 @@ class MemoryBackend:
             if not isinstance(said, HeaderFinding):
                 yield StoredObject(name=said.name, shape=said.shape, age_s=None)
 
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; see `Damageable`."""
-        digest, objects = name_digest(damage.name), self.shelf.objects
-        found = None if digest is None else objects.get(digest)
-        if digest is None or found is None or self._clock() >= deadline:
-            return False
-        other = None if damage.other is None else objects.get(name_digest(damage.other) or b"")
-        raw = damage.apply(b"".join(found), None if other is None else b"".join(other))
-        if raw is None:
-            return False
-        with self.shelf.lock:
-            if objects.get(digest) is found:
-                objects[digest] = (raw[:HEADER_BYTES], raw[HEADER_BYTES:])
-                return True
-        return False
-
     def counters(self) -> Counters:
         """Return what was seen since the backend was made."""
         return self._tally.counters()
@@ -136,7 +118,7 @@ class MemoryBackend:
         digest = name_digest(read.name)
         if digest is None or not self._open:
             return ReadOutcome.FAILED
-        if self._clock() >= deadline:
+        if self.clock() >= deadline:
             return ReadOutcome.TIMED_OUT
         buffers = fitting(read.buffers, read.shape.nbytes, writable=True)
         if buffers is None:
@@ -161,7 +143,7 @@ class MemoryBackend:
         digest = name_digest(write.name)
         if digest is None or not self._open:
             return WriteOutcome.FAILED
-        if self._clock() >= deadline:
+        if self.clock() >= deadline:
             return WriteOutcome.TIMED_OUT
         objects, buffers = self.shelf.objects, fitting(write.buffers, write.shape.nbytes)
         if buffers is None:

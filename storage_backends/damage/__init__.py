@@ -1,1 +1,4 @@
-"""Damage to stored objects, done on purpose: what `fault+` does to each store."""
+"""Damage to stored objects, done on purpose for `fault+`: one module for each store.
+
+They know the stores, and no store knows them.
+"""

@@ -1,17 +1,12 @@
 """What can happen to the bytes of an object where it is stored, done on purpose.
 
-A backend that can do this to its own objects has a method `damage`, as every one here has. It is no
-part of the contract: it serves fault injection, so that what a backend's own check finds is put where
-that check looks.
+It serves fault injection: what a store's own check finds is put where that check looks. The modules
+beside this one know how that is done in each store.
 """
 
-import os
-import stat
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from random import Random
-from typing import Protocol, runtime_checkable
 
 from ...page_format.object_name import ObjectName
 
@@ -60,33 +55,3 @@ class Damage:
             case DamageKind.WRONG:
                 damaged = raw if other is None else other
         return None if damaged == raw else damaged
-
-
-@runtime_checkable
-class Damageable(Protocol):
-    """A backend that can damage its objects."""
-
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; True if it is there and other than it was.
-
-        False where it cannot be done, or not by `deadline`. Nothing tells readers of it.
-        """
-        ...
-
-
-def damage_file(path: Path, damage: Damage, other: Path | None) -> bool:
-    """Damage the file of an object in place; `other` is that of the other one. Blocks."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "r+b") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return False
-            damaged = damage.apply(file.read(), None if other is None else other.read_bytes())
-            if damaged is None:
-                return False
-            file.seek(0)
-            file.write(damaged)
-            file.truncate()
-    except OSError:
-        return False
-    return True

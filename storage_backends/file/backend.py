@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigError, StorageError
-from ...page_format.object_name import ObjectName, name_digest, object_path
+from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage, damage_file
 from ..seen_names import SeenNames
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import CLOSE_TIMEOUT_S, ThreadedBackend
@@ -100,9 +99,9 @@ class FileBackend(ThreadedBackend):
                 f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
             )
         super().__init__(str(root), threads, "lockstep-file")
-        self._root = root
+        self.root = root
         self._direct = direct
-        self._read_only = read_only
+        self.read_only = read_only
         self._files = (
             LookedAtFiles(root, trust=trust, text=text)
             if read_only
@@ -126,12 +125,12 @@ class FileBackend(ThreadedBackend):
             await calls.once(self._files.open, _OPEN_TIMEOUT_S)
         except TimeoutError as error:
             raise ConfigError(
-                f"store directory {self._root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
+                f"store directory {self.root} did not answer within {_OPEN_TIMEOUT_S:g} s; "
                 "check the filesystem that it is on"
             ) from error
         except OSError as error:
             what = "create and write"
-            if self._read_only:
+            if self.read_only:
                 what = "read"
             elif self._direct:
                 what += ", and direct=1 needs a filesystem with O_DIRECT"
@@ -139,7 +138,7 @@ class FileBackend(ThreadedBackend):
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 remedy = remedy_for(error, remedy)
             raise ConfigError(
-                f"store directory {self._root} cannot be used: {error.strerror}; {remedy}"
+                f"store directory {self.root} cannot be used: {error.strerror}; {remedy}"
             ) from error
 
     def _on_opened(self) -> None:
@@ -214,17 +213,11 @@ class FileBackend(ThreadedBackend):
                 )
             except TimeoutError as error:
                 raise StorageError(
-                    f"store directory {self._root} did not answer within {_LIST_TIMEOUT_S:g} s; "
+                    f"store directory {self.root} did not answer within {_LIST_TIMEOUT_S:g} s; "
                     "check the filesystem that it is on"
                 ) from error
 
         return self._list(next_some)
-
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; see `Damageable`."""
-        if self._read_only:
-            return False
-        return await self.on_thread(partial(self._damage, damage), late=False, deadline=deadline)
 
     async def close(self) -> None:
         """Stop what runs and the sweeper, wait for both, and close the directory. Idempotent."""
@@ -241,19 +234,6 @@ class FileBackend(ThreadedBackend):
         each = list(zip(writes, outcomes, strict=True))
         sweeper.used(write.name for write, one in each if one is WriteOutcome.PRESENT)
         sweeper.wrote(sum(file_bytes(write.shape) for write, one in each if one is WriteOutcome.OK))
-
-    def _damage(self, damage: Damage, stop: Stop) -> bool:
-        return (
-            not stop.due()
-            and (path := self._path(damage.name)) is not None
-            and damage_file(path, damage, self._path(damage.other))
-        )
-
-    def _path(self, name: ObjectName | None) -> Path | None:
-        digest = None if name is None else name_digest(name)
-        if name is None or digest is None:
-            return None
-        return self._root / object_path(name.namespace, digest)
 
     def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         return [not stop.due() and self._files.exists(name) for name in names]

@@ -21,15 +21,12 @@ leaves its thread behind (`staged_reads`); while all threads are left so, reads 
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Final
 
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName, name_digest
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage
-from ..damage.mooncake import damage_object
 from ..fitting import fitting
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import ThreadedBackend
@@ -65,6 +62,9 @@ class MooncakeBackend(ThreadedBackend):
     Bytes are written straight from buffers in the memory that `open` was told of; those of other
     buffers, and all that is read, are copied through memory of our own.
     """
+
+    reader: ObjectReader
+    """There is one once the store is open."""
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
         super().__init__(f"mooncake://{settings.master}", THREADS, "lockstep-mooncake")
@@ -130,10 +130,6 @@ class MooncakeBackend(ThreadedBackend):
             self._remove, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
         )
 
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; see `damage.Damageable`."""
-        return await self.on_thread(partial(self._damage, damage), late=False, deadline=deadline)
-
     def objects(self) -> AsyncIterator[StoredObject]:
         """Raise `UsageError`: the client cannot list."""
         raise UsageError(f"store {self._store} cannot list its objects")
@@ -141,9 +137,9 @@ class MooncakeBackend(ThreadedBackend):
     def _take_part(self, memory: Sequence[memoryview]) -> None:
         self._client = client = self._connect(self._settings)
         registered = RegisteredMemory(client, memory)
-        self._reader = ObjectReader(client, registered)
+        self.reader = ObjectReader(client, registered)
         complaint = RoomComplaint(self._store)
-        self._writer = ObjectWriter(client, registered, self._reader, complaint)
+        self._writer = ObjectWriter(client, registered, self.reader, complaint)
 
     def _give_back(self) -> None:
         """Leave the store with our segment, once a stopped master has let go of every thread."""
@@ -161,7 +157,7 @@ class MooncakeBackend(ThreadedBackend):
         for at, there in zip(asked, client.exist(keys), strict=True):
             found[at] = there
         rest = [(at, digests[at]) for at in asked if not found[at]]
-        latest = self._reader.latest([digest for _, digest in rest if digest is not None])
+        latest = self.reader.latest([digest for _, digest in rest if digest is not None])
         for (at, _), generation in zip(rest, latest, strict=True):
             found[at] = generation is not None
         return found
@@ -175,7 +171,7 @@ class MooncakeBackend(ThreadedBackend):
             if stop.due():
                 break
             some = sound[start : start + KEYS_AT_A_TIME]
-            answers = self._reader.read([want for _, want in some], stop)
+            answers = self.reader.read([want for _, want in some], stop)
             _answer([each for each, _ in some], answers, stop)
         return [None] * len(asked)
 
@@ -210,10 +206,6 @@ class MooncakeBackend(ThreadedBackend):
             some = codes[number * GENERATIONS : (number + 1) * GENERATIONS]
             removed[at] = all(code in (0, Code.NOT_FOUND) for code in some)
         return removed
-
-    def _damage(self, damage: Damage, stop: Stop) -> bool:
-        client = self._client
-        return client is not None and damage_object(client, self._reader, damage, stop)
 
 
 @dataclass(slots=True, eq=False)

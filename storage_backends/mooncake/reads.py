@@ -38,7 +38,7 @@ class ObjectReader:
     """Reads through one client. Thread-safe."""
 
     def __init__(self, client: MooncakeClient, memory: RegisteredMemory) -> None:
-        self._client = client
+        self.client = client
         self._staged = StagedReads(client, memory)
 
     def latest(self, digests: Sequence[bytes]) -> list[int | None]:
@@ -47,7 +47,7 @@ class ObjectReader:
         While an object is being replaced none of it may be seen, or one that is not the last.
         """
         keys = [key_of(digest, each) for digest in digests for each in range(GENERATIONS)]
-        found = self._client.exist(keys) if keys else []
+        found = self.client.exist(keys) if keys else []
         return [
             max((each for each in range(GENERATIONS) if found[at + each]), default=None)
             for at in range(0, len(found), GENERATIONS)
@@ -69,7 +69,7 @@ class ObjectReader:
             ]
             if not asked:
                 break
-            codes = self._client.presence([key_of(wanted[at].digest, each) for at in asked])
+            codes = self.client.presence([key_of(wanted[at].digest, each) for at in asked])
             for at, code in zip(asked, codes, strict=True):
                 if code:
                     found[at] = each if code == 1 else min(code, -1)
@@ -99,7 +99,7 @@ class ObjectReader:
             (outcome,) = self._staged.read([key_of(want.digest, generation)], [want], stop)
             if outcome is not ReadOutcome.CORRUPT:
                 return outcome
-        self._client.remove([key_of(want.digest, generation)])
+        self.client.remove([key_of(want.digest, generation)])
         return outcome
 
     def look(self, want: WantedObject, generation: int, stop: Stop) -> Look:

@@ -18,14 +18,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Final, Protocol
 
 from ...errors import ConfigError, StorageError, UsageError
 from ...page_format.object_name import OBJECTS, ObjectName
 from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage
 from ..page_index.opening import make_index
 from ..seen_names import SeenNames
 from ..tally import Tally
@@ -74,10 +72,6 @@ class BucketLayout(Protocol):
         """Remove the objects; True where the name is free afterwards."""
         ...
 
-    async def damage(self, damage: Damage) -> bool:
-        """Damage a stored object; see `damage.Damageable`. Raises `StorageError`."""
-        ...
-
     def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, some at a time. Raises `StorageError`."""
         ...
@@ -97,15 +91,14 @@ class S3Backend:
 
     def __init__(self, address: S3Address, packing: S3Packing | None = None) -> None:
         self._address = address
-        self._requests = S3Requests(address)
-        self._layout: BucketLayout
+        self.read_only = address.read_only
+        self.requests = S3Requests(address)
+        self.layout: BucketLayout
         if packing is None:
-            self._layout = S3Objects(
-                self._requests, address.concurrency, read_only=address.read_only
-            )
+            self.layout = S3Objects(self.requests, address.concurrency, read_only=address.read_only)
         else:
             index = make_index(packing.index, f"{address.bucket}/{address.prefix}")
-            self._layout = S3Packs(self._requests, address, index, packing.pages_max)
+            self.layout = S3Packs(self.requests, address, index, packing.pages_max)
         self._calls = DeadlineCalls()
         self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
@@ -127,25 +120,25 @@ class S3Backend:
         if self._begun or self._closed:
             raise UsageError(f"store {self._address} was opened before; make a new backend")
         self._begun = True
-        self._requests.open()
+        self.requests.open()
         try:
             await self._open_all()
             if self._closed:
                 raise UsageError(f"store {self._address} was closed while it opened")
         except BaseException:
-            await self._layout.close()
+            await self.layout.close()
             raise
         self._opened = True
 
     async def _open_all(self) -> None:
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
-                if self._address.read_only:
+                if self.read_only:
                     await self._try_to_list()
                 else:
                     await self._try_conditions()
                     await self._remove_old_trials()
-                await self._layout.open()
+                await self.layout.open()
         except TimeoutError:
             raise ConfigError(
                 f"store {self._address} did not answer within {_OPEN_TIMEOUT_S:g} s; check the "
@@ -158,21 +151,21 @@ class S3Backend:
 
     async def _try_to_list(self) -> None:
         """List a little of what is stored, which fails where there is no bucket or no right to it."""
-        async for _ in self._requests.listing(OBJECTS):
+        async for _ in self.requests.listing(OBJECTS):
             return
 
     async def _try_conditions(self) -> None:
         """Put a small file under the conditions that the contract rests on, and remove it."""
         path = f"{_TRIALS}/{secrets.token_hex(16)}"
-        first = await self._requests.create(path, b"1")
+        first = await self.requests.create(path, b"1")
         try:
-            again = await self._requests.create(path, b"2")
-            replaced = not first or await self._requests.replace(path, b"3", first)
-            stale = not first or await self._requests.replace(path, b"4", first)
+            again = await self.requests.create(path, b"2")
+            replaced = not first or await self.requests.replace(path, b"3", first)
+            stale = not first or await self.requests.replace(path, b"4", first)
         except RequestFailed:
-            await self._requests.delete(path)
+            await self.requests.delete(path)
             raise
-        await self._requests.delete(path)
+        await self.requests.delete(path)
         if first is None or again is not None or not replaced or (first and stale):
             raise ConfigError(
                 f"store {self._address}: the server ignores If-None-Match or If-Match on PUT, so the "
@@ -183,13 +176,13 @@ class S3Backend:
         """Remove files of processes that ended while they tried conditions; some at a time will do."""
         now = time.time()
         try:
-            async for some in self._requests.listing(_TRIALS):
+            async for some in self.requests.listing(_TRIALS):
                 old = [one.path for one in some if now - one.written.timestamp() >= _TRIAL_OLD_S]
                 break
             else:
                 return
             for path in old[:_TRIALS_REMOVED_MAX]:
-                await self._requests.delete(path)
+                await self.requests.delete(path)
         except RequestFailed as error:
             # They are in nobody's way, and not every credential may list.
             _log.debug("%s", error)
@@ -201,7 +194,7 @@ class S3Backend:
 
         async def ask(unknown: Sequence[ObjectName]) -> list[bool]:
             answers = [False] * len(unknown)
-            await self._calls.run(self._layout.look_up(unknown, answers), deadline)
+            await self._calls.run(self.layout.look_up(unknown, answers), deadline)
             return answers
 
         return await self._seen.exist(names, ask)
@@ -211,17 +204,17 @@ class S3Backend:
         if not self._ready():
             return self._tally.reads(reads, [ReadOutcome.FAILED] * len(reads))
         outcomes = [ReadOutcome.TIMED_OUT] * len(reads)
-        await self._calls.run(self._layout.read(reads, outcomes), deadline)
+        await self._calls.run(self.layout.read(reads, outcomes), deadline)
         self._seen.note_reads(reads, outcomes)
         return self._tally.reads(reads, outcomes)
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
-        if not self._ready() or self._address.read_only:
+        if not self._ready() or self.read_only:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
         outcomes = [WriteOutcome.TIMED_OUT] * len(writes)
         seen = self._seen.look_up([write.name for write in writes])
-        await self._calls.run(self._layout.write(writes, outcomes, seen), deadline)
+        await self._calls.run(self.layout.write(writes, outcomes, seen), deadline)
         self._seen.note_writes(writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
@@ -230,26 +223,19 @@ class S3Backend:
         removed = [False] * len(names)
         if self._ready():
             self._seen.discard(names)
-            await self._calls.run(self._layout.remove(names, removed), deadline)
+            await self._calls.run(self.layout.remove(names, removed), deadline)
         return removed
 
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; see `damage.Damageable`."""
-        done = [False]
-
-        async def work() -> None:
-            with suppress(StorageError):
-                done[0] = await self._layout.damage(damage)
-
-        if self._ready() and not self._address.read_only:
+    async def run(self, work: Callable[[], Coroutine[None, None, None]], deadline: float) -> None:
+        """Do the work as a call of the store: until its deadline or `close`, and not after that."""
+        if self._ready():
             await self._calls.run(work(), deadline)
-        return done[0]
 
     async def objects(self) -> AsyncIterator[StoredObject]:
         """Yield what is in the store; see `StorageBackend`. Raises `StorageError` if it cannot."""
         if not self._ready():
             return
-        batches = self._layout.listing()
+        batches = self.layout.listing()
         while (some := await self._next_of(batches)) is not None:
             for stored in some:
                 if self._closed:
@@ -292,8 +278,8 @@ class S3Backend:
         """
         self._closed = True
         await self._calls.close()
-        await self._layout.close()
-        self._requests.close()
+        await self.layout.close()
+        self.requests.close()
 
     def _ready(self) -> bool:
         """Say whether the store answers, which it does no more after `close`."""

@@ -25,7 +25,6 @@ from ...page_format.object_header import (
 from ...page_format.object_name import OBJECTS, ObjectName, name_digest, object_path
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage
 from ..fitting import fitting
 from .calls import each
 from .ranges import Elsewhere, Range, StoredPlace, join_ranges, take_object, wanted_ranges
@@ -125,18 +124,6 @@ class S3Objects:
                 _log.debug("%s", error)
 
         await each(one, len(names), self._concurrency)
-
-    async def damage(self, damage: Damage) -> bool:
-        """Damage a stored object; see `damage.Damageable`. Raises `RequestFailed`."""
-        path = path_of(damage.name)
-        found = None if path is None else await self._requests.whole(path)
-        if path is None or found is None:
-            return False
-        content, e_tag = found
-        path_of_other = None if damage.other is None else path_of(damage.other)
-        other = path_of_other and await self._requests.whole(path_of_other)
-        damaged = damage.apply(content, other[0] if other else None)
-        return damaged is not None and await self._requests.replace(path, damaged, e_tag)
 
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, as far as its header is sound.

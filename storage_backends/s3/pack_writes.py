@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class PackWriter:
-    """Writes the objects of one store. See `s3.Layout`."""
+    """Writes the objects of one store. See `backend.BucketLayout`."""
 
     def __init__(
         self, requests: S3Requests, index: StoreIndex, concurrency: int, pages_max: int

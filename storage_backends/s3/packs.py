@@ -21,14 +21,13 @@ from ...page_format.object_header import HEADER_BYTES, HeaderFinding, read_state
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage
 from ..fitting import fitting
-from ..page_index.contract import CommitOutcome, Entry, PageIndex, Used
+from ..page_index.contract import Entry, PageIndex, Used
 from .address import S3Address
 from .calls import each
 from .index import StoreIndex
 from .objects import GOOD, read_place, told
-from .pack_files import cut_reads, new_path, objects_in, place_of
+from .pack_files import cut_reads, objects_in, place_of
 from .pack_writes import PackWriter
 from .ranges import Range, StoredPlace, join_ranges, take_object, wanted_ranges
 from .requests import Changed, RequestFailed, S3Requests
@@ -61,7 +60,7 @@ class _Known:
 
 
 class S3Packs:
-    """The objects of one store, several to a file. See `s3.Layout`."""
+    """The objects of one store, several to a file. See `backend.BucketLayout`."""
 
     def __init__(
         self, requests: S3Requests, address: S3Address, index: PageIndex, pages_max: int
@@ -69,12 +68,12 @@ class S3Packs:
         self._requests = requests
         self._concurrency = address.concurrency
         self._read_only = address.read_only
-        self._index = StoreIndex(index, str(address), read_only=address.read_only)
-        self._writer = PackWriter(requests, self._index, address.concurrency, pages_max)
+        self.index = StoreIndex(index, str(address), read_only=address.read_only)
+        self._writer = PackWriter(requests, self.index, address.concurrency, pages_max)
 
     async def open(self) -> None:
         """Open the index. Raises `ConfigError`."""
-        await self._index.open()
+        await self.index.open()
 
     async def look_up(self, names: Sequence[ObjectName], found: list[bool]) -> None:
         """Say for each name whether the index has it; the bucket is not asked."""
@@ -84,7 +83,7 @@ class S3Packs:
             if (digest := name_digest(name)) is not None
         }
         try:
-            entries = await self._index.look_up(list(digests.values()))
+            entries = await self.index.look_up(list(digests.values()))
         except StorageError as error:
             _log.debug("%s", error)
             return
@@ -110,7 +109,7 @@ class S3Packs:
             await each(one, len(groups), self._concurrency)
             if wrong and not self._read_only:
                 # The file stays: perhaps it is only the row that is wrong.
-                await self._index.drop(wrong)
+                await self.index.drop(wrong)
         except StorageError as error:
             _log.debug("%s", error)
 
@@ -135,11 +134,11 @@ class S3Packs:
         }
         try:
             if self._read_only:
-                standing = await self._index.look_up(list(digests.values()))
+                standing = await self.index.look_up(list(digests.values()))
                 for number, entry in zip(digests, standing, strict=True):
                     removed[number] = entry is None
                 return
-            entries = await self._index.remove(list(digests.values()))
+            entries = await self.index.remove(list(digests.values()))
         except StorageError as error:
             _log.debug("%s", error)
             return
@@ -147,36 +146,17 @@ class S3Packs:
             removed[number] = True
         await self._delete_lonely(entries)
 
-    async def damage(self, damage: Damage) -> bool:
-        """Damage a stored object; see `damage.Damageable`. Raises `StorageError`.
-
-        Its neighbours in the file are to stay sound, so the damaged bytes get a file of their own.
-        """
-        names = [damage.name, damage.name if damage.other is None else damage.other]
-        keys = [name_digest(name) or b"" for name in names]
-        entry, other = await self._index.look_up(keys)
-        content = entry and await self._content(entry)
-        if entry is None or not content:
-            return False
-        damaged = damage.apply(content, other and await self._content(other))
-        if damaged is None:
-            return False
-        path = new_path(1)
-        await self._requests.create(path, damaged)
-        moved = entry._replace(place=path, offset=0)
-        return await self._index.commit([(moved, entry.generation)]) == [CommitOutcome.DONE]
-
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what the index has, as far as its header is sound.
 
         Raises `StorageError`, also where one header cannot be read.
         """
-        async for some in self._index.entries():
+        async for some in self.index.entries():
             yield await told(self._stated, some, self._concurrency)
 
     async def close(self) -> None:
         """Close the index. Idempotent."""
-        await self._index.close()
+        await self.index.close()
 
     async def _find(
         self, reads: Sequence[Read], outcomes: list[ReadOutcome], wrong: list[Entry]
@@ -192,7 +172,7 @@ class S3Packs:
             else:
                 digests[number], buffers[number] = digest, views
         try:
-            entries = await self._index.look_up(list(digests.values()))
+            entries = await self.index.look_up(list(digests.values()))
         except StorageError:
             for number in digests:
                 outcomes[number] = ReadOutcome.FAILED
@@ -251,13 +231,6 @@ class S3Packs:
                 _log.debug("%s", error)
 
         await each(one, len(paths), self._concurrency)
-
-    async def _content(self, entry: Entry) -> bytes | None:
-        """Return the bytes of an object as they are stored, with its header."""
-        end = entry.offset + HEADER_BYTES + entry.length
-        fetched = await self._requests.fetch(entry.place, [Range(entry.offset, end)])
-        content = None if fetched is None else fetched.cut(entry.offset, end)
-        return None if content is None else bytes(content)
 
     async def _stated(self, used: Used) -> StoredObject | None:
         """Return what an object says of itself; None if it is gone, or twice not sound."""

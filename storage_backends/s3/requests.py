@@ -133,20 +133,6 @@ class S3Requests:
         pieces = tuple(piece for each in found for piece in each.pieces)
         return Fetched(pieces, found[0].size, found[0].e_tag)
 
-    async def whole(self, path: str) -> tuple[bytes, str | None] | None:
-        """Return all bytes of a file and its version, or None if there is none.
-
-        For files that this program wrote itself: they come as long as they are.
-        """
-        there = await self.size(path)
-        if there is None:
-            return None
-        fetched = await self.fetch(path, [Range(0, there[0])])
-        if fetched is None:
-            return None
-        content = fetched.cut(0, fetched.size)
-        return None if content is None else (bytes(content), fetched.e_tag)
-
     async def create(self, path: str, content: bytes) -> str | None:
         """Store a new file and return its version; None if there is one already.
 

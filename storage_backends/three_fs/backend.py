@@ -33,8 +33,6 @@ from ...errors import ConfigError, StorageError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
-from ..damage.damage import Damage
-from ..damage.three_fs import SlotDamage
 from ..file.trust import Trust, trust_of
 from ..fitting import fitting
 from ..page_index.contract import PageIndex
@@ -50,6 +48,7 @@ from .reads import PlacedRead, SlotReads
 from .ring_choice import choose_rings
 from .rings import RingClient
 from .sizes import agree_on_sizes, sizes_of
+from .slots import OpenSlots
 from .transfers import Transfers
 from .usrbio_rings import load_client
 from .writes import SlotWrites
@@ -78,6 +77,9 @@ class ThreeFsBackend(ThreadedBackend):
     `slot_bytes` and `file_slots` may be None: as the store has them. `text` names the store in the
     log, as its URI without secrets does.
     """
+
+    slots: OpenSlots
+    """They are there once the store is open."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class ThreeFsBackend(ThreadedBackend):
         self._lease_s = lease_s
         self._ring_client = ring_client
         self._trust = trust
-        self._read_only = read_only
+        self.read_only = read_only
         self._complaints = Complaints(text or f"3fs://{root}")
         self._index_calls = IndexCalls(index)
         self._open_files: SlotFiles | None = None
@@ -172,13 +174,13 @@ class ThreeFsBackend(ThreadedBackend):
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each at once and whole."""
         closed = self._ready() is None
-        if self._read_only:
+        if self.read_only:
             self._complaints.say(
                 "read_only",
                 "it is read-only, and nothing is written to it; leave out read_only=1 where pages are "
                 "to be stored",
             )
-        if closed or self._read_only:
+        if closed or self.read_only:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
         outcomes = await self._run_by_bytes(
             self._slot_writes.write,
@@ -195,7 +197,7 @@ class ThreeFsBackend(ThreadedBackend):
         if self._ready() is None:
             return [False] * len(names)
         self._seen.discard(names)
-        if self._read_only:
+        if self.read_only:
             entries = await self._slot_reads.look_up(names, deadline)
             return [entry is ReadOutcome.MISSING for entry in entries]
         return await self._slot_writes.remove(names, deadline)
@@ -223,14 +225,6 @@ class ThreeFsBackend(ThreadedBackend):
 
         async for each in self._list(next_some):
             yield each
-
-    async def damage(self, damage: Damage, *, deadline: float) -> bool:
-        """Damage a stored object; see `damage.Damageable`."""
-        if self._ready() is None or self._read_only:
-            return False
-        return await self.on_thread(
-            lambda stop: self._slot_damage.damage([damage], stop)[0], late=False, deadline=deadline
-        )
 
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:  # noqa: ARG002 - any memory will do.
         """Make the directory, connect to the index, and agree on the sizes.
@@ -265,23 +259,13 @@ class ThreeFsBackend(ThreadedBackend):
         settings = agree_on_sizes(self._root, index, self._slot_bytes, self._file_slots)
         files.use(settings)
         wanted = self._files * settings.file_slots
-        slots = index.provide(0 if self._read_only else wanted)
+        slots = index.provide(0 if self.read_only else wanted)
         complaints = self._complaints
         transfers = self._transfers = Transfers(client, settings.slot_bytes, complaints)
-        asked = self._index_calls
-        self._slot_reads = SlotReads(
-            files, asked, transfers, settings, complaints, looking=self._read_only
-        )
-        self._slot_damage = SlotDamage(files, asked, transfers, settings)
+        self.slots = OpenSlots(files, self._index_calls, transfers, settings, complaints)
+        self._slot_reads = SlotReads(self.slots, looking=self.read_only)
         self._slot_writes = SlotWrites(
-            files,
-            asked,
-            transfers,
-            settings,
-            self._slot_reads,
-            complaints=complaints,
-            slots=wanted,
-            lease_s=self._lease_s,
+            self.slots, self._slot_reads, slot_count=wanted, lease_s=self._lease_s
         )
         self._text = (
             f"3fs store {self._root} with {slots} slots of {settings.slot_bytes} bytes, index "

@@ -22,12 +22,12 @@ from ...page_format.object_header import (
 from ...page_format.object_name import ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, pieces_of
 from ..base import Read, ReadOutcome, StoredObject
-from ..page_index.contract import Entry, PageIndex, Settings
+from ..page_index.contract import Entry, PageIndex
 from ..thread_calls import Stop
-from .complaints import Complaints
-from .files import SlotFiles, WrongFileError
-from .index import IndexCalls, LateError
-from .transfers import Extent, Moved, Transfers
+from .files import WrongFileError
+from .index import LateError
+from .slots import OpenSlots
+from .transfers import Extent, Moved
 
 _READ_TRIES: Final = 8
 """Each try loses only to a writer who has replaced the object meanwhile."""
@@ -53,21 +53,8 @@ class SlotReads:
     With `looking` no read counts as use, and what is bad stays in the index.
     """
 
-    def __init__(
-        self,
-        files: SlotFiles,
-        index: IndexCalls,
-        transfers: Transfers,
-        settings: Settings,
-        complaints: Complaints,
-        *,
-        looking: bool,
-    ) -> None:
-        self._files = files
-        self._index = index
-        self._transfers = transfers
-        self._settings = settings
-        self._complaints = complaints
+    def __init__(self, slots: OpenSlots, *, looking: bool) -> None:
+        self._slots = slots
         self._looking = looking
 
     async def look_up(
@@ -80,11 +67,11 @@ class SlotReads:
             return digests, index.look_up([digest for digest in digests if digest is not None])
 
         try:
-            digests, known = await self._index.ask(ask, deadline)
+            digests, known = await self._slots.index.ask(ask, deadline)
         except LateError:
             return [ReadOutcome.TIMED_OUT] * len(names)
         except StorageError as error:
-            self._complaints.say("index", "%s", error)
+            self._slots.complaints.say("index", "%s", error)
             return [ReadOutcome.FAILED] * len(names)
         entries = iter(known)
         return [
@@ -112,7 +99,7 @@ class SlotReads:
 
         Raises `StorageError` where it cannot be told what there is.
         """
-        for some in self._index.entries(stop):
+        for some in self._slots.index.entries(stop):
             headers = [memoryview(bytearray(HEADER_BYTES)) for _ in some]
             extents: list[list[Extent]] = []
             for used, header in zip(some, headers, strict=True):
@@ -123,7 +110,7 @@ class SlotReads:
                 lost = isinstance(fd, ReadOutcome)
                 extents.append([] if lost else [Extent(fd, used.entry.offset, (header,))])
             there = [at for at, each in enumerate(extents) if each]
-            moved = self._transfers.move(
+            moved = self._slots.transfers.move(
                 [extents[at] for at in there], stop, stop.deadline, reads=True
             )
             for at, each in zip(there, moved, strict=True):
@@ -146,7 +133,7 @@ class SlotReads:
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
         try:
-            confirm = self._index.look_up if self._looking else self._index.confirm
+            confirm = self._slots.index.look_up if self._looking else self._slots.index.confirm
             now = confirm(keys, stop)
         except StorageError as error:
             for at, _ in todo:
@@ -164,7 +151,7 @@ class SlotReads:
                 wrong.append(current)
         if wrong and not self._looking:
             try:
-                self._index.drop(wrong, stop)
+                self._slots.index.drop(wrong, stop)
             except StorageError as error:
                 self._unanswered(error)
         return again
@@ -173,7 +160,7 @@ class SlotReads:
         """Return what becomes of reads because of an error of the index."""
         if isinstance(error, LateError):
             return ReadOutcome.TIMED_OUT
-        self._complaints.say("index", "%s", error)
+        self._slots.complaints.say("index", "%s", error)
         return ReadOutcome.FAILED
 
     def fetch(self, wanted: Sequence[PlacedRead], stop: Stop) -> list[ReadOutcome]:
@@ -201,7 +188,7 @@ class SlotReads:
                 outcomes[at] = ReadOutcome.CORRUPT
 
         # Each is verified as soon as it is there, while it is still in the core's cache.
-        moved = self._transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
+        moved = self._slots.transfers.move(extents, stop, stop.deadline, reads=True, arrived=verify)
         for (at, _, _), each in zip(moves, moved, strict=True):
             if each is not Moved.WHOLE:
                 outcomes[at] = _OUTCOMES[each]
@@ -209,7 +196,7 @@ class SlotReads:
 
     def _locate(self, entry: Entry, shape: ObjectShape) -> int | ReadOutcome:
         """Return the file to read from, or what became of the read already."""
-        slot_bytes = self._settings.slot_bytes
+        slot_bytes = self._slots.settings.slot_bytes
         fits = HEADER_BYTES + entry.length <= slot_bytes and not entry.offset % slot_bytes
         if not fits or not may_be(entry, shape):
             return ReadOutcome.CORRUPT
@@ -217,12 +204,14 @@ class SlotReads:
 
     def _fd(self, entry: Entry) -> int | ReadOutcome:
         try:
-            return self._files.fd(entry.place, create=False)
+            return self._slots.files.fd(entry.place, create=False)
         except WrongFileError as error:
-            self._complaints.say(entry.place, "objects in %s are lost: %s", entry.place, error)
+            self._slots.complaints.say(
+                entry.place, "objects in %s are lost: %s", entry.place, error
+            )
             return ReadOutcome.CORRUPT
         except OSError as error:
-            self._complaints.say_failed(f"{entry.place} cannot be opened", error.errno)
+            self._slots.complaints.say_failed(f"{entry.place} cannot be opened", error.errno)
             return ReadOutcome.FAILED
 
 

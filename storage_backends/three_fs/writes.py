@@ -25,16 +25,15 @@ from ..page_index.contract import (
     Entry,
     PageIndex,
     Reservation,
-    Settings,
 )
 from ..records.catalogue import is_record
 from ..thread_calls import Stop
-from .complaints import Complaints
-from .files import FILES_MAX, SlotFiles, place_of
-from .index import IndexCalls, LateError
+from .files import FILES_MAX, place_of
+from .index import LateError
 from .reads import PlacedRead, SlotReads, may_be
 from .sizes import slot_bytes_for
-from .transfers import Extent, Moved, Transfers
+from .slots import OpenSlots
+from .transfers import Extent, Moved
 
 _WRITE_TRIES: Final = 16
 _WRITTEN_AT_A_TIME: Final = 32
@@ -64,23 +63,15 @@ class SlotWrites:
 
     def __init__(
         self,
-        files: SlotFiles,
-        index: IndexCalls,
-        transfers: Transfers,
-        settings: Settings,
+        slots: OpenSlots,
         reads: SlotReads,
         *,
-        complaints: Complaints,
-        slots: int,
+        slot_count: int,
         lease_s: float,
     ) -> None:
-        self._files = files
-        self._index = index
-        self._transfers = transfers
-        self._settings = settings
-        self._reads = reads
-        self._complaints = complaints
         self._slots = slots
+        self._reads = reads
+        self._slot_count = slot_count
         self._lease_s = lease_s
 
     def write(self, writes: Sequence[Write], stop: Stop) -> list[WriteOutcome]:
@@ -115,7 +106,7 @@ class SlotWrites:
                 break
             except StorageError as error:
                 # An index that did not answer for these does not do it for others any sooner.
-                self._complaints.say("index", "%s", error)
+                self._slots.complaints.say("index", "%s", error)
                 break
         return outcomes
 
@@ -128,11 +119,11 @@ class SlotWrites:
             return [digest is not None for digest in digests]
 
         try:
-            return await self._index.ask(remove, deadline)
+            return await self._slots.index.ask(remove, deadline)
         except LateError:
             return [False] * len(names)
         except StorageError as error:
-            self._complaints.say("index", "%s", error)
+            self._slots.complaints.say("index", "%s", error)
             return [False] * len(names)
 
     def _write(self, todo: list[_New], outcomes: list[WriteOutcome], stop: Stop) -> list[_New]:
@@ -140,7 +131,7 @@ class SlotWrites:
         ready: list[_New] = []
         later: list[_New] = []
         united_bytes = 0
-        standing = self._index.look_up([each.digest for each in todo], stop)
+        standing = self._slots.index.look_up([each.digest for each in todo], stop)
         for new, entry in zip(todo, standing, strict=True):
             if united_bytes > _UNITED_BYTES_MAX:
                 later.append(new)
@@ -154,11 +145,13 @@ class SlotWrites:
         if not ready:
             return later
         asked_at = time.monotonic()
-        lent = self._index.reserve(len(ready), self._lease_s, self._slots, stop)
+        lent = self._slots.index.reserve(len(ready), self._lease_s, self._slot_count, stop)
         # What no store has comes out of a damaged index; given back, it would come again at once.
-        lent = [each for each in lent if 0 <= each.slot < FILES_MAX * self._settings.file_slots]
+        lent = [
+            each for each in lent if 0 <= each.slot < FILES_MAX * self._slots.settings.file_slots
+        ]
         if not lent:
-            self._complaints.say(
+            self._slots.complaints.say(
                 "full",
                 "no slot is free: all are being written, or have manifests and marks, which stay",
             )
@@ -208,7 +201,7 @@ class SlotWrites:
         """Write objects into their slots and commit them; return those that somebody was before."""
         written: list[tuple[_New, Commit]] = []
         unused: list[Reservation] = []
-        step = self._transfers.objects_at_a_time
+        step = self._slots.transfers.objects_at_a_time
         deadline = min(stop.deadline, lease_until)
         for start in range(0, len(sent), step):
             some = sent[start : start + step]
@@ -218,12 +211,12 @@ class SlotWrites:
                     continue
                 if each is Moved.LATE:
                     outcomes[new.at] = WriteOutcome.TIMED_OUT
-                if each is not Moved.LATE or self._transfers.lets_go:
+                if each is not Moved.LATE or self._slots.transfers.lets_go:
                     unused.append(lent)
-        ends = self._index.commit([wish for _, wish in written], stop) if written else []
+        ends = self._slots.index.commit([wish for _, wish in written], stop) if written else []
         if unused:
             with suppress(LateError):
-                self._index.release(unused, stop)
+                self._slots.index.release(unused, stop)
         again: list[_New] = []
         for (new, _), end in zip(written, ends, strict=True):
             if end is CommitOutcome.DONE:
@@ -242,33 +235,33 @@ class SlotWrites:
         for at, (new, lent) in enumerate(some):
             if stop.due():
                 break
-            place, offset = place_of(lent.slot, self._settings)
+            place, offset = place_of(lent.slot, self._slots.settings)
             try:
-                fd = self._files.fd(place, create=True)
+                fd = self._slots.files.fd(place, create=True)
             except OSError as error:
-                self._complaints.say_failed(f"{place} cannot be written", error.errno)
+                self._slots.complaints.say_failed(f"{place} cannot be written", error.errno)
                 moved[at] = Moved.FAILED
                 continue
             header = memoryview(encode_object(new.name, new.digest, new.buffers, new.shape))
             extents.append([Extent(fd, offset, [header, *filter(len, new.buffers)])])
             there.append(at)
-        ends = self._transfers.move(extents, stop, deadline, reads=False)
+        ends = self._slots.transfers.move(extents, stop, deadline, reads=False)
         for at, end in zip(there, ends, strict=True):
             moved[at] = end
         return moved
 
     def _wish(self, new: _New, lent: Reservation) -> Commit:
-        place, offset = place_of(lent.slot, self._settings)
+        place, offset = place_of(lent.slot, self._slots.settings)
         present, nbytes = new.shape.present, new.shape.nbytes
         entry = Entry(new.digest, place, offset, nbytes, present, lent.generation)
         kept = is_record(StoredObject(name=new.name, shape=new.shape, age_s=None))
         return Commit(entry, lent.slot, new.replaces, kept)
 
     def _fits(self, shape: ObjectShape) -> bool:
-        room = self._settings.slot_bytes - HEADER_BYTES
+        room = self._slots.settings.slot_bytes - HEADER_BYTES
         if shape.nbytes <= room:
             return True
-        self._complaints.say(
+        self._slots.complaints.say(
             "size",
             "objects of %d bytes do not fit into slots with room for %d and are not stored; give "
             "slot_bytes=%d, or more for larger ones, with a new index and a new directory",
@@ -284,15 +277,16 @@ class SlotWrites:
             return
         payload = max(each.shape.nbytes for each in new)
         largest, enough = HEADER_BYTES + payload, slot_bytes_for(payload)
-        if largest * _WASTE <= self._settings.slot_bytes and enough < self._settings.slot_bytes:
-            self._complaints.say(
+        slot_bytes = self._slots.settings.slot_bytes
+        if largest * _WASTE <= slot_bytes and enough < slot_bytes:
+            self._slots.complaints.say(
                 "waste",
                 "pages of %d bytes with their headers fill %.1f %% of slots of %d bytes; give "
                 "slot_bytes=%d, or what the largest pages of this store need, with a new index and a "
                 "new directory",
                 largest,
-                100 * largest / self._settings.slot_bytes,
-                self._settings.slot_bytes,
+                100 * largest / slot_bytes,
+                slot_bytes,
                 enough,
             )
 

@@ -5,10 +5,10 @@
     fault.delay_ms=20    the longest delay
 
 Without any rate, each kind that the backend can do comes at 0.01. Rates are for each key, except that
-of `delay`, which is for each call. A kind that damages stored objects is done by the store at the
-bottom (`damage.Damageable`): the damage lies below that store's own verification, which has to find
-it. So no fault makes a read OK whose bytes are wrong, whatever stands between. Every store of this
-package can do every kind; one of another package that cannot refuses these options by name.
+of `delay`, which is for each call. A kind that damages stored objects is done to the store at the
+bottom (`damage`): the damage lies below that store's own verification, which has to find it. So no
+fault makes a read OK whose bytes are wrong, whatever stands between. Every store of this package can
+be damaged in every way; with one of another package these options are refused by name.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ from typing import Final
 from ...errors import ConfigError
 from ...page_format.object_name import ObjectName
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
-from ..damage.damage import Damage, Damageable, DamageKind
+from ..damage.damage import Damage, DamageKind
+from ..damage.stores import damager_of
 from ..uri import StoreUri
 from .base import Wrapper, layers
 
@@ -123,9 +124,9 @@ class FaultBackend(Wrapper):
     ) -> None:
         super().__init__(backend)
         store = layers(backend)[-1]
-        self._damageable = store if isinstance(store, Damageable) else None
+        self._damager = damager_of(store)
         asked = [kind for kind in _DAMAGE if plan.rates.get(kind, 0.0) > 0]
-        if asked and self._damageable is None:
+        if asked and self._damager is None:
             raise ConfigError(
                 f"{', '.join(f'fault.{kind}' for kind in asked)}: {type(store).__name__} cannot "
                 "damage what it stores; leave these faults out"
@@ -266,8 +267,8 @@ class FaultBackend(Wrapper):
     async def _damage(self, damage: Damage | None, deadline: float) -> None:
         if (
             damage is not None
-            and self._damageable is not None
-            and await self._damageable.damage(damage, deadline=deadline)
+            and self._damager is not None
+            and await self._damager(damage, deadline)
         ):
             self._reads[Fault(damage.kind)] += 1
 
@@ -300,7 +301,7 @@ def wrap(uri: StoreUri, backend: StorageBackend) -> FaultBackend:
     }
     only_looks = uri.options.get("read_only") == "1"
     if not rates:
-        damageable = isinstance(layers(backend)[-1], Damageable) and not only_looks
+        damageable = damager_of(layers(backend)[-1]) is not None and not only_looks
         rates = {kind: RATE for kind in Fault if damageable or kind not in _DAMAGE}
     asked = [options[kind] for kind in _DAMAGE if rates.get(kind, 0.0) > 0]
     if asked and only_looks:

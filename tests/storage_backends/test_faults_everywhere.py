@@ -16,8 +16,8 @@ from unittest.mock import ANY
 import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.mooncake import staged_reads as mooncake_staged
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.s3 import ranges as s3_ranges
@@ -49,6 +49,7 @@ from tests.kit.storage.calls import (
     run,
     soon,
 )
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.drill import Drill, check_counts
 from tests.kit.storage.three_fs import SlotStore, small_store
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
@@ -107,21 +108,6 @@ def store(
         # The buffers of these tests lie anywhere, and over TCP any memory will do.
         monkeypatch.setattr(RegisteredMemory, "covers", anything)
     yield make_store(kind_of_store.removesuffix("-straight"), request)
-
-
-async def damaged(
-    backend: StorageBackend,
-    kind: DamageKind,
-    *,
-    seed: int = 7,
-    other: int | None = 2,
-    deadline: float | None = None,
-) -> bool:
-    """Damage the object of number 1."""
-    assert isinstance(backend, Damageable)
-    names = object_name(1), None if other is None else object_name(other)
-    damage = Damage(name=names[0], kind=kind, seed=seed, other=names[1])
-    return await backend.damage(damage, deadline=soon() if deadline is None else deadline)
 
 
 class TestKinds:

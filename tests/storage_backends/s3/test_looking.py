@@ -8,12 +8,13 @@ import pytest
 
 from tests.kit.launch.stores import Run, run_store
 from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3.backend import S3Backend
 from lockstep.storage_backends.s3.requests import S3Requests
@@ -78,8 +79,7 @@ def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Ke
                 assert await put(backend, name, page(9)) is WriteOutcome.FAILED
             removed = await backend.remove([good, bad, new], deadline=soon())
             assert removed == [False, False, True]
-            damage = Damage(name=good, kind=DamageKind.FLIP, seed=1)
-            assert await backend.damage(damage, deadline=soon()) is False
+            assert not await damaged(backend, DamageKind.FLIP, 0)
             assert backend.counters().writes_failed == 3
             await backend.close()
         assert set(proxy.requests) <= {"GET", "HEAD"}

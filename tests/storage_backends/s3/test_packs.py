@@ -27,6 +27,7 @@ from tests.kit.storage.calls import (
     writing,
 )
 from tests.kit.storage.contract import StorageContract
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
@@ -35,7 +36,7 @@ import obstore
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.page_index.contract import Entry, Settings
 from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
@@ -184,10 +185,8 @@ def test_damage_is_done_to_one_object_of_a_file_and_is_found(
 ) -> None:
     async def scenario() -> None:
         async with opened(packed) as backend:
-            assert isinstance(backend, Damageable)
             await put_many(backend, range(3))
-            damage = Damage(name=object_name(1), kind=kind, seed=7, other=object_name(2))
-            assert await backend.damage(damage, deadline=soon())
+            assert await damaged(backend, kind)
             good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
             assert (await get_many(backend, range(3)))[0] == [good, bad, good]
 
@@ -392,7 +391,7 @@ def test_an_index_that_stops_answering_is_a_failure(
 
 
 def opened_indexes(backend: object) -> list[SqlitePageIndex]:
-    return [backend._layout._index._index]  # type: ignore[attr-defined] # Its inside is broken here.
+    return [backend.layout.index._index]  # type: ignore[attr-defined] # Its inside is broken here.
 
 
 def test_ranges_are_joined_where_a_request_costs_more_than_the_gap() -> None:

@@ -23,6 +23,7 @@ from tests.kit.storage.calls import (
     writing,
 )
 from tests.kit.storage.contract import StorageContract
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
@@ -32,7 +33,7 @@ from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import Damage, Damageable, DamageKind
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3 import backend as s3
 from lockstep.storage_backends.s3 import requests as s3_requests
@@ -337,12 +338,10 @@ def test_damage_is_done_where_the_store_s_own_check_finds_it(
 ) -> None:
     async def scenario() -> None:
         async with opened(bucket) as backend:
-            assert isinstance(backend, Damageable)
-            damage = Damage(name=object_name(1), kind=kind, seed=7, other=object_name(2))
-            assert not await backend.damage(damage, deadline=soon())
+            assert not await damaged(backend, kind)
             await put(backend, object_name(1), page(1))
             await put(backend, object_name(2), page(2))
-            assert await backend.damage(damage, deadline=soon())
+            assert await damaged(backend, kind)
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
             assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
 

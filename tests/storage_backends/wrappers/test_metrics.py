@@ -6,9 +6,10 @@ import re
 import pytest
 
 from lockstep.storage_backends.base import Read
-from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.wrappers.metrics import BOUNDS_S, Call, MetricsBackend, exposition
 from tests.kit.storage.calls import EVERY, columns, now, object_name, put_columns
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.layers import (
     PAGE_BYTES,
     Failing,
@@ -28,9 +29,7 @@ def test_every_outcome_is_counted_under_its_name() -> None:
         store = await memory_store([1, 2, 3])
         await put_columns(store, object_name(4), 0)
         backend = MetricsBackend(Failing(store, {3: 1, 9: 1}), clock=now)
-        await store.damage(
-            Damage(name=object_name(2), kind=DamageKind.FLIP, seed=1), deadline=a_while()
-        )
+        assert await damaged(store, DamageKind.FLIP, 2)
         full = columns(EVERY)
         lacking = Read(object_name(4), (memoryview(bytearray(full.nbytes)),), full)
         await backend.read([*reads_of(1, 2, 3, 7), lacking], deadline=a_while())

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import Damage, DamageKind
+from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.wrappers.retry import Retried, RetryBackend, RetryPolicy
 from tests.kit.storage.calls import EVERY, columns, now, object_name, put_columns
+from tests.kit.storage.damaging import damaged
 from tests.kit.storage.layers import (
     Failing,
     Watched,
@@ -52,9 +53,7 @@ def test_a_key_that_has_its_answer_is_not_asked_for_again() -> None:
     async def scenario() -> None:
         store = await memory_store([1, 2])
         await put_columns(store, object_name(3), 0)
-        await store.damage(
-            Damage(name=object_name(2), kind=DamageKind.SHORT, seed=1), deadline=a_while()
-        )
+        assert await damaged(store, DamageKind.SHORT, 2)
         watched = Watched(store)
         backend = retrying(watched)
         full = columns(EVERY)

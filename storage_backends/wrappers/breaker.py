@@ -19,17 +19,16 @@ cool-down; if the store answers, it closes; a call that says nothing leaves that
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from ...page_format.object_name import ObjectName, name_digest
-from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ..base import Read, StorageBackend, Write
 from ..fitting import fitting
 from ..uri import StoreUri
-from .base import Wrapper
+from .around import Answer, AroundWrapper, Call, PendingCall
 
 CALLS: Final = 5
 COOL_DOWN_S: Final = 5.0
@@ -57,15 +56,7 @@ class BreakerStatus:
     """Calls that it answered in the store's place."""
 
 
-class _Call:
-    """One call that was let through, and what it turned out to say about the store."""
-
-    def __init__(self, era: int) -> None:
-        self.era = era
-        self.answered: bool | None = None
-
-
-class BreakerBackend(Wrapper):
+class BreakerBackend(AroundWrapper):
     """Answers in the place of a store that has failed `calls` times in a row."""
 
     def __init__(
@@ -87,54 +78,6 @@ class BreakerBackend(Wrapper):
         self._era = 0
         self._refused = 0
 
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`; False while the breaker is open."""
-        with self._let_through(len(names), deadline) as call:
-            if call is None:
-                return [False] * len(names)
-            found = await self._behind.exists(names, deadline=deadline)
-            if self._clock() >= deadline and not any(found):
-                call.answered = False
-            return found
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`; FAILED while the breaker is open."""
-        with self._let_through(len(reads), deadline) as call:
-            if call is None:
-                return [ReadOutcome.FAILED] * len(reads)
-            outcomes = await self._behind.read(reads, deadline=deadline)
-            failed = (ReadOutcome.FAILED, ReadOutcome.TIMED_OUT)
-            if any(outcome not in failed for outcome in outcomes):
-                call.answered = True
-            elif any(_is_sound(read, writable=True) for read in reads):
-                call.answered = False
-            return outcomes
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`; FAILED while the breaker is open."""
-        with self._let_through(len(writes), deadline) as call:
-            if call is None:
-                return [WriteOutcome.FAILED] * len(writes)
-            outcomes = await self._behind.write(writes, deadline=deadline)
-            failed = (WriteOutcome.FAILED, WriteOutcome.TIMED_OUT)
-            if any(outcome not in failed for outcome in outcomes):
-                call.answered = True
-            elif any(_is_sound(write, writable=False) for write in writes):
-                call.answered = False
-            return outcomes
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`; False while the breaker is open."""
-        with self._let_through(len(names), deadline) as call:
-            if call is None:
-                return [False] * len(names)
-            freed = await self._behind.remove(names, deadline=deadline)
-            if any(freed):
-                call.answered = True
-            elif any(name_digest(name) is not None for name in names):
-                call.answered = False
-            return freed
-
     def status(self) -> BreakerStatus:
         """Return whether calls get through, and what was done so far."""
         return BreakerStatus(state=self._state(), opened=self._era, refused=self._refused)
@@ -146,24 +89,31 @@ class BreakerBackend(Wrapper):
             return BreakerState.OPEN
         return BreakerState.HALF_OPEN
 
-    @contextmanager
-    def _let_through(self, keys: int, deadline: float) -> Generator[_Call | None]:
-        """Give the call to be filled in, or None if it is refused; then draw the conclusion."""
-        if not keys or self._clock() >= deadline:
-            yield _Call(self._era)
-            return
+    async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
+        if not call.keys or self._clock() >= call.deadline:
+            return await call.ask()
         state = self._state()
         if state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and self._trying):
             self._refused += 1
-            yield None
-            return
-        call = _Call(self._era)
-        self._trying = state is BreakerState.HALF_OPEN
+            return [call.failed] * len(call.keys)
+        era, self._trying = self._era, state is BreakerState.HALF_OPEN
+        answered: bool | None = None
         try:
-            yield call
+            answers = await call.ask()
+            answered = self._answered(call, answers)
+            return answers
         finally:
-            if call.era == self._era:
-                self._conclude(call.answered)
+            if era == self._era:
+                self._conclude(answered)
+
+    def _answered(self, call: PendingCall[Answer], answers: Sequence[Answer]) -> bool | None:
+        """Say whether the store answered, or else failed; None if the answers say nothing of it."""
+        some = any(answer not in (call.failed, call.late) for answer in answers)
+        if call.kind is Call.EXISTS:
+            return False if self._clock() >= call.deadline and not some else None
+        if some:
+            return True
+        return False if any(map(_is_possible, call.keys)) else None
 
     def _conclude(self, answered: bool | None) -> None:
         trying, self._trying = self._trying, False
@@ -179,10 +129,12 @@ class BreakerBackend(Wrapper):
             self._era += 1
 
 
-def _is_sound(wish: Read | Write, *, writable: bool) -> bool:
-    """Say whether a store can do what is asked for at all."""
-    fits = fitting(wish.buffers, wish.shape.nbytes, writable=writable) is not None
-    return fits and name_digest(wish.name) is not None
+def _is_possible(key: ObjectName | Read | Write) -> bool:
+    """Say whether a store can do at all what is asked for."""
+    if isinstance(key, ObjectName):
+        return name_digest(key) is not None
+    fits = fitting(key.buffers, key.shape.nbytes, writable=isinstance(key, Read)) is not None
+    return fits and name_digest(key.name) is not None
 
 
 def wrap(uri: StoreUri, backend: StorageBackend) -> BreakerBackend:

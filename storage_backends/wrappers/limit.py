@@ -10,15 +10,13 @@ behind it, and so is never starved by smaller ones. A call of more bytes than th
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...page_format.object_name import ObjectName
-from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ..base import Read, StorageBackend, Write
 from ..uri import StoreUri
-from .base import Wrapper
+from .around import Answer, AroundWrapper, PendingCall
 
 CALLS: Final = 16
 BYTES: Final = 256 << 20
@@ -36,7 +34,7 @@ class InFlight:
     """Calls that had none by their deadline."""
 
 
-class LimitBackend(Wrapper):
+class LimitBackend(AroundWrapper):
     """Lets at most so many calls and bytes through at a time; the rest wait, up to their deadlines.
 
     A call whose deadline comes while it waits is TIMED_OUT (False for existence and removal) and
@@ -56,36 +54,6 @@ class LimitBackend(Wrapper):
         self._clock = clock
         self._turned_away = 0
 
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        async with self._let_in(len(names), 0, deadline) as is_in:
-            if not is_in:
-                return [False] * len(names)
-            return await self._behind.exists(names, deadline=deadline)
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
-        nbytes = sum(read.shape.nbytes for read in reads)
-        async with self._let_in(len(reads), nbytes, deadline) as is_in:
-            if not is_in:
-                return [ReadOutcome.TIMED_OUT] * len(reads)
-            return await self._behind.read(reads, deadline=deadline)
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
-        nbytes = sum(write.shape.nbytes for write in writes)
-        async with self._let_in(len(writes), nbytes, deadline) as is_in:
-            if not is_in:
-                return [WriteOutcome.TIMED_OUT] * len(writes)
-            return await self._behind.write(writes, deadline=deadline)
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        async with self._let_in(len(names), 0, deadline) as is_in:
-            if not is_in:
-                return [False] * len(names)
-            return await self._behind.remove(names, deadline=deadline)
-
     def in_flight(self) -> InFlight:
         """Return what is let through now."""
         return InFlight(
@@ -95,28 +63,20 @@ class LimitBackend(Wrapper):
             turned_away=self._turned_away,
         )
 
-    @asynccontextmanager
-    async def _let_in(self, keys: int, nbytes: int, deadline: float) -> AsyncGenerator[bool]:
-        """Wait for room, and say whether there was any in time."""
-        if not keys:
-            yield True
-            return
-        taken = await self._take_in_time(nbytes, deadline)
-        if taken is None:
-            self._turned_away += 1
-            yield False
-            return
+    async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
+        if not call.keys:
+            return await call.ask()
+        nbytes = sum(key.shape.nbytes for key in call.keys if isinstance(key, Read | Write))
         try:
-            yield True
-        finally:
-            self._room.give(taken)
-
-    async def _take_in_time(self, nbytes: int, deadline: float) -> int | None:
-        try:
-            async with asyncio.timeout(deadline - self._clock()):
-                return await self._room.take(nbytes)
+            async with asyncio.timeout(call.deadline - self._clock()):
+                share = await self._room.enter(nbytes)
         except TimeoutError:
-            return None
+            self._turned_away += 1
+            return [call.late] * len(call.keys)
+        try:
+            return await call.ask()
+        finally:
+            self._room.leave(share)
 
 
 class _Room:
@@ -134,15 +94,15 @@ class _Room:
         """How many wait."""
         return sum(not turn.done() for _, turn in self._queue)
 
-    async def take(self, nbytes: int) -> int:
-        """Wait for room for one call, and return the bytes that it took, to be given back.
+    async def enter(self, nbytes: int) -> int:
+        """Wait for room for one call of so many bytes, and return its share of them for `leave`.
 
-        That is `nbytes`, or all the room there is if that is less. Nothing is taken if the wait is
-        cancelled.
+        That is `nbytes`, or all that there is room for if that is less. A wait that is cancelled
+        leaves the room as it was.
         """
         share = min(nbytes, self._nbytes_max)
         if not self._queue and self._fits(share):
-            self._enter(share)
+            self._occupy(share)
             return share
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((share, turn))
@@ -151,33 +111,33 @@ class _Room:
         except asyncio.CancelledError:
             if turn.cancelled():
                 # Those behind may fit into the room that this one was too large for.
-                self._let_in()
+                self._admit_waiting()
             else:
                 # The turn came in the very moment that the wait ended.
-                self.give(share)
+                self.leave(share)
             raise
         return share
 
-    def give(self, share: int) -> None:
-        """Give back what `take` returned."""
+    def leave(self, share: int) -> None:
+        """Give back the room of a call; `share` is what `enter` returned."""
         self.calls -= 1
         self.nbytes -= share
-        self._let_in()
+        self._admit_waiting()
 
-    def _enter(self, share: int) -> None:
+    def _occupy(self, share: int) -> None:
         self.calls += 1
         self.nbytes += share
 
     def _fits(self, share: int) -> bool:
         return self.calls < self._calls_max and self.nbytes + share <= self._nbytes_max
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._queue:
             share, turn = self._queue[0]
             if not turn.done():
                 if not self._fits(share):
                     return
-                self._enter(share)
+                self._occupy(share)
                 turn.set_result(None)
             self._queue.popleft()
 

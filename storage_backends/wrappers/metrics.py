@@ -8,31 +8,19 @@ format that Prometheus reads. Memory is bounded: a fixed number of numbers, what
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
-from typing import Final, TypeVar
+from typing import Final
 
-from ...page_format.object_name import ObjectName
 from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from ..uri import StoreUri
-from .base import Wrapper
+from .around import Answer, AroundWrapper, Call, PendingCall
 
-Answer = TypeVar("Answer", ReadOutcome, WriteOutcome, bool)
-
+_OK: Final = (ReadOutcome.OK, WriteOutcome.OK)
 _STEPS: Final = (1.0, 2.5, 5.0)
 BOUNDS_S: Final = tuple(step * 10.0**power for power in range(-5, 2) for step in _STEPS)
 """The upper bounds of the latency buckets: 10 us to 50 s; what takes longer has a bucket too."""
-
-
-class Call(StrEnum):
-    """The kinds of calls."""
-
-    EXISTS = "exists"
-    READ = "read"
-    WRITE = "write"
-    REMOVE = "remove"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +47,7 @@ Metrics = Mapping[Call, CallMetrics]
 """By the kind of call; all kinds are there."""
 
 
-class MetricsBackend(Wrapper):
+class MetricsBackend(AroundWrapper):
     """Counts and measures what goes through it, and changes nothing."""
 
     def __init__(
@@ -69,47 +57,16 @@ class MetricsBackend(Wrapper):
         self._clock = clock
         self._seen = {call: _Seen() for call in Call}
 
-    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        seen = self._seen[Call.EXISTS]
-        found = await self._measure(seen, self._behind.exists(names, deadline=deadline))
-        seen.outcomes.update("yes" if each else "no" for each in found)
-        return found
-
-    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
-        """See `StorageBackend`."""
-        seen = self._seen[Call.READ]
-        outcomes = await self._measure(seen, self._behind.read(reads, deadline=deadline))
-        seen.outcomes.update(outcome.name.lower() for outcome in outcomes)
-        for read, outcome in zip(reads, outcomes, strict=True):
-            seen.nbytes += read.shape.nbytes if outcome is ReadOutcome.OK else 0
-        return outcomes
-
-    async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
-        """See `StorageBackend`."""
-        seen = self._seen[Call.WRITE]
-        outcomes = await self._measure(seen, self._behind.write(writes, deadline=deadline))
-        seen.outcomes.update(outcome.name.lower() for outcome in outcomes)
-        for write, outcome in zip(writes, outcomes, strict=True):
-            seen.nbytes += write.shape.nbytes if outcome is WriteOutcome.OK else 0
-        return outcomes
-
-    async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
-        """See `StorageBackend`."""
-        seen = self._seen[Call.REMOVE]
-        freed = await self._measure(seen, self._behind.remove(names, deadline=deadline))
-        seen.outcomes.update("free" if each else "taken" for each in freed)
-        return freed
-
     def metrics(self) -> Metrics:
         """Return what was seen so far."""
         return {call: seen.frozen() for call, seen in self._seen.items()}
 
-    async def _measure(self, seen: "_Seen", call: Awaitable[list[Answer]]) -> list[Answer]:
+    async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
+        seen = self._seen[call.kind]
         begun = self._clock()
         seen.in_flight += 1
         try:
-            answers = await call
+            answers = await call.ask()
         except BaseException:
             seen.interrupted += 1
             raise
@@ -118,7 +75,19 @@ class MetricsBackend(Wrapper):
         took_s = self._clock() - begun
         seen.latencies[bisect_left(BOUNDS_S, took_s)] += 1
         seen.latency_sum_s += took_s
+        for key, answer in zip(call.keys, answers, strict=True):
+            seen.outcomes[_word(call.kind, answer)] += 1
+            if isinstance(key, Read | Write) and answer in _OK:
+                seen.nbytes += key.shape.nbytes
         return answers
+
+
+def _word(kind: Call, answer: ReadOutcome | WriteOutcome | bool) -> str:
+    """Return what `CallMetrics.outcomes` calls an answer."""
+    if isinstance(answer, ReadOutcome | WriteOutcome):
+        return answer.name.lower()
+    no, yes = ("no", "yes") if kind is Call.EXISTS else ("taken", "free")
+    return yes if answer else no
 
 
 class _Seen:

@@ -12,8 +12,9 @@ from random import Random
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from lockstep.storage_backends.wrappers.around import Call
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
-from lockstep.storage_backends.wrappers.metrics import Call, MetricsBackend
+from lockstep.storage_backends.wrappers.metrics import MetricsBackend
 from tests.kit.storage.calls import EVERY, columns, full_page, object_name
 
 NAMES = 40

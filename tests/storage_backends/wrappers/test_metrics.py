@@ -7,7 +7,8 @@ import pytest
 
 from lockstep.storage_backends.base import Read
 from lockstep.storage_backends.damage.damage import DamageKind
-from lockstep.storage_backends.wrappers.metrics import BOUNDS_S, Call, MetricsBackend, exposition
+from lockstep.storage_backends.wrappers.around import Call
+from lockstep.storage_backends.wrappers.metrics import BOUNDS_S, MetricsBackend, exposition
 from tests.kit.storage.calls import EVERY, columns, now, object_name, put_columns
 from tests.kit.storage.damaging import damaged
 from tests.kit.storage.layers import (

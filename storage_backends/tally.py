@@ -2,8 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
 
 from .base import Counters, Read, ReadOutcome, Write, WriteOutcome
+
+Outcome = TypeVar("Outcome", ReadOutcome, WriteOutcome)
 
 
 class Tally:
@@ -17,32 +20,12 @@ class Tally:
 
     def reads(self, reads: Sequence[Read], outcomes: list[ReadOutcome]) -> list[ReadOutcome]:
         """Count the outcomes of one call, and return them."""
-        ok = ReadOutcome.OK
-        done = outcomes.count(ok)
-        self._reads[ok] += done
-        if done == len(outcomes):
-            self._bytes_read += sum([read.shape.nbytes for read in reads])
-            return outcomes
-        for read, outcome in zip(reads, outcomes, strict=True):
-            if outcome is ok:
-                self._bytes_read += read.shape.nbytes
-            else:
-                self._reads[outcome] += 1
+        self._bytes_read += _count(self._reads, reads, outcomes, ReadOutcome.OK)
         return outcomes
 
     def writes(self, writes: Sequence[Write], outcomes: list[WriteOutcome]) -> list[WriteOutcome]:
         """Count the outcomes of one call, and return them."""
-        ok = WriteOutcome.OK
-        done = outcomes.count(ok)
-        self._writes[ok] += done
-        if done == len(outcomes):
-            self._bytes_written += sum([write.shape.nbytes for write in writes])
-            return outcomes
-        for write, outcome in zip(writes, outcomes, strict=True):
-            if outcome is ok:
-                self._bytes_written += write.shape.nbytes
-            else:
-                self._writes[outcome] += 1
+        self._bytes_written += _count(self._writes, writes, outcomes, WriteOutcome.OK)
         return outcomes
 
     def counters(self) -> Counters:
@@ -62,3 +45,17 @@ class Tally:
             bytes_read=self._bytes_read,
             bytes_written=self._bytes_written,
         )
+
+
+def _count(
+    counts: Counter[Outcome], keys: Sequence[Read | Write], outcomes: list[Outcome], ok: Outcome
+) -> int:
+    """Count the outcomes, and return how many bytes the keys have that are OK."""
+    done = outcomes.count(ok)
+    counts[ok] += done
+    # Nearly always all are OK, and none has to be looked at by itself.
+    if done == len(outcomes):
+        return sum([key.shape.nbytes for key in keys])
+    counts.update(outcome for outcome in outcomes if outcome is not ok)
+    each = zip(keys, outcomes, strict=True)
+    return sum(key.shape.nbytes for key, outcome in each if outcome is ok)

@@ -25,13 +25,24 @@ CLOSE_TIMEOUT_S: Final = 10.0
 class ThreadedBackend(ABC):
     """A store that is asked on `threads` threads at most. Used from one event loop.
 
-    `store` names it in errors, `threads_name` the threads.
+    `store` names it in errors, `threads_name` the threads. A call becomes jobs for several threads
+    only if each has as many bytes, or names, as are given here.
     """
 
-    def __init__(self, store: str, threads: int, threads_name: str) -> None:
+    def __init__(
+        self,
+        store: str,
+        threads_name: str,
+        *,
+        threads: int,
+        job_bytes_min: int,
+        job_names_min: int = 1,
+    ) -> None:
         self._store = store
-        self._threads = threads
         self._threads_name = threads_name
+        self._threads = threads
+        self._job_bytes_min = job_bytes_min
+        self._job_names_min = job_names_min
         self._calls: ThreadCalls | None = None
         self._open_was_called = False
         self._closed = False
@@ -111,8 +122,6 @@ class ThreadedBackend(ABC):
         self,
         job: Callable[[Sequence[ObjectName], Stop], list[bool]],
         names: Sequence[ObjectName],
-        *,
-        job_names_min: int,
         deadline: float,
     ) -> list[bool]:
         """Return what the threads say of each name; False for what is late, and after `close`."""
@@ -123,19 +132,13 @@ class ThreadedBackend(ABC):
             job,
             names,
             weights=[1] * len(names),
-            job_weight_min=job_names_min,
+            job_weight_min=self._job_names_min,
             late=False,
             deadline=deadline,
         )
 
     async def _run_by_bytes(
-        self,
-        job: Job[Key, Outcome],
-        keys: Sequence[Key],
-        *,
-        job_bytes_min: int,
-        late: Outcome,
-        deadline: float,
+        self, job: Job[Key, Outcome], keys: Sequence[Key], late: Outcome, deadline: float
     ) -> list[Outcome]:
         """Return what became of each key on the threads; `late` where its job never began.
 
@@ -148,7 +151,7 @@ class ThreadedBackend(ABC):
             job,
             keys,
             weights=[key.shape.nbytes for key in keys],
-            job_weight_min=job_bytes_min,
+            job_weight_min=self._job_bytes_min,
             late=late,
             deadline=deadline,
         )

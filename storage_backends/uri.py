@@ -12,10 +12,12 @@ raised or reported of one goes through `without_secrets`; what others say of it,
 store does, through `without_secrets_of`.
 """
 
+import os
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
@@ -78,6 +80,29 @@ class StoreUri:
                 raise ConfigError(
                     f"store {self.text!r}: unknown option {name!r}; {wrapper}+ knows: {offer}"
                 )
+
+    def flag(self, name: str) -> bool:
+        """Return whether an option that may be 0 or 1 is 1; without it, it is 0."""
+        return self.choice(name, ("0", "1"), "0") == "1"
+
+    def directory(self, example: str) -> Path:
+        """Return the absolute path that a URI without a host names; `example` is such a URI."""
+        if self.host:
+            raise ConfigError(
+                f"store {self.text!r} names a host; an absolute path needs three slashes: {example}"
+            )
+        if not self.path.strip("/"):
+            raise ConfigError(f"store {self.text!r} has no path; write {example}")
+        return Path(os.path.normpath(self.path))
+
+    def refuse_half_characters(self) -> None:
+        """Raise `ConfigError` for what no client in another language can be told."""
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"store {self.text!r} has half a character (a lone surrogate); write it in UTF-8"
+            ) from None
 
     def choice(self, name: str, values: Sequence[str], default: str) -> str:
         """Return the option's value, which must be one of `values`."""

@@ -25,7 +25,6 @@ the URI says `trust=group` or `trust=any`, and no link out of it is followed.
 
 import asyncio
 import errno
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -98,7 +97,13 @@ class FileBackend(ThreadedBackend):
             raise ConfigError(
                 f"store {root}: threads is {threads}, must be from 1 to {THREADS_MAX}"
             )
-        super().__init__(str(root), threads, "lockstep-file")
+        super().__init__(
+            str(root),
+            "lockstep-file",
+            threads=threads,
+            job_bytes_min=_JOB_BYTES_MIN,
+            job_names_min=_JOB_NAMES_MIN,
+        )
         self.root = root
         self._direct = direct
         self.read_only = read_only
@@ -154,21 +159,13 @@ class FileBackend(ThreadedBackend):
         if self._ready() is None:
             return [False] * len(names)
         return await self._seen.exist(
-            names,
-            lambda unknown: self._run_by_names(
-                self._look_up, unknown, job_names_min=_JOB_NAMES_MIN, deadline=deadline
-            ),
+            names, lambda unknown: self._run_by_names(self._look_up, unknown, deadline)
         )
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
-        outcomes = await self._run_by_bytes(
-            self._read,
-            reads,
-            job_bytes_min=_JOB_BYTES_MIN,
-            late=ReadOutcome.TIMED_OUT,
-            deadline=deadline,
-        )
+        late = ReadOutcome.TIMED_OUT
+        outcomes = await self._run_by_bytes(self._read, reads, late, deadline)
         self._seen.note_reads(reads, outcomes)
         if self._sweeper is not None:
             self._sweeper.used(
@@ -180,13 +177,8 @@ class FileBackend(ThreadedBackend):
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects, each under its name at once and whole."""
-        outcomes = await self._run_by_bytes(
-            self._write,
-            writes,
-            job_bytes_min=_JOB_BYTES_MIN,
-            late=WriteOutcome.TIMED_OUT,
-            deadline=deadline,
-        )
+        late = WriteOutcome.TIMED_OUT
+        outcomes = await self._run_by_bytes(self._write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
         if self._sweeper is not None:
             self._note_written(self._sweeper, writes, outcomes)
@@ -195,9 +187,7 @@ class FileBackend(ThreadedBackend):
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects; True where the name is free afterwards."""
         self._seen.discard(names)
-        return await self._run_by_names(
-            self._remove, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
-        )
+        return await self._run_by_names(self._remove, names, deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
         """Yield what is in the store; see `StorageBackend`.
@@ -251,21 +241,14 @@ class FileBackend(ThreadedBackend):
 def from_uri(uri: StoreUri) -> FileBackend:
     """Return the backend of a `file://` URI."""
     uri.only_options(_OPTIONS)
-    if uri.host:
-        raise ConfigError(
-            f"store {uri.text!r} names a host; an absolute path needs three slashes: "
-            "file:///absolute/path"
-        )
-    if not uri.path.strip("/"):
-        raise ConfigError(f"store {uri.text!r} has no path; write file:///absolute/path")
     durability = uri.choice("durability", [each.value for each in Durability], "none")
     return FileBackend(
-        Path(os.path.normpath(uri.path)),
+        uri.directory("file:///absolute/path"),
         durability=Durability(durability),
-        direct=uri.choice("direct", ("0", "1"), "0") == "1",
+        direct=uri.flag("direct"),
         threads=uri.number("threads", THREADS, low=1, high=THREADS_MAX),
         limits=limits_of(uri),
         trust=trust_of(uri),
-        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+        read_only=uri.flag("read_only"),
         text=uri.text,
     )

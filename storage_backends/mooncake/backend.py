@@ -67,7 +67,13 @@ class MooncakeBackend(ThreadedBackend):
     """There is one once the store is open."""
 
     def __init__(self, settings: MooncakeSettings, connect: Connect = connect) -> None:
-        super().__init__(f"mooncake://{settings.master}", THREADS, "lockstep-mooncake")
+        super().__init__(
+            f"mooncake://{settings.master}",
+            "lockstep-mooncake",
+            threads=THREADS,
+            job_bytes_min=_JOB_BYTES_MIN,
+            job_names_min=_JOB_NAMES_MIN,
+        )
         self._settings = settings
         self._connect = connect
         self._client: MooncakeClient | None = None
@@ -89,9 +95,7 @@ class MooncakeBackend(ThreadedBackend):
 
     async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Say for each name whether the master knows an object; False for what is late."""
-        return await self._run_by_names(
-            self._look_up, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
-        )
+        return await self._run_by_names(self._look_up, names, deadline)
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them; FAILED while every thread is held.
@@ -115,20 +119,13 @@ class MooncakeBackend(ThreadedBackend):
 
     async def write(self, writes: Sequence[Write], *, deadline: float) -> list[WriteOutcome]:
         """Write the objects; what there is no room for is FAILED."""
-        outcomes = await self._run_by_bytes(
-            self._write,
-            writes,
-            job_bytes_min=_JOB_BYTES_MIN,
-            late=WriteOutcome.TIMED_OUT,
-            deadline=deadline,
-        )
+        late = WriteOutcome.TIMED_OUT
+        outcomes = await self._run_by_bytes(self._write, writes, late, deadline)
         return self._tally.writes(writes, outcomes)
 
     async def remove(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
         """Remove the objects, also those that somebody is reading."""
-        return await self._run_by_names(
-            self._remove, names, job_names_min=_JOB_NAMES_MIN, deadline=deadline
-        )
+        return await self._run_by_names(self._remove, names, deadline)
 
     def objects(self) -> AsyncIterator[StoredObject]:
         """Raise `UsageError`: the client cannot list."""
@@ -238,12 +235,7 @@ def from_uri(uri: StoreUri) -> MooncakeBackend:
 def settings_of(uri: StoreUri) -> MooncakeSettings:
     """Return what a `mooncake://` URI says, or raise `ConfigError` saying what is wrong with it."""
     uri.only_options(_OPTIONS)
-    try:
-        uri.text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"store {uri.text!r} has half a character (a lone surrogate); write it in UTF-8"
-        ) from None
+    uri.refuse_half_characters()
     host, _, port = uri.host.rpartition(":")
     numeric = port.isascii() and port.isdigit() and len(port) < 6
     if not (host and numeric and 0 < int(port) < 65536):

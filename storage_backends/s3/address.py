@@ -73,12 +73,7 @@ def address_of(uri: StoreUri) -> S3Address:
             f"store {uri.text!r}: {uri.host!r} is no bucket; it must have 3 to 63 of a-z, 0-9, '.' "
             "and '-' (the server is named by endpoint=http://host:port)"
         )
-    try:
-        uri.text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"store {uri.text!r} has half a character (a lone surrogate); write it in UTF-8"
-        ) from None
+    uri.refuse_half_characters()
     prefix = uri.path.strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise ConfigError(f"store {uri.text!r}: the prefix has an empty part, '.' or '..'")
@@ -90,9 +85,9 @@ def address_of(uri: StoreUri) -> S3Address:
         prefix=prefix,
         endpoint=_endpoint(uri),
         region=region,
-        anonymous=uri.choice("anonymous", ("0", "1"), "0") == "1",
+        anonymous=uri.flag("anonymous"),
         concurrency=uri.number("concurrency", CONCURRENCY, low=1, high=CONCURRENCY_MAX),
-        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+        read_only=uri.flag("read_only"),
     )
 
 

@@ -21,7 +21,6 @@ bad.
 
 import logging
 import math
-import os
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from itertools import islice
@@ -102,7 +101,7 @@ class ThreeFsBackend(ThreadedBackend):
             raise ConfigError(
                 f"store {root}: slot_bytes is {slot_bytes}, must be a multiple of {HEADER_BYTES}"
             )
-        super().__init__(str(root), rings, "lockstep-3fs")
+        super().__init__(str(root), "lockstep-3fs", threads=rings, job_bytes_min=_JOB_BYTES_MIN)
         self._root = root
         self._index = index
         self._slot_bytes = slot_bytes
@@ -182,13 +181,8 @@ class ThreeFsBackend(ThreadedBackend):
             )
         if closed or self.read_only:
             return self._tally.writes(writes, [WriteOutcome.FAILED] * len(writes))
-        outcomes = await self._run_by_bytes(
-            self._slot_writes.write,
-            writes,
-            job_bytes_min=_JOB_BYTES_MIN,
-            late=WriteOutcome.TIMED_OUT,
-            deadline=deadline,
-        )
+        late = WriteOutcome.TIMED_OUT
+        outcomes = await self._run_by_bytes(self._slot_writes.write, writes, late, deadline)
         self._seen.note_writes(writes, outcomes)
         return self._tally.writes(writes, outcomes)
 
@@ -285,13 +279,7 @@ def from_uri(uri: StoreUri) -> ThreeFsBackend:
     uri.only_options(
         ("index", "index_name", "slot_bytes", "file_slots", "files", "rings", "trust", "read_only")
     )
-    if uri.host:
-        raise ConfigError(
-            f"store {uri.text!r} names a host; an absolute path needs three slashes: "
-            "3fs:///mount/path"
-        )
-    if not uri.path.strip("/"):
-        raise ConfigError(f"store {uri.text!r} has no path; write 3fs:///mount/path?index=...")
+    root = uri.directory("3fs:///mount/path?index=...")
     index = uri.options.get("index")
     if index is None:
         raise ConfigError(
@@ -299,7 +287,6 @@ def from_uri(uri: StoreUri) -> ThreeFsBackend:
             "redis://host:port/db if several nodes use it"
         )
     slot_bytes, file_slots = sizes_of(uri)
-    root = Path(os.path.normpath(uri.path))
     return ThreeFsBackend(
         root,
         make_index(index, uri.options.get("index_name", "default"), home=root),
@@ -308,6 +295,6 @@ def from_uri(uri: StoreUri) -> ThreeFsBackend:
         files=uri.number("files", FILES, low=1, high=FILES_MAX),
         rings=uri.number("rings", RINGS, low=1, high=RINGS_MAX),
         trust=trust_of(uri),
-        read_only=uri.choice("read_only", ("0", "1"), "0") == "1",
+        read_only=uri.flag("read_only"),
         text=uri.text,
     )

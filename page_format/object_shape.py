@@ -125,7 +125,7 @@ class ObjectShape:
     @property
     def is_whole(self) -> bool:
         """Whether the caller holds all parts that an object with its presence bits has."""
-        return self.held == tuple(self._numbers(self.present))
+        return self.held == tuple(self.numbers(self.present))
 
     def knows(self, present: int) -> bool:
         """Say whether every bit of `present` stands for a column that there is."""
@@ -137,7 +137,7 @@ class ObjectShape:
 
     def payload_bytes(self, present: int) -> int:
         """Return the length of the payload of an object with the bits `present`."""
-        return sum(self.parts[number].nbytes for number in self._numbers(present))
+        return sum(self.parts[number].nbytes for number in self.numbers(present))
 
     def plan(self, present: int) -> Plan:
         """Return where what the caller holds lies in an object with the bits `present`.
@@ -151,14 +151,18 @@ class ObjectShape:
 
     def with_columns(self, present: int) -> "ObjectShape":
         """Return the shape of a whole object that has these columns as well as the caller's."""
-        return ObjectShape(self.parts, tuple(self._numbers(self.present | present)))
+        return self.of_columns(self.present | present)
+
+    def of_columns(self, present: int) -> "ObjectShape":
+        """Return the shape of a whole object of this kind that has exactly these columns."""
+        return ObjectShape(self.parts, tuple(self.numbers(present)))
 
     def unite(self, buffers: Sequence[memoryview], payload: memoryview, present: int) -> memoryview:
         """Return the caller's parts as a payload, with those of another object that it lacks.
 
         `payload` and `present` are the other object's. The bits of the result are those of both.
         """
-        pieces = dict(_cut(self.parts, self._numbers(present), payload))
+        pieces = dict(_cut(self.parts, self.numbers(present), payload))
         pieces |= dict(_cut(self.parts, self.held, memoryview(b"".join(buffers))))
         return memoryview(b"".join(pieces[number] for number in sorted(pieces)))
 
@@ -167,7 +171,7 @@ class ObjectShape:
         runs: list[Run] = []
         run: list[tuple[int, int]] = []
         start = at = 0
-        numbers = self._numbers(present)
+        numbers = self.numbers(present)
         for there, number in enumerate(numbers):
             nbytes = self.parts[number].nbytes
             if number in held:
@@ -183,8 +187,8 @@ class ObjectShape:
         sizes = tuple(nbytes for run in runs for _, nbytes in run.parts)
         return Plan(at, table, tuple(runs), sizes)
 
-    def _numbers(self, present: int) -> list[int]:
-        """Return the parts that an object with these bits has."""
+    def numbers(self, present: int) -> list[int]:
+        """Return the numbers of the parts that an object with these bits has, ascending."""
         return [
             number
             for number, part in enumerate(self.parts)

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ...page_format.object_header import (
@@ -127,8 +127,7 @@ class FileContents:
         The object is the one of the last `look` on this thread, where it had the bits `present`. None
         if its payload is not sound.
         """
-        theirs = shape.with_columns(present)
-        whole = ObjectShape(theirs.parts, tuple(_numbers(theirs, present)))
+        whole = shape.of_columns(present)
         room = self._scratch.room(whole.nbytes)
         finding = self._pick(fd, [room], whole.plan(present), stop, direct=False)
         return shape.unite(buffers, room, present) if finding is HeaderFinding.SOUND else None
@@ -238,13 +237,6 @@ def _steps(nbytes: int, piece_bytes: int) -> list[int]:
     """Return sizes that add up to `nbytes`, none larger than a piece."""
     whole, rest = divmod(nbytes, piece_bytes)
     return [piece_bytes] * whole + ([rest] if rest else [])
-
-
-def _numbers(shape: ObjectShape, present: int) -> Iterator[int]:
-    for number in shape.held:
-        bit = shape.parts[number].bit
-        if bit < 0 or present >> bit & 1:
-            yield number
 
 
 def _read_fully(fd: int, views: Sequence[memoryview], offset: int, *, direct: bool) -> int:

@@ -23,7 +23,6 @@ from typing import Final
 
 from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_object
 from ...page_format.object_name import ObjectName
-from ...page_format.object_shape import ALWAYS, ObjectShape
 from ..base import ReadOutcome, WriteOutcome
 from ..thread_calls import Stop
 from .client import MooncakeClient
@@ -146,12 +145,7 @@ class ObjectWriter:
         if generation + 1 >= GENERATIONS:
             return Code.INVALID
         if present & ~want.shape.present:
-            held = [
-                number
-                for number, part in enumerate(want.shape.parts)
-                if part.bit == ALWAYS or present >> part.bit & 1
-            ]
-            theirs = ObjectShape(want.shape.parts, tuple(held))
+            theirs = want.shape.of_columns(present)
             payload = memoryview(bytearray(theirs.nbytes))
             outcome = self._reader.read_at(
                 WantedObject(want.digest, [payload] if payload.nbytes else [], theirs),

@@ -17,7 +17,7 @@ from ...errors import ConfigError, StorageError
 from ...page_format.namespace import Namespace
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_name import MANIFEST_POOL, MARK_POOL, ObjectName
-from ...page_format.object_shape import ALWAYS, ObjectShape
+from ...page_format.object_shape import ObjectShape
 from ...page_format.page_layout import PageLayout, ShardPlace
 from ..base import StoredObject
 from .manifest import MANIFEST_BYTES, Manifest
@@ -301,11 +301,7 @@ def _is_sensible(manifest: Manifest) -> bool:
 def _with_parts(full: ObjectShape, stated: ObjectShape) -> ObjectShape | None:
     """Return `full` holding the parts that `stated` has; None if it has other parts than `full`."""
     present = stated.present
-    held = [
-        number
-        for number, part in enumerate(full.parts)
-        if part.bit == ALWAYS or present >> part.bit & 1
-    ]
+    held = full.numbers(present)
     same = full.knows(present) and tuple(full.parts[number] for number in held) == stated.parts
     return ObjectShape(full.parts, tuple(held)) if same else None
 

@@ -246,7 +246,7 @@ class S3Objects:
         """
         present = standing.present
         if present & ~write.shape.present:
-            whole = whole_shape(write.shape, present)
+            whole = write.shape.of_columns(present)
             room = memoryview(bytearray(whole.nbytes))
             place = StoredPlace(path)
             finding, e_tag = await read_place(self._requests, place, digest, [room], whole)
@@ -321,14 +321,6 @@ def encode(
 ) -> bytes:
     """Return a whole object, header and payload. A copy: the client may send it later than we wait."""
     return b"".join([encode_object(name, digest, buffers, shape), *buffers])
-
-
-def whole_shape(shape: ObjectShape, present: int) -> ObjectShape:
-    """Return the shape of a whole object of this kind with exactly these presence bits."""
-    numbers = [
-        number for number, part in enumerate(shape.parts) if part.bit < 0 or present >> part.bit & 1
-    ]
-    return ObjectShape(shape.parts, tuple(numbers))
 
 
 def path_of(name: ObjectName) -> str | None:

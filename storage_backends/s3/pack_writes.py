@@ -17,7 +17,7 @@ from ..fitting import fitting
 from ..page_index.contract import NOTHING, CommitOutcome, Entry
 from .calls import each
 from .index import StoreIndex
-from .objects import read_place, whole_shape
+from .objects import read_place
 from .pack_files import NewObject, PackFile, cut_packs, objects_in, place_of
 from .requests import RequestFailed, S3Requests
 
@@ -90,7 +90,7 @@ class PackWriter:
         new = new.replacing(entry.generation)
         if not entry.present & ~new.shape.present:
             return new
-        whole = whole_shape(new.shape, entry.present)
+        whole = new.shape.of_columns(entry.present)
         room = memoryview(bytearray(whole.nbytes))
         finding, _ = await read_place(self._requests, place_of(entry), new.digest, [room], whole)
         return new.united(room, entry.present) if finding is HeaderFinding.SOUND else new

@@ -15,7 +15,7 @@ from typing import Final
 from ...errors import StorageError
 from ...page_format.object_header import HEADER_BYTES, encode_object
 from ...page_format.object_name import ObjectName, name_digest
-from ...page_format.object_shape import ALWAYS, ObjectShape
+from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
 from ..page_index.contract import (
@@ -171,7 +171,7 @@ class SlotWrites:
             return WriteOutcome.PRESENT
         if not entry.present & ~new.shape.present:
             return instead
-        theirs = _whole(new.shape, entry.present)
+        theirs = new.shape.of_columns(entry.present)
         payload = memoryview(bytearray(entry.length))
         (outcome,) = self._reads.fetch(
             [PlacedRead(Read(new.name, (payload,), theirs), entry)], stop
@@ -294,13 +294,3 @@ class SlotWrites:
 def _as_given(new: _New, todo: Sequence[_New]) -> _New:
     """Return the object as its writer gave it, without what it was united with."""
     return next(each for each in todo if each.at == new.at)
-
-
-def _whole(shape: ObjectShape, present: int) -> ObjectShape:
-    """Return the shape of an object that has exactly these optional columns."""
-    numbers = [
-        number
-        for number, part in enumerate(shape.parts)
-        if part.bit == ALWAYS or present >> part.bit & 1
-    ]
-    return ObjectShape(shape.parts, tuple(numbers))

@@ -35,11 +35,11 @@ from typing import Final
 from ...errors import ConfigError, StorageError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..complaints import remedy_for
 from ..seen_names import SeenNames
 from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import CLOSE_TIMEOUT_S, ThreadedBackend
 from ..uri import StoreUri
-from .complaints import remedy_for
 from .contents import file_bytes
 from .looking import LookedAtFiles
 from .objects import Durability, ObjectFiles
@@ -141,7 +141,7 @@ class FileBackend(ThreadedBackend):
                 what += ", and direct=1 needs a filesystem with O_DIRECT"
             remedy = f"give a directory that this process may {what}"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                remedy = remedy_for(error, remedy)
+                remedy = remedy_for(error.errno, remedy)
             raise ConfigError(
                 f"store directory {self.root} cannot be used: {error.strerror}; {remedy}"
             ) from error

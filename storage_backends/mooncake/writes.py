@@ -15,7 +15,6 @@ it, and with that hide columns that others have stored anew meanwhile. They are 
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Final
 from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_object
 from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, WriteOutcome
+from ..complaints import Trouble
 from ..thread_calls import Stop
 from .client import MooncakeClient
 from .memory import RegisteredMemory, address_of, in_rooms
@@ -34,8 +34,6 @@ from .reads import ObjectReader
 _OTHER_WRITER_S: Final = 2.0
 """How long somebody else may take to write an object. Then it has died, as the master will find out."""
 _PAUSE_S: Final = 0.001
-_SAID_AGAIN_S: Final = 60.0
-"""In a store that is always nearly full, writes go well and badly in turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,34 +47,22 @@ class New:
 
 
 class RoomComplaint:
-    """Says that a store has no room: once until a write goes well, and once in a minute at most.
-
-    Thread-safe.
-    """
+    """Says that a store has no room, as often as `Trouble` has it. Thread-safe."""
 
     def __init__(self, store: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._standing = False
-        self._said_at: float | None = None
+        self._trouble = Trouble(clock)
 
     def note(self, codes: Sequence[int]) -> None:
         """Take notice of what became of some writes."""
-        with self._lock:
-            if 0 in codes:
-                self._standing = False
-            if Code.NO_ROOM not in codes or self._standing:
-                return
-            now = self._clock()
-            if self._said_at is not None and now < self._said_at + _SAID_AGAIN_S:
-                return
-            self._standing, self._said_at = True, now
-        _log.warning(
-            "no member of %s has memory left (or gives any): start a process that owns a segment, or "
-            "give segment_bytes=N",
-            self._store,
-        )
+        if 0 in codes:
+            self._trouble.went_well()
+        if Code.NO_ROOM in codes and self._trouble.is_to_be_said():
+            _log.warning(
+                "no member of %s has memory left (or gives any): start a process that owns a "
+                "segment, or give segment_bytes=N",
+                self._store,
+            )
 
 
 class ObjectWriter:

@@ -5,15 +5,9 @@ import logging
 import os
 from typing import Final
 
+from ..complaints import remedy_for
+
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NO_PERMISSION: Final = "let this process read and write all that is in the store's directory"
-_REMEDIES: Final = {
-    errno.EROFS: "mount its filesystem for writing",
-    errno.EACCES: _NO_PERMISSION,
-    errno.EPERM: _NO_PERMISSION,
-    errno.EIO: "look at the device and the kernel's log",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
 
 _log = logging.getLogger(__name__)
 
@@ -48,5 +42,4 @@ class Complaints:
                 reason,
             )
             return
-        remedy = _REMEDIES.get(number, "look at the filesystem that it is on")
-        self.say(f"{what}: {reason}", "%s: %s; %s", what, reason, remedy)
+        self.say(f"{what}: {reason}", "%s: %s; %s", what, reason, remedy_for(number))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
-from lockstep.storage_backends.file.complaints import SAID_AGAIN_S, WriteComplaints
+from lockstep.storage_backends.complaints import SAID_AGAIN_S
+from lockstep.storage_backends.file.complaints import WriteComplaints
 from lockstep.storage_backends.registry import open_backend
 from tests.kit.storage.calls import KIB, get, object_name, page, put, run
 from tests.kit.storage.files import FileStore

@@ -54,6 +54,10 @@ those of entries that are kept; `slots` is a sorted set of those that are free (
 since 1970. A row is generation, slot, offset, length, presence bits and place, with spaces between."""
 
 _SCRIPTS: Final = {
+    "set_default": """
+redis.call('HSETNX', settings, ARGV[1], ARGV[2])
+return redis.call('HGET', settings, ARGV[1])
+""",
     "provide": """
 local there = tonumber(redis.call('HGET', settings, 'slots') or '0')
 there = math.max(there, tonumber(ARGV[1]))
@@ -155,11 +159,10 @@ class RedisPageIndex:
         _check_options(url)
         self._url = url
         prefix = f"{{lockstep:{name}}}"
-        self._settings = f"{prefix}:settings"
         self._entries = f"{prefix}:entries"
         self._used = f"{prefix}:used"
         self._keys = [
-            self._settings,
+            f"{prefix}:settings",
             self._entries,
             self._used,
             f"{prefix}:slots",
@@ -194,7 +197,7 @@ class RedisPageIndex:
                 name: self._client.register_script(_PRELUDE + body)
                 for name, body in _SCRIPTS.items()
             }
-            version = self._settle("format", _FORMAT)
+            version = self._set_default("format", _FORMAT)
         except (*self._errors, ValueError, TypeError, StorageError) as error:
             self.close()
             # An error of ours names the index already.
@@ -213,13 +216,13 @@ class RedisPageIndex:
 
     def identity(self, proposal: str) -> str:
         """Return the index's own name."""
-        return self._settle("identity", proposal)
+        return self._set_default("identity", proposal)
 
     def agree(self, settings: Settings) -> Settings:
         """Return the settings that the index was begun with."""
         return Settings(
-            slot_bytes=self._number(self._settle("slot_bytes", str(settings.slot_bytes))),
-            file_slots=self._number(self._settle("file_slots", str(settings.file_slots))),
+            slot_bytes=self._number(self._set_default("slot_bytes", str(settings.slot_bytes))),
+            file_slots=self._number(self._set_default("file_slots", str(settings.file_slots))),
         )
 
     def provide(self, slots: int) -> int:
@@ -306,10 +309,9 @@ class RedisPageIndex:
         if client is not None:
             client.close()
 
-    def _settle(self, name: str, value: str) -> str:
-        """Set what was not set, and return what is."""
-        self._ask("HSETNX", self._settings, name, value)
-        return bytes(self._ask("HGET", self._settings, name)).decode("ascii", "replace")
+    def _set_default(self, name: str, value: str) -> str:
+        """Return a setting of the index, which is `value` now if there was none."""
+        return bytes(self._run("set_default", [name, value])).decode("ascii", "replace")
 
     def _number(self, answer: bytes | str) -> int:
         try:

@@ -103,14 +103,14 @@ class SqlitePageIndex:
     def identity(self, proposal: str) -> str:
         """Return the index's own name."""
         with self._change() as database:
-            return str(_settle(database, "identity", proposal))
+            return str(_set_default(database, "identity", proposal))
 
     def agree(self, settings: Settings) -> Settings:
         """Return the settings that the index was begun with."""
         with self._change() as database:
             return Settings(
-                slot_bytes=int(_settle(database, "slot_bytes", settings.slot_bytes)),
-                file_slots=int(_settle(database, "file_slots", settings.file_slots)),
+                slot_bytes=int(_set_default(database, "slot_bytes", settings.slot_bytes)),
+                file_slots=int(_set_default(database, "file_slots", settings.file_slots)),
             )
 
     def provide(self, slots: int) -> int:
@@ -233,9 +233,9 @@ class SqlitePageIndex:
         with _transaction(database):
             for statement in _TABLES.split(";"):
                 database.execute(statement)
-            version = int(_settle(database, "format", _FORMAT))
+            version = int(_set_default(database, "format", _FORMAT))
             # Generations never seen before, also if the file was lost and begun again.
-            _settle(database, "generation", self._uses.now())
+            _set_default(database, "generation", self._uses.now())
         if version != _FORMAT:
             raise StorageError(f"it has format {version}, and this version reads {_FORMAT}")
 
@@ -317,15 +317,15 @@ def _transaction(database: sqlite3.Connection) -> Generator[None]:
         raise
 
 
-def _settle(database: sqlite3.Connection, name: str, value: str | int) -> str | int:
-    """Set what was not set, and return what is."""
+def _set_default(database: sqlite3.Connection, name: str, value: str | int) -> str | int:
+    """Return a setting of the index, which is `value` now if there was none."""
     database.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, value))
     (there,) = database.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
     return cast("str | int", there)
 
 
 def _number(database: sqlite3.Connection, name: str) -> int:
-    return int(_settle(database, name, 0))
+    return int(_set_default(database, name, 0))
 
 
 def _set(database: sqlite3.Connection, name: str, value: int) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,30 @@ def test_a_redis_index_that_was_damaged_costs_errors_of_the_store(server: RedisS
     with pytest.raises(StorageError, match="damaged"):
         index.reserve(1, LONG_S)
     client.close()
+    index.close()
+
+
+def forgetting_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server forget everything right before each command of this name."""
+    redis = pytest.importorskip("redis")
+    ask = redis.Redis.execute_command
+
+    def forget_and_ask(client: Any, *command: Any, **options: Any) -> Any:
+        if command[0] == name:
+            ask(client, "FLUSHALL")
+        return ask(client, *command, **options)
+
+    monkeypatch.setattr(redis.Redis, "execute_command", forget_and_ask)
+
+
+def test_a_redis_that_forgets_everything_in_between_has_what_it_is_told_next(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = make_index(server.url(), "forgotten")
+    index.open()
+    forgetting_before("HGET", monkeypatch)
+    assert index.identity("ours") == "ours"
+    assert index.agree(Settings(8192, 4)) == Settings(8192, 4)
     index.close()
 
 

@@ -16,8 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from ...page_format.object_header import HeaderFinding
 from ...page_format.object_name import (
     NAME_DIGEST_BYTES,
@@ -27,6 +25,7 @@ from ...page_format.object_name import (
     object_path,
 )
 from ...page_format.object_shape import ObjectShape
+from ..addresses import address_of
 from ..base import ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
@@ -275,8 +274,7 @@ class ObjectFiles:
         payload = buffers[0]
         if payload.nbytes % BLOCK_BYTES or not payload.nbytes:
             return 0
-        address: int = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
-        return 0 if address % BLOCK_BYTES else self._direct_flag
+        return 0 if address_of(payload) % BLOCK_BYTES else self._direct_flag
 
     def _try_to_write(self, new: _New, stop: Stop) -> WriteOutcome | None:
         """Write the object as far as what stands there asks for it; None if that has changed."""

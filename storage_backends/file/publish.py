@@ -10,14 +10,14 @@ gets a temporary name first, if it has none, and then the final one with `rename
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import time
 from contextlib import suppress
-from enum import Enum
 from itertools import islice
 from typing import Final, Protocol
+
+from .locks import Lock, try_to_lock
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
@@ -27,9 +27,6 @@ SWEEP_MAX: Final = 4096
 SWEEP_AGE_S: Final = 3600.0
 """How old a temporary file must be to be swept where there are no locks; writing one takes seconds,
 but the clocks of those who share a filesystem may differ."""
-NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
-"""What `flock` answers where there are no locks. EBADF is the answer of a network filesystem that
-has none for what is open for reading only."""
 _NAME_TRIES: Final = 16
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC
 
@@ -78,7 +75,7 @@ class UnnamedDraft:
     def replace(self, path: str) -> None:
         """Give the file its name below the root, in the place of the file that has it."""
         # Locked like a `NamedDraft`, for the moment that it is one, so that no sweep takes the name.
-        _lock(self.fd)
+        try_to_lock(self.fd)
         temporary = f"{TEMPORARY}/{secrets.token_hex(16)}"
         self._link(temporary)
         try:
@@ -167,7 +164,7 @@ class NamedFiles:
             draft = NamedDraft(self._root_fd, fd, temporary)
             try:
                 # A sweep may have come in between, and then the name is gone or about to be.
-                kept = _lock(fd) is not _Lock.TAKEN and os.fstat(fd).st_nlink > 0
+                kept = try_to_lock(fd) is not Lock.TAKEN and os.fstat(fd).st_nlink > 0
             except BaseException:
                 draft.close()
                 raise
@@ -197,10 +194,10 @@ def _sweep_one(directory_fd: int, name: str) -> bool:
     except OSError:
         return False
     try:
-        lock = _lock(fd)
-        if lock is _Lock.TAKEN:
+        lock = try_to_lock(fd)
+        if lock is Lock.TAKEN:
             return False
-        if lock is _Lock.UNKNOWN and time.time() - os.fstat(fd).st_mtime < SWEEP_AGE_S:
+        if lock is Lock.UNKNOWN and time.time() - os.fstat(fd).st_mtime < SWEEP_AGE_S:
             return False
         os.unlink(name, dir_fd=directory_fd)
     except OSError:
@@ -208,25 +205,6 @@ def _sweep_one(directory_fd: int, name: str) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-class _Lock(Enum):
-    OURS = 0
-    TAKEN = 1
-    UNKNOWN = 2
-    """The filesystem has no locks."""
-
-
-def _lock(fd: int) -> _Lock:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _Lock.TAKEN
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return _Lock.UNKNOWN
-    return _Lock.OURS
 
 
 def choose_publisher(root_fd: int, flags: int) -> Publisher:
@@ -252,7 +230,7 @@ def _try(publisher: Publisher, root_fd: int, flags: int) -> None:
     draft = publisher.draft(TEMPORARY, flags)
     try:
         # Locked, so that the sweep of another who opens the store leaves the name alone.
-        _lock(draft.fd)
+        try_to_lock(draft.fd)
         if draft.publish(path):
             # Where there are no locks it may be swept all the same, if the clocks differ much.
             with suppress(FileNotFoundError):

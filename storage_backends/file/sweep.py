@@ -22,7 +22,6 @@ link is followed.
 """
 
 import errno
-import fcntl
 import os
 import stat
 from array import array
@@ -38,7 +37,8 @@ from ..records.catalogue import RECORD_BYTES, is_record
 from ..uri import StoreUri
 from .contents import FileContents
 from .listing import stored_as
-from .publish import FILE_MODE, NO_LOCKS, sweep
+from .locks import Lock, try_to_lock
+from .publish import FILE_MODE, sweep
 from .quarantine import QUARANTINE
 from .trees import remove_tree
 
@@ -113,14 +113,9 @@ def sweeping(root_fd: int, *, rest_s: float) -> Generator[float | None]:
     before = _lstat(root_fd, LOCK)
     fd = os.open(LOCK, flags, FILE_MODE, dir_fd=root_fd)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_to_lock(fd) is Lock.TAKEN:
             yield None
             return
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
         # One that ended between our look and our lock counts as well.
         last = os.fstat(fd)
         now = _touch(fd)

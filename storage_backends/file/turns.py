@@ -6,7 +6,6 @@ it holds a lock, and acts only on the very file that it has looked at.
 """
 
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ..thread_calls import Stop
-from .publish import NO_LOCKS
+from .locks import Lock, try_to_lock
 
 _TIMEOUT_S: Final = 1.0
 _RETRY_S: Final = 0.001
@@ -56,19 +55,13 @@ class Turns:
 
 
 def _lock(fd: int, stop: Stop | None) -> None:
+    """Wait for the lock.
+
+    Where the filesystem has none, the time between look and act is anybody's. What slips through is a
+    good file in quarantine, or columns that get lost: a miss, never wrong data.
+    """
     give_up = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= give_up or (stop is not None and stop.due()):
-                raise TimeoutError(errno.ETIMEDOUT, "others hold the lock of the store") from error
-            time.sleep(_RETRY_S)
-        except OSError as error:
-            # Without locks on this filesystem the window between look and act stays open; what slips
-            # through is a good file in quarantine, or columns that get lost: a miss, never wrong data.
-            if error.errno not in NO_LOCKS:
-                raise
-            return
-        else:
-            return
+    while try_to_lock(fd) is Lock.TAKEN:
+        if time.monotonic() >= give_up or (stop is not None and stop.due()):
+            raise TimeoutError(errno.ETIMEDOUT, "others hold the lock of the store")
+        time.sleep(_RETRY_S)

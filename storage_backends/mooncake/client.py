@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ...errors import ConfigError
+from ..addresses import address_of
 from ..thread_calls import Stop
 from .pieces import LEASES, Code, Columns, Piece, complete, move, renewing
 
@@ -174,7 +173,7 @@ class MooncakeClient:
             return whole
         if any(piece.offset + piece.nbytes > len(whole) for piece in pieces):
             return Code.INVALID
-        address = _address_of(whole)
+        address = address_of(whole)
         for piece in pieces:
             ctypes.memmove(piece.address, address + piece.offset, piece.nbytes)
         return sum(piece.nbytes for piece in pieces)
@@ -228,7 +227,7 @@ class MooncakeClient:
     @contextmanager
     def _lent(self, memory: mmap.mmap) -> Generator[int | None]:
         """Let the library use this memory while in here; gives its address, None if it cannot."""
-        address = _address_of(memory)
+        address = address_of(memory)
         if self._store.register_buffer(address, len(memory)):
             yield None
             return
@@ -316,11 +315,6 @@ class MooncakeClient:
             for at, code in zip(stale, complete(answer, again), strict=True):
                 codes[at] = code
         return codes
-
-
-def _address_of(memory: mmap.mmap) -> int:
-    address: int = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def connect(settings: MooncakeSettings) -> MooncakeClient:

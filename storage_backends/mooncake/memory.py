@@ -11,11 +11,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from ...errors import ConfigError
 from ...page_format.object_header import HEADER_BYTES
 from ...page_format.object_shape import Plan, pieces_of
+from ..addresses import address_of
 from .client import MooncakeClient
 
 KEYS_AT_A_TIME: Final = 32
@@ -26,12 +25,6 @@ WRITTEN_OFF_MAX: Final = 32
 """How often staging memory may be given up for good: 132 MiB of it."""
 
 _log = logging.getLogger(__name__)
-
-
-def address_of(view: memoryview) -> int:
-    """Return where the bytes of a view lie."""
-    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
-    return address
 
 
 class StagingMemory:

@@ -22,11 +22,12 @@ from typing import Final
 
 from ...page_format.object_header import HEADER_BYTES, HeaderFinding, encode_object
 from ...page_format.object_name import ObjectName
+from ..addresses import address_of
 from ..base import ReadOutcome, WriteOutcome
 from ..complaints import Trouble
 from ..thread_calls import Stop
 from .client import MooncakeClient
-from .memory import RegisteredMemory, address_of, in_rooms
+from .memory import RegisteredMemory, in_rooms
 from .names import GENERATIONS, WantedObject, key_of
 from .pieces import Code, Piece
 from .reads import ObjectReader

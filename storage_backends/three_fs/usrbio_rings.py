@@ -24,8 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-import numpy as np
-
+from ..addresses import address_of
 from .rings import Completion
 
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - where the daemon looks for shared memory.
@@ -159,7 +158,7 @@ class UsrbioRing:
         self._iovec: Any = iovec
         self._ring: Any = ring
         self._reads = reads
-        self._address = _address(self.memory)
+        self._address = address_of(self.memory)
         self._prepared = 0
         self._submitted = 0
 
@@ -176,7 +175,7 @@ class UsrbioRing:
             raise OSError(errno.EBADF, f"descriptor {fd} is not registered")
         if len(views) != 1:
             raise OSError(errno.EINVAL, f"an operation is on one piece of memory, not {len(views)}")
-        start = _address(views[0]) - self._address
+        start = address_of(views[0]) - self._address
         end = start + len(views[0])
         if not 0 <= start < end <= len(self.memory):
             raise OSError(errno.EINVAL, "an operation must be on the ring's own memory")
@@ -233,8 +232,3 @@ class UsrbioRing:
             self._ring = None
             self._iovec = None
         shared.unlink()
-
-
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
-    return address

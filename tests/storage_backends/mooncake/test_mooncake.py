@@ -9,10 +9,11 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import ObjectShape
+from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
-from lockstep.storage_backends.mooncake.memory import RegisteredMemory, address_of
+from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 from lockstep.storage_backends.uri import parse_uri

@@ -15,10 +15,10 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
+from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, left_behind
-from lockstep.storage_backends.mooncake.memory import address_of
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.mooncake.writes import RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop

@@ -33,7 +33,7 @@ class _Job(Generic[Result]):
 
 
 class DaemonThreads:
-    """Does work on at most `threads` threads, begun as they are needed. Thread-safe.
+    """Does work on at most `threads` threads, started as they are needed. Thread-safe.
 
     After `end`, the last thread to leave calls `at_end`, so that what the work needs can be given
     back as soon as nobody needs it, also when nobody waits for that any more.
@@ -62,7 +62,7 @@ class DaemonThreads:
             if self._ending:
                 raise RuntimeError(f"the threads of {self._name} have been told to end")
             if self._alive < min(self._threads, self._unfinished + 1):
-                self._begin_one()
+                self._start_one()
             self._unfinished += 1
             self._jobs.put(_Job(future, work))
         return future
@@ -89,7 +89,7 @@ class DaemonThreads:
             self._say_ended()
         return self._ended
 
-    def _begin_one(self) -> None:
+    def _start_one(self) -> None:
         number = self._alive
         thread = threading.Thread(target=self._live, name=f"{self._name}_{number}", daemon=True)
         try:

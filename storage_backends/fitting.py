@@ -1,4 +1,4 @@
-"""Whether a caller's buffers fit what they are for, looked at once for each key at a backend's door.
+"""Whether a caller's buffers fit what they are for: checked for each key when a call comes in.
 
 A buffer that does not fit is the caller's bug, and what it costs is that key alone: bytes that go
 beyond a buffer, or an object shorter than it says, would harm others.

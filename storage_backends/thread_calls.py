@@ -3,8 +3,8 @@
 A call is cut into a few jobs of neighbouring items, so that its price is paid per batch and not per
 key. At the deadline, or when the call is cancelled, jobs that have not begun never begin, and those
 that run are asked to stop; the call still returns only when the last of them has ended, because
-until then a thread may touch the caller's buffers. Only a call whose jobs say when they do returns
-without them.
+until then a thread may touch the caller's buffers. Where jobs say when they touch them, a call may
+leave its jobs behind and return at its deadline.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Stop:
                 self._touched.notify_all()
 
     def leave(self) -> None:
-        """Let the call be over: wait until nobody is `touching`, which nobody begins any more."""
+        """Let the call end without its jobs: wait until none is `touching`, nor will be later."""
         with self._touched:
             self.asked = True
             self._touched.wait_for(lambda: not self._touching)
@@ -112,8 +112,8 @@ class ThreadCalls:
         the whole call is less. Returns when no thread touches the items any more, however long
         that takes after the deadline.
 
-        With `leaves` it returns at its deadline all the same, and what a job brings that still runs
-        is `late`. Such jobs touch what is the caller's only while they are `Stop.touching`.
+        With `leaves` it returns at its deadline without the jobs that still run, and their results
+        are `late`. Such jobs touch the caller's memory only while they are `Stop.touching`.
         """
         if not items:
             return []
@@ -125,7 +125,9 @@ class ThreadCalls:
         try:
             jobs = [self._pool.submit(partial(job, items[part], stop)) for part in slices]
             futures = [asyncio.wrap_future(each) for each in jobs]
-            await _settle(futures, stop, lambda: [each.cancel() for each in jobs], leaves=leaves)
+            await _wait_for_all(
+                futures, stop, lambda: [each.cancel() for each in jobs], leaves=leaves
+            )
         finally:
             if leaves:
                 stop.leave()
@@ -191,7 +193,7 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
     return slices
 
 
-async def _settle(
+async def _wait_for_all(
     futures: Sequence[asyncio.Future[list[Result]]],
     stop: Stop,
     cancel_queued: Callable[[], object],
@@ -200,7 +202,7 @@ async def _settle(
 ) -> None:
     """Wait until every future is done, whatever happens; then let a cancellation through.
 
-    With `leaves` those that run are not waited for at the deadline, nor after a cancellation.
+    With `leaves` it waits no longer than to the deadline, or to a cancellation.
     """
     waiting = set(futures)
     cancelled: asyncio.CancelledError | None = None

@@ -63,10 +63,10 @@ class StoreUri:
             owner, dot, _ = name.partition(".")
             if name in known or (dot and owner in self.wrappers):
                 continue
-            offer = ", ".join(sorted(known)) or "none"
+            listed = ", ".join(sorted(known)) or "none"
             hint = f"; it needs {owner}+ before the scheme" if dot else ""
             raise ConfigError(
-                f"store {self.text!r}: unknown option {name!r}; {self.scheme}:// knows: {offer}{hint}"
+                f"store {self.text!r}: unknown option {name!r}; {self.scheme}:// knows: {listed}{hint}"
             )
 
     def only_wrapper_options(self, wrapper: str, known: Sequence[str]) -> None:
@@ -76,9 +76,9 @@ class StoreUri:
         """
         for name in self.options:
             if name.startswith(f"{wrapper}.") and name not in known:
-                offer = ", ".join(sorted(known)) or "none"
+                listed = ", ".join(sorted(known)) or "none"
                 raise ConfigError(
-                    f"store {self.text!r}: unknown option {name!r}; {wrapper}+ knows: {offer}"
+                    f"store {self.text!r}: unknown option {name!r}; {wrapper}+ knows: {listed}"
                 )
 
     def flag(self, name: str) -> bool:

@@ -41,8 +41,8 @@ from ..thread_calls import Stop, ThreadCalls
 from ..threaded_backend import CLOSE_TIMEOUT_S, ThreadedBackend
 from ..uri import StoreUri
 from .contents import file_bytes
-from .looking import LookedAtFiles
 from .objects import Durability, ObjectFiles
+from .read_only import ReadOnlyFiles
 from .sweep import SweepLimits, limits_of
 from .sweeper import Sweeper
 from .trust import Trust, trust_of
@@ -108,7 +108,7 @@ class FileBackend(ThreadedBackend):
         self._direct = direct
         self.read_only = read_only
         self._files = (
-            LookedAtFiles(root, trust=trust, text=text)
+            ReadOnlyFiles(root, trust=trust, text=text)
             if read_only
             else ObjectFiles(root, durability, direct=direct, trust=trust, text=text)
         )
@@ -149,7 +149,7 @@ class FileBackend(ThreadedBackend):
     def _on_opened(self) -> None:
         if self._limits is not None:
             self._sweeper = self._files.sweeper(self._limits)
-            self._sweeper.begin()
+            self._sweeper.start()
 
     def _give_back(self) -> None:
         self._files.close()

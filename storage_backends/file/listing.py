@@ -1,7 +1,7 @@
-"""What is in a store of files, told by the files themselves.
+"""Lists what is in a store of files, by the headers of the files.
 
-What is gone meanwhile, and what is no object, is passed over. What is there and cannot be read is not:
-whoever copies, verifies or removes all objects has to learn that there are some which were not seen.
+What is gone meanwhile, and what is no object, is passed over. What is there and cannot be read is an
+error: whoever copies, verifies or removes all objects has to learn that some were not seen.
 """
 
 import errno
@@ -34,7 +34,7 @@ def stored_objects(
 ) -> Iterator[StoredObject]:
     """Yield what is below the directory `objects`, in any order, as far as its header is sound.
 
-    `path_of` says where an object belongs: one in another place is not told, since its name leads to
+    `path_of` says where an object belongs: one in another place is left out, since its name leads to
     another file or to none. Raises `StorageError` where something is there and cannot be read.
     """
     for namespace in entries(root, root_fd, objects):

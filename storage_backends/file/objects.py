@@ -2,7 +2,7 @@
 
     <root>/objects/<namespace digest>/<2 digits>/<name digest>     one object
     <root>/quarantine/<place>                                      what was found to be bad
-    <root>/temporary/<random>                                      being written (see file_publish)
+    <root>/temporary/<random>                                      being written (see `publish`)
 
 What is in a file is told in `contents`, and how it gets its name in `publish`. Nothing that
 a caller says gets into a path: only digests of it do.
@@ -142,7 +142,7 @@ class ObjectFiles:
         except FileNotFoundError:
             return True
         except IsADirectoryError:
-            return self._quarantine.take(path, None, HeaderFinding.KIND, stop)
+            return self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
         except OSError:
             return False
         return True
@@ -180,7 +180,7 @@ class ObjectFiles:
             if finding is HeaderFinding.LACKING:
                 return ReadOutcome.LACKING
             # The file stays open until it is away, so that its inode number stands for it alone.
-            self._quarantine.take(path, _identity(os.fstat(fd)), finding, stop)
+            self._quarantine.put_away(path, _identity(os.fstat(fd)), finding, stop)
         except OSError as error:
             return self._no_read(path, error, stop)
         finally:
@@ -247,7 +247,7 @@ class ObjectFiles:
             except OSError:
                 return True
             if not stat.S_ISDIR(status.st_mode):
-                self._quarantine.take(each, None, HeaderFinding.KIND, stop)
+                self._quarantine.put_away(each, None, HeaderFinding.KIND, stop)
                 return False
         if len(self._real) >= _REAL_MAX:
             self._real.clear()
@@ -258,10 +258,10 @@ class ObjectFiles:
         if error.errno == errno.ENOENT:
             return ReadOutcome.MISSING
         if error.errno in _NO_FILE:
-            self._quarantine.take(path, None, HeaderFinding.KIND, stop)
+            self._quarantine.put_away(path, None, HeaderFinding.KIND, stop)
             return ReadOutcome.CORRUPT
         # Direct I/O says only that the call was invalid, whatever is there.
-        if error.errno == errno.EINVAL and self._quarantine.take(
+        if error.errno == errno.EINVAL and self._quarantine.put_away(
             path, None, HeaderFinding.KIND, stop
         ):
             return ReadOutcome.CORRUPT
@@ -291,7 +291,7 @@ class ObjectFiles:
             fd = os.open(new.path, READ_FLAGS, dir_fd=self._root_fd)
         except OSError as error:
             if error.errno in _NO_FILE:
-                self._quarantine.take(new.path, None, HeaderFinding.KIND, stop)
+                self._quarantine.put_away(new.path, None, HeaderFinding.KIND, stop)
             elif error.errno != errno.ENOENT:
                 raise
             return None
@@ -304,7 +304,7 @@ class ObjectFiles:
         """Write the object beside the file `fd`, which stays open so that its identity is its own."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            self._quarantine.take(new.path, None, HeaderFinding.KIND, stop)
+            self._quarantine.put_away(new.path, None, HeaderFinding.KIND, stop)
             return None
         if _may_be_object(status, new):
             return WriteOutcome.PRESENT
@@ -316,13 +316,13 @@ class ObjectFiles:
                 united = self._contents.unite(fd, new.buffers, new.shape, present, stop)
                 if united is None:
                     if not stop.due():
-                        self._quarantine.take(
+                        self._quarantine.put_away(
                             new.path, _identity(status), HeaderFinding.PAYLOAD, stop
                         )
                     return None
                 new = new._replace(buffers=[united], shape=new.shape.with_columns(present))
             return WriteOutcome.OK if self._store(new, _identity(status), stop) else None
-        self._quarantine.take(new.path, _identity(status), finding, stop)
+        self._quarantine.put_away(new.path, _identity(status), finding, stop)
         return None
 
     def _store(self, new: _New, standing: Identity | None, stop: Stop) -> bool:

@@ -1,9 +1,8 @@
 """Where files go that are not what their name says: kept for inspection, never served, bounded.
 
-The quarantine has a fixed number of places and is filled round and round: a new arrival takes a place
-that is free, or else that of an old one. What cannot be replaced at once is a directory with something
-in it: where all places have one, the next arrivals take it apart, each a part of it, so that none of
-them takes long.
+The quarantine has a fixed number of places. A file is put into one that is free, or else into the next
+one in turn, whose content it replaces. A directory with something in it cannot be replaced at once.
+Where all places have one, each file that comes removes a part of it, so that none of them waits long.
 """
 
 import errno
@@ -21,7 +20,7 @@ QUARANTINE: Final = "quarantine"
 PLACES: Final = 64
 """Entries that the quarantine keeps."""
 TAKEN_APART_MAX: Final = 1024
-"""What one arrival removes of directories that have all the places."""
+"""What is removed for one file where all places are directories with something in them."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class FileQuarantine:
         self._turns = turns
         self._next = secrets.randbelow(PLACES)
 
-    def take(
+    def put_away(
         self, path: str, identity: Identity | None, finding: HeaderFinding, stop: Stop | None = None
     ) -> bool:
         """Move what lies at `path` away; say whether it did.
@@ -45,13 +44,13 @@ class FileQuarantine:
         """
         try:
             with self._turns.on(path, identity, stop) as ours:
-                taken = ours and self._move(path)
+                moved = ours and self._move(path)
         except OSError as error:
             _log.warning("object %s is bad (%s) and stays: %s", path, finding.name, error)
             return False
-        if taken:
+        if moved:
             _log.warning("object %s was bad (%s) and is in quarantine now", path, finding.name)
-        return taken
+        return moved
 
     def _move(self, path: str) -> bool:
         if self._move_to_a_place(path, only_free=True) or self._move_to_a_place(path):
@@ -73,7 +72,7 @@ class FileQuarantine:
                 os.replace(path, place, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except OSError as error:
                 # A directory can take the place of an empty directory only, and a file not even of
-                # that, so some places may be of no use to this arrival.
+                # that, so some places may not do for this one.
                 if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:

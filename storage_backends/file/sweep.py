@@ -13,8 +13,8 @@ They are few and small, and without them pages that are there could not be found
 what they are. They are told by their length, and then by their header. `lockstep store rm` removes them
 with the pages that they speak of.
 
-What is in quarantine goes like an object, and before all of them. A directory there is taken apart when
-it is as old as an empty one may be, since nobody has counted what is in it.
+What is in quarantine goes like an object, and before all of them. A directory there is removed once it
+is as old as an empty one may become, since what is in it was not counted.
 
 To remove a file is safe beside readers, who keep what they have open, and beside writers, who make a
 directory again that went while they wrote. Nothing but the store's own directories is entered: no

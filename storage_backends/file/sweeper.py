@@ -1,9 +1,9 @@
 """The thread that keeps a store within its quota and its time to live, one in each process.
 
-Nobody is master: whoever gets the store's lock makes the pass (`sweep`), and the others go on.
-Reading marks use at the price of a set: the names that were read since the last time are noted, and
-the thread sets the times of their files all at once. So what a process reads all the time is old to
-the others by no more than the interval. The times are the filesystem's own, not this process's.
+No process is in charge: whoever gets the store's lock makes the pass (`sweep`), and the others make
+none. A read only notes the name, and the thread sets the times of all files that were read at once. So
+to other processes a file that is read all the time looks unused for no longer than the interval. The
+times are the filesystem's own, not this process's.
 """
 
 import logging
@@ -23,8 +23,8 @@ from .sweep import SweepLimits, Swept, sweep_store, sweeping
 INTERVAL_MAX_S: Final = 60.0
 INTERVAL_MIN_S: Final = 1.0
 WRITTEN_PART: Final = 0.05
-"""Whoever has written this part of the quota since its last pass makes one at once; with the mark
-that passes begin at, one process so stays within the quota."""
+"""A process that has written this part of the quota since its last pass makes one at once. Passes
+remove from `HIGH_WATER` on, so that one process alone stays within the quota."""
 USED_NAMES_MAX: Final = 1 << 16
 PASS_MAX_S: Final = 3600.0
 """After so long a pass ends where it is, and a later one goes on."""
@@ -56,8 +56,8 @@ class Sweeper:
         self._stopping = False
         self._wake = threading.Event()
 
-    def begin(self) -> None:
-        """Begin to sweep, the first time at once. Call it once."""
+    def start(self) -> None:
+        """Start to sweep, the first time at once. Call it once."""
         self._thread.submit(self._live)
 
     def end(self) -> Future[None]:

@@ -1,9 +1,9 @@
-"""To remove a directory with all that is in it, whatever that is, a little at a time.
+"""Removes a directory with all that is in it, a little at a time.
 
-Such a directory is somebody's mistake, so nothing is known of it: it may be very deep, hold very much,
-or change meanwhile. Whoever removes it goes by open descriptors and follows no link, and may stop after
-any entry: the next one goes on with what is left. What lies deep is moved up first, so that no path is
-long, and the depth costs no descriptors.
+Such a directory came into a store by mistake, so nothing is known of it: it may be very deep, hold very
+much, or change meanwhile. It is reached by open descriptors, and no link is followed. The removal may
+stop after any entry, and the next one goes on with what is left. What lies deep is moved up first, so
+that no path is long, and the depth costs no descriptors.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Turns among all who change what has a name already: one at a time, over all processes of a store.
+"""Turns among the processes of a store: one at a time moves or replaces a file that has a name.
 
 To publish a file under a free name needs no turn, since the kernel lets exactly one do it. To take a
 bad file away, or to put a fuller object in the place of one, is to look and then to act: whoever does

@@ -1,9 +1,9 @@
-"""What lies among the objects of a store of files and is none of them, told and put away.
+"""Finds what lies among the objects of a store of files and is no object, and puts it away if asked.
 
-A listing tells of objects, and a read finds what is wrong with the one that it asks for. Neither meets
+A listing yields objects, and a read finds what is wrong with the one that it asks for. Neither meets
 a file whose header is bad, a file under another's name, somebody's notes, or a directory where a file
-should be: no name leads there, and the room is gone all the same. An object whose header is sound is
-not told here, whatever its payload: to read it says that.
+should be: no name leads there, and it takes room all the same. An object whose header is sound is not
+yielded here, even if its payload is bad: a read finds that.
 """
 
 import os
@@ -100,7 +100,7 @@ def _look(
         if finding is HeaderFinding.SOUND:
             return None
         identity = (status.st_dev, status.st_ino) if is_file else None
-        away = quarantine is not None and quarantine.take(path, identity, finding)
+        away = quarantine is not None and quarantine.put_away(path, identity, finding)
     nbytes = status.st_size if is_file else 0
     mode = status.st_mode
     return UnsoundFile(path=path, finding=finding, mode=mode, nbytes=nbytes, put_away=away)

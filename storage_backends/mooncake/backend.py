@@ -86,7 +86,7 @@ class MooncakeBackend(ThreadedBackend):
     async def _open_on(self, calls: ThreadCalls, memory: Sequence[memoryview]) -> None:
         """Take part in the store, and register `memory`; raises `ConfigError` if that is impossible."""
         try:
-            await calls.once(lambda: self._take_part(memory), _OPEN_TIMEOUT_S)
+            await calls.once(lambda: self._join(memory), _OPEN_TIMEOUT_S)
         except TimeoutError as error:
             raise ConfigError(
                 f"store {self._store} did not answer within {_OPEN_TIMEOUT_S:g} s; check that its "
@@ -131,7 +131,7 @@ class MooncakeBackend(ThreadedBackend):
         """Raise `UsageError`: the client cannot list."""
         raise UsageError(f"store {self._store} cannot list its objects")
 
-    def _take_part(self, memory: Sequence[memoryview]) -> None:
+    def _join(self, memory: Sequence[memoryview]) -> None:
         self._client = client = self._connect(self._settings)
         registered = RegisteredMemory(client, memory)
         self.reader = ObjectReader(client, registered)

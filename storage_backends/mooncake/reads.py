@@ -87,7 +87,7 @@ class ObjectReader:
         ]
         latest = self.later([wanted[at] for at in open_ends], 0)
         for at, generation in zip(open_ends, latest, strict=True):
-            outcomes[at] = self._settle(wanted[at], outcomes[at], generation, stop)
+            outcomes[at] = self._read_again(wanted[at], outcomes[at], generation, stop)
         return outcomes
 
     def read_at(self, want: WantedObject, generation: int, stop: Stop) -> ReadOutcome:
@@ -111,7 +111,7 @@ class ObjectReader:
         there = finding in (HeaderFinding.SOUND, HeaderFinding.LACKING)
         return Look(0, finding, presence_bits(header) if there else 0)
 
-    def _settle(
+    def _read_again(
         self, want: WantedObject, outcome: ReadOutcome, generation: int, stop: Stop
     ) -> ReadOutcome:
         """Return what becomes of an object of which generation 0 gave `outcome`.

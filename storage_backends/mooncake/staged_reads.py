@@ -64,11 +64,11 @@ class StagedReads:
                 pieces = list(map(_pieces, places, shapes))
                 fetched = self._fetch([keys[at] for at in group], pieces, stop)
                 for at, place, code in zip(group, places, fetched, strict=True):
-                    taken = self._take(keys[at], wanted[at], place, code, stop)
-                    if isinstance(taken, bytes):
-                        by_header.append((at, taken))
+                    copied = self._unstage(keys[at], wanted[at], place, code, stop)
+                    if isinstance(copied, bytes):
+                        by_header.append((at, copied))
                     else:
-                        outcomes[at] = taken
+                        outcomes[at] = copied
             for at, header in by_header:
                 outcomes[at] = self._read_by(header, keys[at], wanted[at], stop)
         return outcomes
@@ -82,7 +82,7 @@ class StagedReads:
             code = found or self._fetch_header(key, staging.address, stop)
             return code if code < 0 else bytes(staging.memory[:HEADER_BYTES])
 
-    def _take(
+    def _unstage(
         self, key: str, want: WantedObject, place: _Place, code: int, stop: Stop
     ) -> ReadOutcome | bytes:
         """Copy out what was staged of an object.

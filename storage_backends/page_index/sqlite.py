@@ -263,7 +263,7 @@ class SqlitePageIndex:
         return CommitOutcome.DONE
 
     def _note_uses(self, database: sqlite3.Connection) -> None:
-        uses = self._uses.take()
+        uses = self._uses.pop_all()
         database.executemany("UPDATE entries SET used = MAX(used, ?1) WHERE key = ?2", uses)
 
     def _note_uses_if_free(self) -> None:

@@ -1,4 +1,4 @@
-"""What was used since an index was told last: noted in memory, since a read should write nothing."""
+"""Which keys were used since the index was last written: kept in memory, as a read writes nothing."""
 
 import threading
 import time
@@ -28,19 +28,19 @@ class Uses:
             return self._next()
 
     def note(self, keys: Iterable[bytes]) -> bool:
-        """Note that these are used now, and say whether it is time to tell the index."""
+        """Note that these are used now, and say whether it is time to write them into the index."""
         with self._lock:
             if not self._times:
                 self._since_s = time.monotonic()
             elif len(self._times) >= 2 * USES_KEPT_MAX:
-                # Nobody could be told. To lose some only makes recency less exact.
+                # They could not be written. To lose some only makes recency less exact.
                 self._times.clear()
             for key in keys:
                 self._times[key] = self._next()
             old = bool(self._times) and time.monotonic() >= self._since_s + USES_KEPT_S
             return old or len(self._times) >= USES_KEPT_MAX
 
-    def take(self) -> list[tuple[int, bytes]]:
+    def pop_all(self) -> list[tuple[int, bytes]]:
         """Return the times and keys that were noted, and forget them."""
         with self._lock:
             times, self._times = self._times, {}

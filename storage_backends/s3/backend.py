@@ -1,8 +1,8 @@
 """`s3://bucket/prefix?endpoint=URL&region=R&concurrency=N&anonymous=0|1`: objects in a bucket.
 
 Each page is one object of the bucket, put there only if there is none (`objects`). With
-``&index=sqlite:///...|redis://...&pack=N` up to N pages of a write are one object, and the index
-knows where each lies (`s3_packs`). Reads ask for the ranges that they want and for little else.
+`&index=sqlite:///...|redis://...&pack=N` up to N pages of a write are one object, and the index
+knows where each lies (`packs`). Reads ask for the ranges that they want and for little else.
 `endpoint` names another server than Amazon's, and `concurrency` bounds the requests in flight.
 Credentials come from the environment of the process or its machine, where the S3 client (obstore)
 finds them; with `anonymous=1` there are none. With `read_only=1` nothing in the bucket is made,
@@ -102,7 +102,7 @@ class S3Backend:
         self._calls = DeadlineCalls()
         self._tally = Tally()
         self._seen = SeenNames(_NAMES_SEEN_MAX)
-        self._begun = False
+        self._open_was_called = False
         self._opened = False
         self._closed = False
 
@@ -117,9 +117,9 @@ class S3Backend:
         Raises `ConfigError` if it does not, or does not answer. With `read_only` nothing is put
         there, and the bucket is asked for a listing instead.
         """
-        if self._begun or self._closed:
+        if self._open_was_called or self._closed:
             raise UsageError(f"store {self._address} was opened before; make a new backend")
-        self._begun = True
+        self._open_was_called = True
         self.requests.open()
         try:
             await self._open_all()

@@ -49,10 +49,10 @@ async def each(work: Callable[[int], Awaitable[None]], count: int, concurrency: 
     """Do the work for every number below `count`, `concurrency` at a time; it raises only for bugs."""
     numbers = iter(range(count))
 
-    async def take() -> None:
+    async def work_off() -> None:
         for number in numbers:
             await work(number)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(count, concurrency)):
-            group.create_task(take())
+            group.create_task(work_off())

@@ -24,8 +24,8 @@ from ..thread_calls import ThreadCalls
 Result = TypeVar("Result")
 
 _SETTINGS: Final = Settings(slot_bytes=0, file_slots=0)
-"""What no store that has slots would agree on. Slots stand for nothing here, so there is no end of
-them and none is taken from an entry; what matters are generations."""
+"""Settings that no store with slots has. Here a slot stands for nothing but its generation: there is no
+end of slots, so that no entry gives way for want of one."""
 _THREADS: Final = 4
 _TIMEOUT_S: Final = 30.0
 _CLOSE_TIMEOUT_S: Final = 10.0
@@ -103,14 +103,14 @@ class StoreIndex:
                 "made; give the index that engines have in their store's URI"
             )
         self._index.open()
-        whose = self._begin()
+        whose = self._claim()
         if whose != self._owner:
             raise ConfigError(
                 f"store {self._owner}: index {self._index.text} belongs to {whose}; give it its own"
             )
 
-    def _begin(self) -> str:
-        """Begin the index anew if there is nothing in it, and return whose it is."""
+    def _claim(self) -> str:
+        """Make the index this store's if there is nothing in it, and return whose it is."""
         index = self._index
         alike = index.agree(_SETTINGS) == _SETTINGS
         whose = index.identity(self._owner) if alike else "a store with slots"
@@ -123,7 +123,7 @@ class StoreIndex:
         if len(lent) < count:
             # A database that has lost everything does not know whose it is, nor of any slot. Another
             # store may have come first since.
-            whose = self._begin()
+            whose = self._claim()
             if whose != self._owner:
                 raise StorageError(f"index {self._index.text} was lost and belongs to {whose} now")
             lent = self._index.reserve(count, _LEASE_S)

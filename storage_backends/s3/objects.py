@@ -27,7 +27,7 @@ from ...page_format.object_shape import ObjectShape
 from ..base import Read, ReadOutcome, StoredObject, Write, WriteOutcome
 from ..fitting import fitting
 from .calls import each
-from .ranges import Elsewhere, Range, StoredPlace, join_ranges, take_object, wanted_ranges
+from .ranges import Elsewhere, Range, StoredPlace, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, Listed, RequestFailed, S3Requests
 
 Item = TypeVar("Item")
@@ -128,16 +128,16 @@ class S3Objects:
     async def listing(self) -> AsyncIterator[list[StoredObject]]:
         """Yield what is stored, as far as its header is sound.
 
-        Raises `RequestFailed`, also where one header cannot be read: who asks must not take what
-        was told for everything.
+        Raises `RequestFailed`, also where one header cannot be read: nobody may think that what was
+        yielded is all.
         """
         async for some in self._requests.listing(OBJECTS):
-            yield await told(self._stated, some, self._concurrency)
+            yield await describe_all(self._describe, some, self._concurrency)
 
     async def close(self) -> None:
         """Nothing was opened."""
 
-    async def _stated(self, listed: Listed) -> StoredObject | None:
+    async def _describe(self, listed: Listed) -> StoredObject | None:
         """Return what a file says of itself; None if it is gone, or twice not sound."""
         if listed.size < HEADER_BYTES:
             return None
@@ -281,7 +281,7 @@ async def read_place(
             continue
         if fetched is None:
             return None, None
-        finding = take_object(fetched, place, digest, buffers, shape)
+        finding = copy_object(fetched, place, digest, buffers, shape)
         if isinstance(finding, Elsewhere):
             present = finding.present
         elif finding in GOOD or was_bad:
@@ -291,12 +291,12 @@ async def read_place(
     raise RequestFailed(f"GET {place.path}: it is being replaced all the time")
 
 
-async def told(
-    state: Callable[[Item], Awaitable[StoredObject | None]],
+async def describe_all(
+    describe: Callable[[Item], Awaitable[StoredObject | None]],
     some: Sequence[Item],
     concurrency: int,
 ) -> list[StoredObject]:
-    """Return what `state` says of each item, but for those of which it says None.
+    """Return what `describe` makes of each item, without those of which it makes nothing.
 
     Raises the first `StorageError` that it raises.
     """
@@ -305,7 +305,7 @@ async def told(
     async def one(number: int) -> None:
         # A failure is a value until all have ended: a group would wrap what it raises.
         try:
-            found[number] = await state(some[number])
+            found[number] = await describe(some[number])
         except StorageError as error:
             found[number] = error
 

@@ -1,4 +1,4 @@
-"""What lies in which file, and in what order, when several objects share one. Everything is pure."""
+"""What lies in which file, and in what order, when several objects share one. Asks no store."""
 
 import re
 import secrets

@@ -3,7 +3,7 @@
     <prefix>/packs/<2 digits>/<random name>-<number of objects>
 
 A request costs money and a round trip whatever it moves, so small pages are better put together: the
-new pages of one call, of one pool and shard, go into files of up to so many (`s3_pack_files`). Where
+new pages of one call, of one pool and shard, go into files of up to so many (`pack_files`). Where
 an object lies in which file is told by a page index, a database that all users of the store share. A
 file is stored first and its objects are committed to the index then, so nobody sees a part of them.
 
@@ -26,10 +26,10 @@ from ..page_index.contract import Entry, PageIndex, Used
 from .address import S3Address
 from .calls import each
 from .index import StoreIndex
-from .objects import GOOD, read_place, told
+from .objects import GOOD, describe_all, read_place
 from .pack_files import cut_reads, objects_in, place_of
 from .pack_writes import PackWriter
-from .ranges import Range, StoredPlace, join_ranges, take_object, wanted_ranges
+from .ranges import Range, StoredPlace, copy_object, join_ranges, wanted_ranges
 from .requests import Changed, RequestFailed, S3Requests
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class S3Packs:
         Raises `StorageError`, also where one header cannot be read.
         """
         async for some in self.index.entries():
-            yield await told(self._stated, some, self._concurrency)
+            yield await describe_all(self._describe, some, self._concurrency)
 
     async def close(self) -> None:
         """Close the index. Idempotent."""
@@ -202,9 +202,9 @@ class S3Packs:
             finding: HeaderFinding | None = None
             if fetched is not None:
                 where = (known.place, known.digest, known.buffers, known.shape)
-                taken = take_object(fetched, *where)
-                if isinstance(taken, HeaderFinding) and taken in GOOD:
-                    finding = taken
+                copied = copy_object(fetched, *where)
+                if isinstance(copied, HeaderFinding) and copied in GOOD:
+                    finding = copied
                 else:
                     finding, _ = await read_place(self._requests, *where)
             match finding:
@@ -232,7 +232,7 @@ class S3Packs:
 
         await each(one, len(paths), self._concurrency)
 
-    async def _stated(self, used: Used) -> StoredObject | None:
+    async def _describe(self, used: Used) -> StoredObject | None:
         """Return what an object says of itself; None if it is gone, or twice not sound."""
         entry = used.entry
         end = entry.offset + HEADER_BYTES

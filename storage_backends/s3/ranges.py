@@ -103,7 +103,7 @@ def join_ranges(ranges: Iterable[Range]) -> list[Range]:
     return joined
 
 
-def take_object(
+def copy_object(
     fetched: Fetched,
     place: StoredPlace,
     digest: bytes,

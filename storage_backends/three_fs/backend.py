@@ -257,7 +257,7 @@ class ThreeFsBackend(ThreadedBackend):
         complaints = self._complaints
         transfers = self._transfers = Transfers(client, settings.slot_bytes, complaints)
         self.slots = OpenSlots(files, self._index_calls, transfers, settings, complaints)
-        self._slot_reads = SlotReads(self.slots, looking=self.read_only)
+        self._slot_reads = SlotReads(self.slots, read_only=self.read_only)
         self._slot_writes = SlotWrites(
             self.slots, self._slot_reads, slot_count=wanted, lease_s=self._lease_s
         )

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 _THREADS: Final = 4
 """More would wait for each other in the database."""
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 """How long a thread waits for an answer before it looks whether it was asked to stop."""
 _END_S: Final = 5.0
 
@@ -125,7 +125,7 @@ class IndexCalls:
         while not stop.due():
             left_s = stop.deadline - time.monotonic()
             try:
-                return asked.result(max(0.0, min(left_s, _LOOK_S)))
+                return asked.result(max(0.0, min(left_s, _POLL_S)))
             except TimeoutError:
                 continue
             except CancelledError:

@@ -1,7 +1,7 @@
 """Rings over `preadv` and `pwritev`, for every filesystem that has no rings of its own.
 
 The thread that waits does the work, operation by operation, the latest first: so nothing runs
-outside of `wait`, nothing touches a caller's memory after the ring has settled, and nobody can come
+outside of `wait`, nothing touches a caller's memory once the ring is drained, and nobody can come
 to rely on an order that a real ring does not keep.
 """
 
@@ -99,7 +99,7 @@ class PreadRing:
             ended.append(Completion(operation.token, self._do(operation)))
         return ended
 
-    def settle(self, deadline: float) -> bool:  # noqa: ARG002 - nothing runs, so nothing is waited for.
+    def drain(self, deadline: float) -> bool:  # noqa: ARG002 - nothing runs, so nothing is waited for.
         """Forget all operations: none runs outside of `wait`."""
         self._prepared.clear()
         self._submitted.clear()
@@ -107,7 +107,7 @@ class PreadRing:
 
     def close(self) -> None:
         """Let go of the memory, which goes when its last view does."""
-        self.settle(0.0)
+        self.drain(0.0)
         self.memory = memoryview(b"")
 
     def _do(self, operation: _Operation) -> int:

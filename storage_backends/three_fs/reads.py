@@ -50,12 +50,12 @@ class PlacedRead(NamedTuple):
 class SlotReads:
     """Reads the objects of one store. Methods may block; none raises for one key's troubles.
 
-    With `looking` no read counts as use, and what is bad stays in the index.
+    With `read_only` no read counts as use, and what is bad stays in the index.
     """
 
-    def __init__(self, slots: OpenSlots, *, looking: bool) -> None:
+    def __init__(self, slots: OpenSlots, *, read_only: bool) -> None:
         self._slots = slots
-        self._looking = looking
+        self._read_only = read_only
 
     async def look_up(
         self, names: Sequence[ObjectName], deadline: float
@@ -133,7 +133,7 @@ class SlotReads:
         wrong: list[Entry] = []
         again: list[tuple[int, PlacedRead]] = []
         try:
-            confirm = self._slots.index.look_up if self._looking else self._slots.index.confirm
+            confirm = self._slots.index.look_up if self._read_only else self._slots.index.confirm
             now = confirm(keys, stop)
         except StorageError as error:
             for at, _ in todo:
@@ -149,7 +149,7 @@ class SlotReads:
                     again.append((at, found._replace(entry=current)))
             elif outcome is ReadOutcome.CORRUPT:
                 wrong.append(current)
-        if wrong and not self._looking:
+        if wrong and not self._read_only:
             try:
                 self._slots.index.drop(wrong, stop)
             except StorageError as error:

@@ -64,11 +64,11 @@ class Ring(Protocol):
         """
         ...
 
-    def settle(self, deadline: float) -> bool:
+    def drain(self, deadline: float) -> bool:
         """Forget all operations; say whether by the deadline nothing touches any view any more.
 
-        A ring that takes any memory always settles at once: it must never touch a caller's buffer
-        later. Another one may be used again only once it has settled.
+        For a ring on any memory that is so at once: it must never touch a caller's buffer later.
+        Another one may be used again only once it has said so.
         """
         ...
 

@@ -21,10 +21,10 @@ ENTRIES: Final = 128
 """Operations in a ring at a time; more than one object can need (see `PARTS_MAX`)."""
 _STAGING_BYTES: Final = 16 << 20
 """What a ring with memory of its own has of it, or room for one slot if that is more."""
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 """How long a wait goes on before it looks whether it was asked to stop."""
 
-_SETTLE_S: Final = 1.0
+_DRAIN_S: Final = 1.0
 """How long closing waits for a ring that does not answer."""
 
 
@@ -93,7 +93,7 @@ class Transfers:
             self._complaints.say(f"no ring: {error}", "no ring could be made: %s", error)
             return [Moved.FAILED] * len(objects)
         for wave in _waves(objects, ring):
-            if stop.due() or not ring.settle(deadline):
+            if stop.due() or not ring.drain(deadline):
                 break
             try:
                 one = _Wave(ring, objects, wave, moved, arrived, reads=reads)
@@ -118,7 +118,7 @@ class Transfers:
             rings, self._rings = self._rings, []
         for ring in rings:
             # The files are deregistered next, and nothing should be under way on them then.
-            ring.settle(time.monotonic() + _SETTLE_S)
+            ring.drain(time.monotonic() + _DRAIN_S)
             ring.close()
 
     def _ring(self, *, reads: bool) -> Ring:
@@ -136,7 +136,7 @@ class Transfers:
         with self._lock:
             self._rings.remove(ring)
         with suppress(OSError):
-            ring.settle(time.monotonic())
+            ring.drain(time.monotonic())
             ring.close()
 
 
@@ -181,11 +181,11 @@ class _Wave:
                 ring.prepare(views, extent.fd, extent.offset, token)
             ring.submit()
             while ring.pending and not stop.due() and time.monotonic() < deadline:
-                for token, result in ring.wait(1, min(deadline, time.monotonic() + _LOOK_S)):
+                for token, result in ring.wait(1, min(deadline, time.monotonic() + _POLL_S)):
                     self._note(token, result)
         finally:
             # At once, so that a ring that takes the caller's memory lets go of it.
-            ring.settle(0.0)
+            ring.drain(0.0)
 
     def _note(self, token: int, result: int) -> None:
         at, extent = self._extents[token]

@@ -210,8 +210,8 @@ class UsrbioRing:
         self._prepared -= early
         return ended
 
-    def settle(self, deadline: float) -> bool:
-        """Wait until everything has ended; see `Ring`."""
+    def drain(self, deadline: float) -> bool:
+        """Wait until all operations have ended; see `Ring`."""
         try:
             if self._prepared:
                 self.submit()

@@ -1,4 +1,4 @@
-"""A backend that stands before another one, and the way through to what is behind it."""
+"""What wrappers have in common: each stands before another backend, and hands calls on to it."""
 
 from collections.abc import AsyncIterator, Sequence
 

@@ -74,7 +74,7 @@ class BreakerBackend(AroundWrapper):
         self._failed_in_a_row = 0
         self._opened_at: float | None = None
         self._trying = False
-        # What a call says that began before the breaker opened last is no news.
+        # A call that began before the breaker opened last changes nothing: its era is over.
         self._era = 0
         self._refused = 0
 

@@ -63,7 +63,7 @@ class MetricsBackend(AroundWrapper):
 
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
         seen = self._seen[call.kind]
-        begun = self._clock()
+        started_at = self._clock()
         seen.in_flight += 1
         try:
             answers = await call.ask()
@@ -72,7 +72,7 @@ class MetricsBackend(AroundWrapper):
             raise
         finally:
             seen.in_flight -= 1
-        took_s = self._clock() - begun
+        took_s = self._clock() - started_at
         seen.latencies[bisect_left(BOUNDS_S, took_s)] += 1
         seen.latency_sum_s += took_s
         for key, answer in zip(call.keys, answers, strict=True):

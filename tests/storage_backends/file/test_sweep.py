@@ -117,7 +117,7 @@ def path_of(store: FileStore, number: int) -> str:
 
 
 def no_turns(sweeper: Sweeper) -> None:
-    """In place of `Sweeper.begin`: the test makes the turns itself, and waits for no other."""
+    """In place of `Sweeper.start`: the test makes the turns itself, and waits for no other."""
 
 
 @contextmanager
@@ -353,7 +353,7 @@ def test_a_name_that_no_file_can_have_does_not_keep_the_others_from_being_marked
 def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_too(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sweeper, "begin", no_turns)
+    monkeypatch.setattr(Sweeper, "start", no_turns)
     fill(store, [1e5] * 4)
     for number in range(4):
         make_really_old(store.path(object_name(number)), 1e5)
@@ -384,7 +384,7 @@ def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_bey
     real_time = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: real_time() + YEARS_S)
-        patch.setattr(Sweeper, "begin", no_turns)
+        patch.setattr(Sweeper, "start", no_turns)
 
         async def scenario() -> None:
             backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))

@@ -107,7 +107,7 @@ def test_uses_that_cannot_be_told_take_no_memory_without_end(
     assert [uses.note([key(number)]) for number in range(8)] == [False] * 7 + [True]
     for number in range(100):
         uses.note([key(number)])
-    assert len(uses.take()) <= 16
+    assert len(uses.pop_all()) <= 16
     assert not uses
 
 

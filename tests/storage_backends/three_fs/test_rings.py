@@ -171,7 +171,7 @@ def test_a_ring_that_has_settled_is_empty_and_can_be_used_again(
     ring.prepare([block(ring, 0)], fd, 0, 1)
     ring.submit()
     ring.prepare([block(ring, 1)], fd, 0, 2)
-    assert ring.settle(soon_off_loop())
+    assert ring.drain(soon_off_loop())
     assert ring.pending == 0
     ring.prepare([block(ring, 2)], fd, BLOCK, 3)
     ring.submit()
@@ -209,7 +209,7 @@ def test_a_settled_ring_of_system_calls_never_touches_the_memory_it_was_given(fd
     buffer = bytearray(BLOCK)
     ring.prepare([memoryview(buffer)], fd, 0, 1)
     ring.submit()
-    assert ring.settle(0.0)
+    assert ring.drain(0.0)
     assert ring.wait(1, soon_off_loop()) == []
     assert buffer == bytearray(BLOCK)
 
@@ -245,10 +245,10 @@ def test_a_usrbio_ring_that_does_not_answer_settles_only_once_it_has(tmp_path: P
     ring.prepare([block(ring, 0)], fd, 0, 1)
     ring.submit()
     assert ring.wait(1, time.monotonic() + 0.01) == []
-    assert not ring.settle(time.monotonic() + 0.01)
+    assert not ring.drain(time.monotonic() + 0.01)
     assert ring.pending == 1
     stand_in.gate.set()
-    assert ring.settle(soon_off_loop())
+    assert ring.drain(soon_off_loop())
     ring.close()
     client.deregister(fd)
     os.close(fd)

@@ -1,6 +1,6 @@
-"""The files of a store that is only looked at: nothing in its directory is made, moved or removed.
+"""The files of a store that is opened with `read_only=1`: nothing there is made, moved or removed.
 
-So a store can be told and verified where it may not be written to, as on a snapshot or a mount for
+So a store can be listed and verified where it may not be written to, as on a snapshot or a mount for
 reading; and whoever only looks changes nothing for those who use it.
 """
 
@@ -26,7 +26,7 @@ class _NoQuarantine(FileQuarantine):
     def __init__(self) -> None:
         pass
 
-    def take(
+    def put_away(
         self,
         path: str,  # noqa: ARG002 - as the parent has it.
         identity: Identity | None,  # noqa: ARG002
@@ -37,7 +37,7 @@ class _NoQuarantine(FileQuarantine):
         return False
 
 
-class LookedAtFiles(ObjectFiles):
+class ReadOnlyFiles(ObjectFiles):
     """As `ObjectFiles`, but that every write fails, and what is bad stays and is CORRUPT again."""
 
     def __init__(self, root: Path, *, trust: Trust = Trust.OWNER, text: str = "") -> None:

@@ -112,80 +112,66 @@ def store(
 
 class TestKinds:
     @pytest.mark.parametrize("kind", DamageKind)
-    def test_a_damaged_object_is_corrupt_once_and_then_missing(
+    async def test_a_damaged_object_is_corrupt_once_and_then_missing(
         self, store: StoreUnderTest, kind: DamageKind
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number in (1, 2, 3):
-                    await put(backend, object_name(number), page(number))
-                assert await damaged(backend, kind)
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-                for number in (2, 3):
-                    assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))
-                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-                assert backend.counters().reads_corrupt == 1
-
-        run(scenario())
+        async with opened(store) as backend:
+            for number in (1, 2, 3):
+                await put(backend, object_name(number), page(number))
+            assert await damaged(backend, kind)
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+            for number in (2, 3):
+                assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+            assert backend.counters().reads_corrupt == 1
 
     @pytest.mark.parametrize("nbytes", [1, 40 * KIB])
-    def test_the_bytes_of_a_shorter_or_longer_object_are_as_wrong_under_the_name(
+    async def test_the_bytes_of_a_shorter_or_longer_object_are_as_wrong_under_the_name(
         self, store: StoreUnderTest, nbytes: int
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                await put(backend, object_name(2), page(2, nbytes))
-                assert await damaged(backend, DamageKind.WRONG)
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-                assert await get(backend, object_name(2), nbytes) == (
-                    ReadOutcome.OK,
-                    page(2, nbytes),
-                )
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            await put(backend, object_name(2), page(2, nbytes))
+            assert await damaged(backend, DamageKind.WRONG)
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+            assert await get(backend, object_name(2), nbytes) == (
+                ReadOutcome.OK,
+                page(2, nbytes),
+            )
 
-        run(scenario())
-
-    def test_an_object_that_has_got_more_columns_is_damaged_as_it_is_now(
+    async def test_an_object_that_has_got_more_columns_is_damaged_as_it_is_now(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for present in (0, 2):
-                    await put_columns(backend, object_name(1), present, author=1)
-                assert await put_columns(backend, object_name(1), EVERY, author=1) is (
-                    WriteOutcome.OK
-                )
-                assert await get_columns(backend, object_name(1), EVERY) == (
-                    ReadOutcome.OK,
-                    full_page(EVERY),
-                )
-                assert await damaged(backend, DamageKind.TORN)
-                assert (await get_columns(backend, object_name(1), EVERY))[0] is ReadOutcome.CORRUPT
-                assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
+        async with opened(store) as backend:
+            for present in (0, 2):
+                await put_columns(backend, object_name(1), present, author=1)
+            assert await put_columns(backend, object_name(1), EVERY, author=1) is (WriteOutcome.OK)
+            assert await get_columns(backend, object_name(1), EVERY) == (
+                ReadOutcome.OK,
+                full_page(EVERY),
+            )
+            assert await damaged(backend, DamageKind.TORN)
+            assert (await get_columns(backend, object_name(1), EVERY))[0] is ReadOutcome.CORRUPT
+            assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
 
-        run(scenario())
-
-    def test_no_damage_is_said_to_be_done_that_is_not(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for kind in DamageKind:
-                    assert not await damaged(backend, kind)
-                await put(backend, object_name(1), page(1))
-                for kind in DamageKind:
-                    assert not await damaged(backend, kind, deadline=time.monotonic())
-                for other in (None, 1, 2):
-                    assert not await damaged(backend, DamageKind.WRONG, other=other)
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            assert not await damaged(backend, DamageKind.FLIP)
-
-        run(scenario())
+    async def test_no_damage_is_said_to_be_done_that_is_not(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            for kind in DamageKind:
+                assert not await damaged(backend, kind)
+            await put(backend, object_name(1), page(1))
+            for kind in DamageKind:
+                assert not await damaged(backend, kind, deadline=time.monotonic())
+            for other in (None, 1, 2):
+                assert not await damaged(backend, DamageKind.WRONG, other=other)
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert not await damaged(backend, DamageKind.FLIP)
 
 
 class TestSlots:
     @pytest.mark.parametrize("kind", DamageKind)
-    def test_nothing_changes_but_the_bytes_of_one_slot(
+    async def test_nothing_changes_but_the_bytes_of_one_slot(
         self, tmp_path: Path, kind: DamageKind
     ) -> None:
         store = small_store(tmp_path)
@@ -193,25 +179,24 @@ class TestSlots:
         def content() -> bytes:
             return b"".join(path.read_bytes() for path in sorted(store.root.glob("slots-*")))
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number in range(6):
-                    await put(backend, object_name(number), page(number))
-                entries = [store.entry(object_name(number)) for number in range(6)]
-                entry, before = entries[1], content()
-                assert await damaged(backend, kind)
-                assert [store.entry(object_name(number)) for number in range(6)] == entries
-                number = int(entry.place.removeprefix("slots-"))
-                start = number * store.file_slots * store.slot_bytes + entry.offset
-                end = start + HEADER_BYTES + entry.length
-                after = content()
-                assert before[start:end] != after[start:end]
-                assert before[:start] == after[:start]
-                assert before[end:] == after[end:]
+        async with opened(store) as backend:
+            for number in range(6):
+                await put(backend, object_name(number), page(number))
+            entries = [store.entry(object_name(number)) for number in range(6)]
+            entry, before = entries[1], content()
+            assert await damaged(backend, kind)
+            assert [store.entry(object_name(number)) for number in range(6)] == entries
+            number = int(entry.place.removeprefix("slots-"))
+            start = number * store.file_slots * store.slot_bytes + entry.offset
+            end = start + HEADER_BYTES + entry.length
+            after = content()
+            assert before[start:end] != after[start:end]
+            assert before[:start] == after[:start]
+            assert before[end:] == after[end:]
 
-        run(scenario())
-
-    def test_where_an_end_is_missing_every_byte_of_it_is_another_one(self, tmp_path: Path) -> None:
+    async def test_where_an_end_is_missing_every_byte_of_it_is_another_one(
+        self, tmp_path: Path
+    ) -> None:
         store = small_store(tmp_path)
 
         def raw() -> bytes:
@@ -219,49 +204,40 @@ class TestSlots:
             content = (store.root / entry.place).read_bytes()[entry.offset :]
             return content[: HEADER_BYTES + entry.length]
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                before = raw()
-                assert await damaged(backend, DamageKind.SHORT)
-                at = Random(7).randrange(len(before))
-                after = raw()
-                assert after[:at] == before[:at]
-                assert all(a != b for a, b in zip(after[at:], before[at:], strict=True))
-
-        run(scenario())
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            before = raw()
+            assert await damaged(backend, DamageKind.SHORT)
+            at = Random(7).randrange(len(before))
+            after = raw()
+            assert after[:at] == before[:at]
+            assert all(a != b for a, b in zip(after[at:], before[at:], strict=True))
 
 
 class TestMooncake:
-    def test_an_object_is_damaged_while_somebody_has_a_lease_on_it(
+    async def test_an_object_is_damaged_while_somebody_has_a_lease_on_it(
         self, shared: MooncakeStore
     ) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend, opened(shared) as reader:
-                await put(backend, object_name(1), page(1))
-                await put(backend, object_name(2), page(2))
-                assert await get(reader, object_name(1)) == (ReadOutcome.OK, page(1))
-                # The master refuses to remove what is leased, if nobody insists.
-                assert shared.owner.remove(shared.key(object_name(1))) < 0
-                assert await damaged(backend, DamageKind.WRONG)
-                assert (await get(reader, object_name(1)))[0] is ReadOutcome.CORRUPT
+        async with opened(shared) as backend, opened(shared) as reader:
+            await put(backend, object_name(1), page(1))
+            await put(backend, object_name(2), page(2))
+            assert await get(reader, object_name(1)) == (ReadOutcome.OK, page(1))
+            # The master refuses to remove what is leased, if nobody insists.
+            assert shared.owner.remove(shared.key(object_name(1))) < 0
+            assert await damaged(backend, DamageKind.WRONG)
+            assert (await get(reader, object_name(1)))[0] is ReadOutcome.CORRUPT
 
-        run(scenario())
-
-    def test_an_object_that_loses_all_its_bytes_keeps_one_and_is_corrupt(
+    async def test_an_object_that_loses_all_its_bytes_keeps_one_and_is_corrupt(
         self, shared: MooncakeStore
     ) -> None:
         size = HEADER_BYTES + 1
         seed = next(seed for seed in range(1 << 20) if not Random(seed).randrange(size))
 
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                await put(backend, object_name(1), page(1, 1))
-                assert await damaged(backend, DamageKind.SHORT, seed=seed)
-                assert len(shared.content(object_name(1))) == 1
-                assert (await get(backend, object_name(1), 1))[0] is ReadOutcome.CORRUPT
-
-        run(scenario())
+        async with opened(shared) as backend:
+            await put(backend, object_name(1), page(1, 1))
+            assert await damaged(backend, DamageKind.SHORT, seed=seed)
+            assert len(shared.content(object_name(1))) == 1
+            assert (await get(backend, object_name(1), 1))[0] is ReadOutcome.CORRUPT
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", [DamageKind.FLIP, DamageKind.SHORT])

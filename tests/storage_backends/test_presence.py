@@ -29,7 +29,6 @@ from tests.kit.storage.contract import (
     put,
     put_columns,
     reading,
-    run,
     soon,
     soon_off_loop,
     writing,
@@ -46,26 +45,23 @@ def store(tmp_path: Path) -> FileStore:
 
 
 @MODES
-def test_a_replacement_leaves_one_object_and_no_temporary_file(
+async def test_a_replacement_leaves_one_object_and_no_temporary_file(
     store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if named:
         forbid_unnamed_files(monkeypatch)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for present in (0, 0b001, 0b011, EVERY):
-                assert await put_columns(backend, NAME, present) is WriteOutcome.OK
-        assert store.objects() == [store.path(NAME)]
-        assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
-        assert store.path(NAME).stat().st_nlink == 1
-        assert store.temporary() == store.quarantined() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        for present in (0, 0b001, 0b011, EVERY):
+            assert await put_columns(backend, NAME, present) is WriteOutcome.OK
+    assert store.objects() == [store.path(NAME)]
+    assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
+    assert store.path(NAME).stat().st_nlink == 1
+    assert store.temporary() == store.quarantined() == []
 
 
 @MODES
-def test_a_replacement_that_fails_leaves_the_object_as_it_was(
+async def test_a_replacement_that_fails_leaves_the_object_as_it_was(
     store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -74,57 +70,48 @@ def test_a_replacement_that_fails_leaves_the_object_as_it_was(
     if named:
         forbid_unnamed_files(monkeypatch)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put_columns(backend, NAME, 0)
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", broken)
-                assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
-            assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
-            assert store.temporary() == []
-            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put_columns(backend, NAME, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", broken)
+            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
+        assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
+        assert store.temporary() == []
+        assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
 
 
-def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
+async def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_replace = os.replace
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put_columns(backend, NAME, 0)
-            other = ObjectFiles(store.root, store.durability, direct=False)
+    async with opened(store) as backend:
+        await put_columns(backend, NAME, 0)
+        other = ObjectFiles(store.root, store.durability, direct=False)
 
-            def sweep_first(*names: Any, **directories: Any) -> None:
-                monkeypatch.setattr(os, "replace", real_replace)
-                other.open()
-                real_replace(*names, **directories)
+        def sweep_first(*names: Any, **directories: Any) -> None:
+            monkeypatch.setattr(os, "replace", real_replace)
+            other.open()
+            real_replace(*names, **directories)
 
-            monkeypatch.setattr(os, "replace", sweep_first)
-            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
-            other.close()
-
-    run(scenario())
+        monkeypatch.setattr(os, "replace", sweep_first)
+        assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
+        other.close()
 
 
-def test_a_turn_that_does_not_come_fails_the_write_in_time_and_changes_nothing(
+async def test_a_turn_that_does_not_come_fails_the_write_in_time_and_changes_nothing(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_turns, "_TIMEOUT_S", 0.01)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put_columns(backend, NAME, 0)
-            held = os.open(store.root / "quarantine", os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_EX)
-            assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
-            os.close(held)
-            assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
-            assert store.temporary() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put_columns(backend, NAME, 0)
+        held = os.open(store.root / "quarantine", os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
+        os.close(held)
+        assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
+        assert store.temporary() == []
 
 
 def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
@@ -157,105 +144,90 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
         each.close()
 
 
-def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
+async def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> int:
         raise AssertionError("a file was opened")
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put_columns(backend, object_name(1), 0)
-            await put_columns(backend, object_name(2), EVERY)
-            monkeypatch.setattr(os, "open", never)
-            assert await put_columns(backend, object_name(1), 0) is WriteOutcome.PRESENT
-            assert await put_columns(backend, object_name(2), EVERY) is WriteOutcome.PRESENT
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put_columns(backend, object_name(1), 0)
+        await put_columns(backend, object_name(2), EVERY)
+        monkeypatch.setattr(os, "open", never)
+        assert await put_columns(backend, object_name(1), 0) is WriteOutcome.PRESENT
+        assert await put_columns(backend, object_name(2), EVERY) is WriteOutcome.PRESENT
 
 
 @pytest.mark.parametrize("present", [0, 0b001, EVERY])
 @pytest.mark.parametrize("length", [0, 1 << 42, 16 * KIB - 1])
-def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then_gone(
+async def test_a_header_whose_length_does_not_follow_from_its_bits_is_corrupt_and_then_gone(
     store: FileStore, present: int, length: int
 ) -> None:
     digest = name_digest(NAME)
     assert digest is not None
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put_columns(backend, NAME, present)
-            content = store.path(NAME).read_bytes()
-            table = columns(present).plan(present).table
-            plan = Plan(length, table, ())
-            header = encode_header(NAME, digest, present, plan, bytes(16 * len(table) // 5))
-            store.path(NAME).write_bytes(header + content[len(header) :])
-            assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
-            assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put_columns(backend, NAME, present)
+        content = store.path(NAME).read_bytes()
+        table = columns(present).plan(present).table
+        plan = Plan(length, table, ())
+        header = encode_header(NAME, digest, present, plan, bytes(16 * len(table) // 5))
+        store.path(NAME).write_bytes(header + content[len(header) :])
+        assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.CORRUPT
+        assert (await get_columns(backend, NAME, 0))[0] is ReadOutcome.MISSING
 
 
 @pytest.mark.parametrize("present", [0b001, 0b011, EVERY])
 @pytest.mark.parametrize("change", [-9000, -1, 1, 4096], ids=str)
-def test_a_file_that_is_not_as_long_as_its_bits_say_is_neither_served_nor_kept(
+async def test_a_file_that_is_not_as_long_as_its_bits_say_is_neither_served_nor_kept(
     store: FileStore, present: int, change: int
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in (1, 2):
-                await put_columns(backend, object_name(number), present)
-                path = store.path(object_name(number))
-                os.truncate(path, path.stat().st_size + change)
-            assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.CORRUPT
-            assert await put_columns(backend, object_name(2), 0) is WriteOutcome.OK
-            assert await get_columns(backend, object_name(2), 0) == (ReadOutcome.OK, full_page(0))
-
-    run(scenario())
+    async with opened(store) as backend:
+        for number in (1, 2):
+            await put_columns(backend, object_name(number), present)
+            path = store.path(object_name(number))
+            os.truncate(path, path.stat().st_size + change)
+        assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.CORRUPT
+        assert await put_columns(backend, object_name(2), 0) is WriteOutcome.OK
+        assert await get_columns(backend, object_name(2), 0) == (ReadOutcome.OK, full_page(0))
 
 
 @pytest.mark.parametrize("present", [0b001, 0b011, EVERY])
-def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
+async def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
     tmp_path: Path, present: int
 ) -> None:
     store = FileStore(tmp_path / "store", direct=True)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for author in range(3):
-                name = object_name(author)
-                aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
-                aligned[:] = full_page(present, author)
-                writes = [writing(name, aligned, columns(present))]
-                assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
-                buffer = memoryview(mmap.mmap(-1, 16 * KIB))
-                reads = [reading(name, buffer, columns(0))]
-                assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-                assert buffer == full_page(0, author)
-
-    run(scenario())
+    async with opened(store) as backend:
+        for author in range(3):
+            name = object_name(author)
+            aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
+            aligned[:] = full_page(present, author)
+            writes = [writing(name, aligned, columns(present))]
+            assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
+            buffer = memoryview(mmap.mmap(-1, 16 * KIB))
+            reads = [reading(name, buffer, columns(0))]
+            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+            assert buffer == full_page(0, author)
 
 
 @pytest.mark.parametrize("between", [5000, 8 * KIB])
-def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
+async def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
     tmp_path: Path, between: int
 ) -> None:
     store = FileStore(tmp_path / "store", direct=True)
     parts = (Part(16 * KIB), Part(between, 0), Part(4 * KIB, 1))
     content = page(1, 20 * KIB + between)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, content, ObjectShape(parts, (0, 1, 2)))
-            buffer = memoryview(mmap.mmap(-1, 20 * KIB))
-            reads = [reading(NAME, buffer, ObjectShape(parts, (0, 2)))]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert buffer == content[: 16 * KIB] + content[-4 * KIB :]
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, NAME, content, ObjectShape(parts, (0, 1, 2)))
+        buffer = memoryview(mmap.mmap(-1, 20 * KIB))
+        reads = [reading(NAME, buffer, ObjectShape(parts, (0, 2)))]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+        assert buffer == content[: 16 * KIB] + content[-4 * KIB :]
 
 
-def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_too(
+async def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_too(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preadv, pwritev = os.preadv, os.pwritev
@@ -272,11 +244,8 @@ def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_
     monkeypatch.setattr(os, "preadv", read_some)
     monkeypatch.setattr(os, "pwritev", write_some)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for present in (0, 0b001, 0b110):
-                assert await put_columns(backend, NAME, present) is WriteOutcome.OK
-            for asked in range(EVERY + 1):
-                assert await get_columns(backend, NAME, asked) == (ReadOutcome.OK, full_page(asked))
-
-    run(scenario())
+    async with opened(store) as backend:
+        for present in (0, 0b001, 0b110):
+            assert await put_columns(backend, NAME, present) is WriteOutcome.OK
+        for asked in range(EVERY + 1):
+            assert await get_columns(backend, NAME, asked) == (ReadOutcome.OK, full_page(asked))

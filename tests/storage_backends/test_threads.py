@@ -17,7 +17,7 @@ from lockstep.storage_backends.daemon_threads import DaemonThreads
 from lockstep.storage_backends.file import backend as file
 from lockstep.storage_backends.thread_calls import ThreadCalls
 from tests.kit.programs import program
-from tests.kit.storage.contract import get, object_name, opened, page, put, run
+from tests.kit.storage.contract import get, object_name, opened, page, put
 from tests.kit.storage.files import FileStore
 
 PROGRAM = "tests.kit.storage.hung"
@@ -83,79 +83,67 @@ def test_a_process_ends_after_close_though_the_kernel_never_gives_a_thread_back(
     assert ended.stdout == "closed\n"
 
 
-def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            assert files_open_below(store.root) == [str(store.root)]
-        assert files_open_below(store.root) == []
-
-    run(scenario())
+async def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> None:
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        assert files_open_below(store.root) == [str(store.root)]
+    assert files_open_below(store.root) == []
     wait_for_threads()
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["overrun", "cancelled"])
-def test_a_close_that_is_too_short_gives_everything_back_when_the_last_call_ends(
+async def test_a_close_that_is_too_short_gives_everything_back_when_the_last_call_ends(
     store: FileStore, cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threaded_backend, "CLOSE_TIMEOUT_S", 60.0 if cancelled else 0.05)
 
-    async def scenario() -> None:
-        backend = store.backend()
-        await backend.open()
-        await put(backend, object_name(1), page(1))
-        gate = Gate(monkeypatch, "preadv")
-        reading = asyncio.create_task(get(backend, object_name(1)))
-        assert await asyncio.to_thread(gate.entered.wait, 60)
-        closing = asyncio.create_task(backend.close())
-        await asyncio.wait([closing], timeout=0.01 if cancelled else 60)
-        closing.cancel()
-        await asyncio.wait([closing])
-        assert closing.cancelled() == cancelled
-        assert not reading.done()
-        assert files_open_below(store.root)
-        gate.open()
-        assert (await reading)[0] is ReadOutcome.OK
-
-    run(scenario())
+    backend = store.backend()
+    await backend.open()
+    await put(backend, object_name(1), page(1))
+    gate = Gate(monkeypatch, "preadv")
+    reading = asyncio.create_task(get(backend, object_name(1)))
+    assert await asyncio.to_thread(gate.entered.wait, 60)
+    closing = asyncio.create_task(backend.close())
+    await asyncio.wait([closing], timeout=0.01 if cancelled else 60)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled() == cancelled
+    assert not reading.done()
+    assert files_open_below(store.root)
+    gate.open()
+    assert (await reading)[0] is ReadOutcome.OK
     wait_for_threads()
     assert files_open_below(store.root) == []
 
 
-def test_an_open_that_is_too_late_is_refused_and_leaves_nothing_open(
+async def test_an_open_that_is_too_late_is_refused_and_leaves_nothing_open(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "_OPEN_TIMEOUT_S", 0.05)
     gate = Gate(monkeypatch, "link")
 
-    async def scenario() -> None:
-        backend = store.backend()
-        with pytest.raises(ConfigError, match="did not answer within"):
-            await backend.open()
-        with pytest.raises(UsageError, match="make a new backend"):
-            await backend.open()
-
-    run(scenario())
+    backend = store.backend()
+    with pytest.raises(ConfigError, match="did not answer within"):
+        await backend.open()
+    with pytest.raises(UsageError, match="make a new backend"):
+        await backend.open()
     gate.open()
     wait_for_threads()
     assert files_open_below(store.root) == []
 
 
-def test_a_store_that_is_closed_while_it_opens_leaves_nothing_open(
+async def test_a_store_that_is_closed_while_it_opens_leaves_nothing_open(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch, "link")
 
-    async def scenario() -> None:
-        backend = store.backend()
-        opening = asyncio.create_task(backend.open())
-        assert await asyncio.to_thread(gate.entered.wait, 60)
-        await backend.close()
-        gate.open()
-        with pytest.raises(UsageError, match="closed while it opened"):
-            await opening
-
-    run(scenario())
+    backend = store.backend()
+    opening = asyncio.create_task(backend.open())
+    assert await asyncio.to_thread(gate.entered.wait, 60)
+    await backend.close()
+    gate.open()
+    with pytest.raises(UsageError, match="closed while it opened"):
+        await opening
     wait_for_threads()
     assert files_open_below(store.root) == []
 
@@ -186,32 +174,29 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
 
 
 @pytest.mark.parametrize("ended_by", ["close", "cancel"])
-def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_by: str) -> None:
+async def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_by: str) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         assert go_on.wait(60)
 
-    async def scenario() -> None:
-        calls = ThreadCalls(1, "lockstep-file", at_end=lambda: None)
-        running = asyncio.create_task(calls.once(work, 60))
-        assert await asyncio.to_thread(begun.wait, 60)
-        queued = asyncio.create_task(calls.once(work, 60))
-        await asyncio.sleep(0)
-        if ended_by == "cancel":
-            queued.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await queued
-        closing = asyncio.create_task(calls.close(60))
-        if ended_by == "close":
-            with pytest.raises(StorageError, match="closed before it answered"):
-                await queued
-        go_on.set()
-        assert await closing
-        await running
-
-    run(scenario())
+    calls = ThreadCalls(1, "lockstep-file", at_end=lambda: None)
+    running = asyncio.create_task(calls.once(work, 60))
+    assert await asyncio.to_thread(begun.wait, 60)
+    queued = asyncio.create_task(calls.once(work, 60))
+    await asyncio.sleep(0)
+    if ended_by == "cancel":
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+    closing = asyncio.create_task(calls.close(60))
+    if ended_by == "close":
+        with pytest.raises(StorageError, match="closed before it answered"):
+            await queued
+    go_on.set()
+    assert await closing
+    await running
 
 
 def test_threads_that_never_began_end_at_once() -> None:

@@ -17,7 +17,7 @@ from lockstep.storage_backends.uri import (
     telling_no_secrets,
     without_secrets,
 )
-from tests.kit.storage.contract import get, object_name, page, put, run
+from tests.kit.storage.contract import get, object_name, page, put
 
 
 @pytest.mark.parametrize(
@@ -81,39 +81,30 @@ def test_wrappers_stand_before_the_backend_with_the_first_outermost(
     assert order == ["inner", "outer"]
 
 
-def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        backend = await open_backend(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2")
-        await put(backend, object_name(1), page(1))
+async def test_a_file_uri_opens_its_directory(tmp_path: Path) -> None:
+    backend = await open_backend(f"file://{tmp_path}/a%20b?durability=full&direct=0&threads=2")
+    await put(backend, object_name(1), page(1))
+    await backend.close()
+    assert (tmp_path / "a b" / "objects").is_dir()
+
+
+async def test_memory_with_a_name_is_shared_and_without_is_private() -> None:
+    first, second = [await open_backend("memory://shared-by-two") for _ in range(2)]
+    await put(first, object_name(1), page(1))
+    assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
+    third, fourth = [await open_backend("memory://") for _ in range(2)]
+    await put(third, object_name(1), page(1))
+    assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
+    for backend in (first, second, third, fourth):
         await backend.close()
-        assert (tmp_path / "a b" / "objects").is_dir()
-
-    run(scenario())
 
 
-def test_memory_with_a_name_is_shared_and_without_is_private() -> None:
-    async def scenario() -> None:
-        first, second = [await open_backend("memory://shared-by-two") for _ in range(2)]
-        await put(first, object_name(1), page(1))
-        assert (await get(second, object_name(1)))[0] is ReadOutcome.OK
-        third, fourth = [await open_backend("memory://") for _ in range(2)]
-        await put(third, object_name(1), page(1))
-        assert (await get(fourth, object_name(1)))[0] is ReadOutcome.MISSING
-        for backend in (first, second, third, fourth):
-            await backend.close()
-
-    run(scenario())
-
-
-def test_memory_with_a_name_lives_as_long_as_somebody_has_it() -> None:
-    async def scenario() -> None:
-        backend = await open_backend("memory://short-lived")
-        await put(backend, object_name(1), page(1))
-        del backend
-        backend = await open_backend("memory://short-lived")
-        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+async def test_memory_with_a_name_lives_as_long_as_somebody_has_it() -> None:
+    backend = await open_backend("memory://short-lived")
+    await put(backend, object_name(1), page(1))
+    del backend
+    backend = await open_backend("memory://short-lived")
+    assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
 def test_another_package_adds_a_scheme_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,165 +75,140 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
     """Objects of a large call; fewer where a store of the tests takes milliseconds for each."""
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_s4_a_page_comes_back_as_it_was_written(
+    async def test_s4_a_page_comes_back_as_it_was_written(
         self, store: StoreUnderTest, nbytes: int
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
-                assert await get(backend, object_name(1), nbytes) == (
-                    ReadOutcome.OK,
-                    page(1, nbytes),
-                )
+        async with opened(store) as backend:
+            assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
+            assert await get(backend, object_name(1), nbytes) == (
+                ReadOutcome.OK,
+                page(1, nbytes),
+            )
 
-        run(scenario())
-
-    def test_s1_a_call_gives_one_outcome_for_each_key_in_its_order(
+    async def test_s1_a_call_gives_one_outcome_for_each_key_in_its_order(
         self, store: StoreUnderTest
     ) -> None:
         impossible = ObjectName(namespace="../..", key="ab", pool="kv", shard="x")
         order = [object_name(5), object_name(9), object_name(2), impossible, object_name(0)]
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number in (0, 2, 5):
-                    await put(backend, object_name(number), page(number))
-                store.spoil(object_name(2))
-                assert await backend.exists(order, deadline=soon()) == [
-                    True,
-                    False,
-                    True,
-                    False,
-                    True,
-                ]
-                buffers = [bytearray(16 * KIB) for _ in order]
-                reads = [reading(name, each) for name, each in zip(order, buffers, strict=True)]
-                assert await backend.read(reads, deadline=soon()) == [
-                    ReadOutcome.OK,
-                    ReadOutcome.MISSING,
-                    ReadOutcome.CORRUPT,
-                    ReadOutcome.FAILED,
-                    ReadOutcome.OK,
-                ]
-                assert (buffers[0], buffers[4]) == (page(5), page(0))
-                writes = [writing(name, page(1)) for name in order]
-                assert await backend.write(writes, deadline=soon()) == [
-                    WriteOutcome.PRESENT,
-                    WriteOutcome.OK,
-                    WriteOutcome.OK,
-                    WriteOutcome.FAILED,
-                    WriteOutcome.PRESENT,
-                ]
-                assert await backend.remove(order, deadline=soon()) == [
-                    True,
-                    True,
-                    True,
-                    False,
-                    True,
-                ]
+        async with opened(store) as backend:
+            for number in (0, 2, 5):
+                await put(backend, object_name(number), page(number))
+            store.spoil(object_name(2))
+            assert await backend.exists(order, deadline=soon()) == [
+                True,
+                False,
+                True,
+                False,
+                True,
+            ]
+            buffers = [bytearray(16 * KIB) for _ in order]
+            reads = [reading(name, each) for name, each in zip(order, buffers, strict=True)]
+            assert await backend.read(reads, deadline=soon()) == [
+                ReadOutcome.OK,
+                ReadOutcome.MISSING,
+                ReadOutcome.CORRUPT,
+                ReadOutcome.FAILED,
+                ReadOutcome.OK,
+            ]
+            assert (buffers[0], buffers[4]) == (page(5), page(0))
+            writes = [writing(name, page(1)) for name in order]
+            assert await backend.write(writes, deadline=soon()) == [
+                WriteOutcome.PRESENT,
+                WriteOutcome.OK,
+                WriteOutcome.OK,
+                WriteOutcome.FAILED,
+                WriteOutcome.PRESENT,
+            ]
+            assert await backend.remove(order, deadline=soon()) == [
+                True,
+                True,
+                True,
+                False,
+                True,
+            ]
 
-        run(scenario())
+    async def test_s1_an_empty_call_gives_nothing(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            assert await backend.exists([], deadline=soon()) == []
+            assert await backend.read([], deadline=soon()) == []
+            assert await backend.write([], deadline=soon()) == []
+            assert await backend.remove([], deadline=soon()) == []
 
-    def test_s1_an_empty_call_gives_nothing(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                assert await backend.exists([], deadline=soon()) == []
-                assert await backend.read([], deadline=soon()) == []
-                assert await backend.write([], deadline=soon()) == []
-                assert await backend.remove([], deadline=soon()) == []
-
-        run(scenario())
-
-    def test_s1_a_large_batch_keeps_its_order(self, store: StoreUnderTest) -> None:
+    async def test_s1_a_large_batch_keeps_its_order(self, store: StoreUnderTest) -> None:
         count = self.large_batch
         numbers = list(range(count))
         random.Random(7).shuffle(numbers)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                writes = [writing(object_name(n), page(n, 9000)) for n in numbers]
-                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-                buffers = [bytearray(9000) for _ in range(count)]
-                reads = [reading(object_name(n), buffers[n]) for n in range(count)]
-                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
-                assert buffers == [page(n, 9000) for n in range(count)]
+        async with opened(store) as backend:
+            writes = [writing(object_name(n), page(n, 9000)) for n in numbers]
+            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+            buffers = [bytearray(9000) for _ in range(count)]
+            reads = [reading(object_name(n), buffers[n]) for n in range(count)]
+            assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+            assert buffers == [page(n, 9000) for n in range(count)]
 
-        run(scenario())
+    async def test_s2_what_is_late_is_timed_out_and_not_done(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            late = time.monotonic() - 1.0
+            buffers = [bytearray(16 * KIB) for _ in range(3)]
+            reads = [reading(object_name(1), each) for each in buffers]
+            assert await backend.read(reads, deadline=late) == [ReadOutcome.TIMED_OUT] * 3
+            assert buffers == [bytearray(16 * KIB)] * 3
+            writes = [writing(object_name(2), page(2))]
+            assert await backend.write(writes, deadline=late) == [WriteOutcome.TIMED_OUT]
+            assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
 
-    def test_s2_what_is_late_is_timed_out_and_not_done(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                late = time.monotonic() - 1.0
-                buffers = [bytearray(16 * KIB) for _ in range(3)]
-                reads = [reading(object_name(1), each) for each in buffers]
-                assert await backend.read(reads, deadline=late) == [ReadOutcome.TIMED_OUT] * 3
-                assert buffers == [bytearray(16 * KIB)] * 3
-                writes = [writing(object_name(2), page(2))]
-                assert await backend.write(writes, deadline=late) == [WriteOutcome.TIMED_OUT]
-                assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
-
-        run(scenario())
-
-    def test_s3_after_a_cancelled_read_nothing_touches_the_buffers(
+    async def test_s3_after_a_cancelled_read_nothing_touches_the_buffers(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                pages = [page(n, 1 << 20) for n in range(24)]
-                writes = [writing(object_name(n), pages[n]) for n in range(24)]
-                await backend.write(writes, deadline=soon())
-                buffers = [bytearray(1 << 20) for _ in range(24)]
-                reads = [reading(object_name(n), buffers[n]) for n in range(24)]
-                call = asyncio.create_task(backend.read(reads, deadline=soon()))
-                await asyncio.sleep(0)
-                call.cancel()
-                with suppress(asyncio.CancelledError):
-                    await call
-                mark = bytes([0xEE]) * (1 << 20)
-                for buffer in buffers:
-                    buffer[:] = mark
-                # Closing waits for everything that could still run.
-                await backend.close()
-                assert all(buffer == mark for buffer in buffers)
+        async with opened(store) as backend:
+            pages = [page(n, 1 << 20) for n in range(24)]
+            writes = [writing(object_name(n), pages[n]) for n in range(24)]
+            await backend.write(writes, deadline=soon())
+            buffers = [bytearray(1 << 20) for _ in range(24)]
+            reads = [reading(object_name(n), buffers[n]) for n in range(24)]
+            call = asyncio.create_task(backend.read(reads, deadline=soon()))
+            await asyncio.sleep(0)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+            mark = bytes([0xEE]) * (1 << 20)
+            for buffer in buffers:
+                buffer[:] = mark
+            # Closing waits for everything that could still run.
+            await backend.close()
+            assert all(buffer == mark for buffer in buffers)
 
-        run(scenario())
+    async def test_s4_a_corrupt_page_is_a_miss_and_never_data(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            store.spoil(object_name(1))
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+            assert backend.counters().reads_corrupt == 1
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
-    def test_s4_a_corrupt_page_is_a_miss_and_never_data(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                store.spoil(object_name(1))
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-                assert backend.counters().reads_corrupt == 1
-                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-        run(scenario())
-
-    def test_s4_the_object_of_another_name_is_never_served(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                store.pass_off(object_name(1), object_name(2))
-                assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-        run(scenario())
+    async def test_s4_the_object_of_another_name_is_never_served(
+        self, store: StoreUnderTest
+    ) -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            store.pass_off(object_name(1), object_name(2))
+            assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
     @pytest.mark.parametrize("expected", [1, 16 * KIB - 1, 16 * KIB + 1, 2 << 20])
-    def test_s4_an_object_of_another_length_is_never_served(
+    async def test_s4_an_object_of_another_length_is_never_served(
         self, store: StoreUnderTest, expected: int
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                assert (await get(backend, object_name(1), expected))[0] is ReadOutcome.CORRUPT
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            assert (await get(backend, object_name(1), expected))[0] is ReadOutcome.CORRUPT
 
-        run(scenario())
-
-    def test_s4_names_that_differ_in_any_part_are_different_objects(
+    async def test_s4_names_that_differ_in_any_part_are_different_objects(
         self, store: StoreUnderTest
     ) -> None:
         names = [
@@ -244,136 +219,111 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
             ObjectName("aa", "bb", "kv", "t"),
         ]
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number, name in enumerate(names):
-                    assert await put(backend, name, page(number)) is WriteOutcome.OK
-                for number, name in enumerate(names):
-                    assert await get(backend, name) == (ReadOutcome.OK, page(number))
+        async with opened(store) as backend:
+            for number, name in enumerate(names):
+                assert await put(backend, name, page(number)) is WriteOutcome.OK
+            for number, name in enumerate(names):
+                assert await get(backend, name) == (ReadOutcome.OK, page(number))
 
-        run(scenario())
-
-    def test_s5_a_reader_sees_a_write_whole_or_not_at_all(self, store: StoreUnderTest) -> None:
-        size = 1 << 20
-
-        async def scenario() -> None:
-            async with opened(store) as writer, opened(store) as reader:
-                content = page(1, size)
-                for number in range(20):
-                    write = asyncio.create_task(put(writer, object_name(number), content))
-                    outcome = ReadOutcome.MISSING
-                    while outcome is ReadOutcome.MISSING:
-                        outcome, buffer = await get(reader, object_name(number), size)
-                        if outcome is ReadOutcome.OK:
-                            assert buffer == content
-                        await asyncio.sleep(0)
-                    assert outcome is ReadOutcome.OK
-                    assert await write is WriteOutcome.OK
-
-        run(scenario())
-
-    def test_s6_the_first_writer_wins_and_a_later_one_learns_it(
+    async def test_s5_a_reader_sees_a_write_whole_or_not_at_all(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                assert await put(first, object_name(1), page(1)) is WriteOutcome.OK
-                assert await put(first, object_name(1), page(2)) is WriteOutcome.PRESENT
-                assert await put(second, object_name(1), page(3)) is WriteOutcome.PRESENT
-                assert await get(second, object_name(1)) == (ReadOutcome.OK, page(1))
+        size = 1 << 20
 
-        run(scenario())
+        async with opened(store) as writer, opened(store) as reader:
+            content = page(1, size)
+            for number in range(20):
+                write = asyncio.create_task(put(writer, object_name(number), content))
+                outcome = ReadOutcome.MISSING
+                while outcome is ReadOutcome.MISSING:
+                    outcome, buffer = await get(reader, object_name(number), size)
+                    if outcome is ReadOutcome.OK:
+                        assert buffer == content
+                    await asyncio.sleep(0)
+                assert outcome is ReadOutcome.OK
+                assert await write is WriteOutcome.OK
 
-    def test_s6_of_many_writers_at_once_exactly_one_wins(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                for number in range(self.races):
-                    outcomes = await asyncio.gather(
-                        *(
-                            put((first, second)[each % 2], object_name(number), page(each))
-                            for each in range(6)
-                        )
+    async def test_s6_the_first_writer_wins_and_a_later_one_learns_it(
+        self, store: StoreUnderTest
+    ) -> None:
+        async with opened(store) as first, opened(store) as second:
+            assert await put(first, object_name(1), page(1)) is WriteOutcome.OK
+            assert await put(first, object_name(1), page(2)) is WriteOutcome.PRESENT
+            assert await put(second, object_name(1), page(3)) is WriteOutcome.PRESENT
+            assert await get(second, object_name(1)) == (ReadOutcome.OK, page(1))
+
+    async def test_s6_of_many_writers_at_once_exactly_one_wins(self, store: StoreUnderTest) -> None:
+        async with opened(store) as first, opened(store) as second:
+            for number in range(self.races):
+                outcomes = await asyncio.gather(
+                    *(
+                        put((first, second)[each % 2], object_name(number), page(each))
+                        for each in range(6)
                     )
-                    assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
-                    winner = outcomes.index(WriteOutcome.OK)
-                    assert await get(first, object_name(number)) == (ReadOutcome.OK, page(winner))
+                )
+                assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
+                winner = outcomes.index(WriteOutcome.OK)
+                assert await get(first, object_name(number)) == (ReadOutcome.OK, page(winner))
 
-        run(scenario())
-
-    def test_bytes_go_to_and_from_memory_that_the_store_was_told_of_as_to_and_from_any_other(
+    async def test_bytes_go_to_and_from_memory_that_the_store_was_told_of_as_to_and_from_any_other(
         self, store: StoreUnderTest
     ) -> None:
         nbytes, pages = 16 * KIB, 8
         memory = memoryview(mmap.mmap(-1, 2 * pages * nbytes))
         slots = [memory[n * nbytes : (n + 1) * nbytes] for n in range(2 * pages)]
 
-        async def scenario() -> None:
-            async with opened(store, [memory]) as backend:
-                for number in range(pages):
-                    slots[number][:] = page(number)
-                writes = [writing(object_name(n), slots[n]) for n in range(pages)]
-                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-                reads = [reading(object_name(n), slots[pages + n]) for n in range(pages)]
-                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
-                assert [bytes(slots[pages + n]) for n in range(pages)] == [
-                    bytes(page(n)) for n in range(pages)
-                ]
-                assert [await get(backend, object_name(n)) for n in range(pages)] == [
-                    (ReadOutcome.OK, page(n)) for n in range(pages)
-                ]
+        async with opened(store, [memory]) as backend:
+            for number in range(pages):
+                slots[number][:] = page(number)
+            writes = [writing(object_name(n), slots[n]) for n in range(pages)]
+            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+            reads = [reading(object_name(n), slots[pages + n]) for n in range(pages)]
+            assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+            assert [bytes(slots[pages + n]) for n in range(pages)] == [
+                bytes(page(n)) for n in range(pages)
+            ]
+            assert [await get(backend, object_name(n)) for n in range(pages)] == [
+                (ReadOutcome.OK, page(n)) for n in range(pages)
+            ]
 
-        run(scenario())
-
-    def test_s7_existence_may_be_out_of_date_until_a_read_decides(
+    async def test_s7_existence_may_be_out_of_date_until_a_read_decides(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend, opened(store) as other:
-                await put(backend, object_name(1), page(1))
-                assert await backend.exists([object_name(1)], deadline=soon()) == [True]
-                assert await other.remove([object_name(1)], deadline=soon()) == [True]
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-                assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+        async with opened(store) as backend, opened(store) as other:
+            await put(backend, object_name(1), page(1))
+            assert await backend.exists([object_name(1)], deadline=soon()) == [True]
+            assert await other.remove([object_name(1)], deadline=soon()) == [True]
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+            assert await backend.exists([object_name(1)], deadline=soon()) == [False]
 
-        run(scenario())
+    async def test_a_removed_name_is_free_again(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            names = [object_name(1), object_name(2)]
+            assert await backend.remove(names, deadline=soon()) == [True, True]
+            assert await backend.exists(names, deadline=soon()) == [False, False]
+            assert await put(backend, object_name(1), page(3)) is WriteOutcome.OK
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(3))
 
-    def test_a_removed_name_is_free_again(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                names = [object_name(1), object_name(2)]
-                assert await backend.remove(names, deadline=soon()) == [True, True]
-                assert await backend.exists(names, deadline=soon()) == [False, False]
-                assert await put(backend, object_name(1), page(3)) is WriteOutcome.OK
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(3))
+    async def test_the_counters_tell_what_was_seen(self, store: StoreUnderTest) -> None:
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            await put(backend, object_name(1), page(1))
+            await get(backend, object_name(1))
+            await get(backend, object_name(2))
+            seen = backend.counters()
+            assert (seen.writes_ok, seen.writes_present, seen.writes_failed) == (1, 1, 0)
+            assert (seen.reads_ok, seen.reads_missing, seen.reads_corrupt) == (1, 1, 0)
+            assert (seen.bytes_read, seen.bytes_written) == (16 * KIB, 16 * KIB)
 
-        run(scenario())
-
-    def test_the_counters_tell_what_was_seen(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                await put(backend, object_name(1), page(1))
-                await get(backend, object_name(1))
-                await get(backend, object_name(2))
-                seen = backend.counters()
-                assert (seen.writes_ok, seen.writes_present, seen.writes_failed) == (1, 1, 0)
-                assert (seen.reads_ok, seen.reads_missing, seen.reads_corrupt) == (1, 1, 0)
-                assert (seen.bytes_read, seen.bytes_written) == (16 * KIB, 16 * KIB)
-
-        run(scenario())
-
-    def test_closing_twice_is_closing_once_and_a_closed_store_answers_failed(
+    async def test_closing_twice_is_closing_once_and_a_closed_store_answers_failed(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                await backend.close()
-                await backend.close()
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-                assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
-                assert await backend.exists([object_name(1)], deadline=soon()) == [False]
-                assert await backend.remove([object_name(1)], deadline=soon()) == [False]
-
-        run(scenario())
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            await backend.close()
+            await backend.close()
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+            assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
+            assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+            assert await backend.remove([object_name(1)], deadline=soon()) == [False]

@@ -20,7 +20,6 @@ from tests.kit.storage.calls import (
     page,
     put,
     put_columns,
-    run,
 )
 
 
@@ -31,184 +30,154 @@ class ColumnsContract:
     """How often many writers meet; fewer times where a store of the tests is slow."""
 
     @pytest.mark.parametrize("present", range(EVERY + 1))
-    def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
+    async def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
         self, store: StoreUnderTest, present: int
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                assert await put_columns(backend, object_name(1), present) is WriteOutcome.OK
-                assert await get_columns(backend, object_name(1), present) == (
-                    ReadOutcome.OK,
-                    full_page(present),
-                )
-
-        run(scenario())
+        async with opened(store) as backend:
+            assert await put_columns(backend, object_name(1), present) is WriteOutcome.OK
+            assert await get_columns(backend, object_name(1), present) == (
+                ReadOutcome.OK,
+                full_page(present),
+            )
 
     @pytest.mark.parametrize("nbytes", SIZES)
-    def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(
+    async def test_s8_a_reader_gets_what_it_asks_for_out_of_an_object_that_has_more(
         self, store: StoreUnderTest, nbytes: int
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
-                for asked in range(EVERY + 1):
-                    assert await get_columns(backend, object_name(1), asked, nbytes) == (
-                        ReadOutcome.OK,
-                        full_page(asked, nbytes=nbytes),
-                    )
-
-        run(scenario())
-
-    @pytest.mark.parametrize("present", range(EVERY + 1))
-    def test_s8_an_object_that_lacks_a_column_is_a_miss_which_is_counted_apart(
-        self, store: StoreUnderTest, present: int
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), present)
-                too_much = [asked for asked in range(EVERY + 1) if asked & ~present]
-                for asked in too_much:
-                    outcome, _ = await get_columns(backend, object_name(1), asked)
-                    assert outcome is ReadOutcome.LACKING
-                seen = backend.counters()
-                assert (seen.reads_lacking, seen.reads_missing) == (len(too_much), 0)
-                assert await get_columns(backend, object_name(1), present) == (
+        async with opened(store) as backend:
+            await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
+            for asked in range(EVERY + 1):
+                assert await get_columns(backend, object_name(1), asked, nbytes) == (
                     ReadOutcome.OK,
-                    full_page(present),
+                    full_page(asked, nbytes=nbytes),
                 )
 
-        run(scenario())
+    @pytest.mark.parametrize("present", range(EVERY + 1))
+    async def test_s8_an_object_that_lacks_a_column_is_a_miss_which_is_counted_apart(
+        self, store: StoreUnderTest, present: int
+    ) -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, object_name(1), present)
+            too_much = [asked for asked in range(EVERY + 1) if asked & ~present]
+            for asked in too_much:
+                outcome, _ = await get_columns(backend, object_name(1), asked)
+                assert outcome is ReadOutcome.LACKING
+            seen = backend.counters()
+            assert (seen.reads_lacking, seen.reads_missing) == (len(too_much), 0)
+            assert await get_columns(backend, object_name(1), present) == (
+                ReadOutcome.OK,
+                full_page(present),
+            )
 
-    def test_s8_a_fuller_object_takes_the_place_of_one_that_lacks_columns(
+    async def test_s8_a_fuller_object_takes_the_place_of_one_that_lacks_columns(
         self, store: StoreUnderTest
     ) -> None:
         name = object_name(1)
 
-        async def scenario() -> None:
-            async with opened(store) as lean, opened(store) as full:
-                assert await put_columns(lean, name, 0, author=1) is WriteOutcome.OK
-                assert await put_columns(full, name, EVERY, author=2) is WriteOutcome.OK
-                assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
-                assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
-                assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
-                for asked in (0, 0b101, EVERY):
-                    assert await get_columns(lean, name, asked) == (
-                        ReadOutcome.OK,
-                        full_page(asked, author=2),
-                    )
+        async with opened(store) as lean, opened(store) as full:
+            assert await put_columns(lean, name, 0, author=1) is WriteOutcome.OK
+            assert await put_columns(full, name, EVERY, author=2) is WriteOutcome.OK
+            assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
+            assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
+            assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
+            for asked in (0, 0b101, EVERY):
+                assert await get_columns(lean, name, asked) == (
+                    ReadOutcome.OK,
+                    full_page(asked, author=2),
+                )
 
-        run(scenario())
-
-    def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
+    async def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
         self, store: StoreUnderTest
     ) -> None:
         name = object_name(1)
 
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                await put_columns(first, name, 0b001, author=1)
-                assert await put_columns(second, name, 0b110, author=2) is WriteOutcome.OK
-                outcome, both = await get_columns(first, name, EVERY)
-                assert outcome is ReadOutcome.OK
-                assert both[: 16 * KIB] == page(2)
-                assert both[16 * KIB : 20 * KIB] == page(10, OPTIONAL_BYTES[0])
-                assert both[20 * KIB :] == full_page(0b110, author=2)[16 * KIB :]
+        async with opened(store) as first, opened(store) as second:
+            await put_columns(first, name, 0b001, author=1)
+            assert await put_columns(second, name, 0b110, author=2) is WriteOutcome.OK
+            outcome, both = await get_columns(first, name, EVERY)
+            assert outcome is ReadOutcome.OK
+            assert both[: 16 * KIB] == page(2)
+            assert both[16 * KIB : 20 * KIB] == page(10, OPTIONAL_BYTES[0])
+            assert both[20 * KIB :] == full_page(0b110, author=2)[16 * KIB :]
 
-        run(scenario())
-
-    def test_s8_a_column_without_bytes_is_a_column_like_the_others(
+    async def test_s8_a_column_without_bytes_is_a_column_like_the_others(
         self, store: StoreUnderTest
     ) -> None:
         parts = (Part(16 * KIB), Part(0, 0))
         without, having = ObjectShape(parts, (0,)), ObjectShape(parts, (0, 1))
         name = object_name(1)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                assert await put(backend, name, page(1), without) is WriteOutcome.OK
-                assert (await get(backend, name, having))[0] is ReadOutcome.LACKING
-                assert await put(backend, name, page(1), having) is WriteOutcome.OK
-                assert await put(backend, name, page(1), having) is WriteOutcome.PRESENT
-                assert await put(backend, name, page(1), without) is WriteOutcome.PRESENT
-                for shape in (having, without):
-                    assert await get(backend, name, shape) == (ReadOutcome.OK, page(1))
+        async with opened(store) as backend:
+            assert await put(backend, name, page(1), without) is WriteOutcome.OK
+            assert (await get(backend, name, having))[0] is ReadOutcome.LACKING
+            assert await put(backend, name, page(1), having) is WriteOutcome.OK
+            assert await put(backend, name, page(1), having) is WriteOutcome.PRESENT
+            assert await put(backend, name, page(1), without) is WriteOutcome.PRESENT
+            for shape in (having, without):
+                assert await get(backend, name, shape) == (ReadOutcome.OK, page(1))
 
-        run(scenario())
-
-    def test_s8_what_is_not_sound_is_not_carried_over_into_a_fuller_object(
+    async def test_s8_what_is_not_sound_is_not_carried_over_into_a_fuller_object(
         self, store: StoreUnderTest
     ) -> None:
         name = object_name(1)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, name, 0b001)
-                store.spoil(name, 17 * KIB)
-                assert await put_columns(backend, name, 0b010) is WriteOutcome.OK
-                assert (await get_columns(backend, name, 0b011))[0] is ReadOutcome.LACKING
-                assert await get_columns(backend, name, 0b010) == (
-                    ReadOutcome.OK,
-                    full_page(0b010),
-                )
+        async with opened(store) as backend:
+            await put_columns(backend, name, 0b001)
+            store.spoil(name, 17 * KIB)
+            assert await put_columns(backend, name, 0b010) is WriteOutcome.OK
+            assert (await get_columns(backend, name, 0b011))[0] is ReadOutcome.LACKING
+            assert await get_columns(backend, name, 0b010) == (
+                ReadOutcome.OK,
+                full_page(0b010),
+            )
 
-        run(scenario())
-
-    def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
+    async def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
         self, store: StoreUnderTest
     ) -> None:
         size = 1 << 20
 
-        async def scenario() -> None:
-            async with opened(store) as writer, opened(store) as reader:
-                contents = [full_page(0, author, size) for author in range(4)]
-                for number in range(5):
-                    name = object_name(number)
-                    await put_columns(writer, name, 0, 0, size)
-                    for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
-                        write = asyncio.create_task(
-                            put_columns(writer, name, present, author, size)
-                        )
-                        while not write.done():
-                            outcome, buffer = await get_columns(reader, name, 0, size)
-                            assert outcome is ReadOutcome.OK
-                            assert buffer in contents[author - 1 : author + 1]
-                            await asyncio.sleep(0)
-                        assert await write is WriteOutcome.OK
+        async with opened(store) as writer, opened(store) as reader:
+            contents = [full_page(0, author, size) for author in range(4)]
+            for number in range(5):
+                name = object_name(number)
+                await put_columns(writer, name, 0, 0, size)
+                for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
+                    write = asyncio.create_task(put_columns(writer, name, present, author, size))
+                    while not write.done():
+                        outcome, buffer = await get_columns(reader, name, 0, size)
+                        assert outcome is ReadOutcome.OK
+                        assert buffer in contents[author - 1 : author + 1]
+                        await asyncio.sleep(0)
+                    assert await write is WriteOutcome.OK
 
-        run(scenario())
-
-    def test_s8_of_many_writers_at_once_no_column_is_lost(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as first, opened(store) as second:
-                for number in range(self.races):
-                    name = object_name(number)
-                    outcomes = await asyncio.gather(
-                        *(
-                            put_columns((first, second)[each % 2], name, present)
-                            for each, present in enumerate((0, 0b001, 0b010, 0b100, 0b001, 0))
-                        )
+    async def test_s8_of_many_writers_at_once_no_column_is_lost(
+        self, store: StoreUnderTest
+    ) -> None:
+        async with opened(store) as first, opened(store) as second:
+            for number in range(self.races):
+                name = object_name(number)
+                outcomes = await asyncio.gather(
+                    *(
+                        put_columns((first, second)[each % 2], name, present)
+                        for each, present in enumerate((0, 0b001, 0b010, 0b100, 0b001, 0))
                     )
-                    assert set(outcomes) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
-                    for asked in range(EVERY + 1):
-                        assert await get_columns(first, name, asked) == (
-                            ReadOutcome.OK,
-                            full_page(asked),
-                        )
-
-        run(scenario())
+                )
+                assert set(outcomes) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
+                for asked in range(EVERY + 1):
+                    assert await get_columns(first, name, asked) == (
+                        ReadOutcome.OK,
+                        full_page(asked),
+                    )
 
     @pytest.mark.parametrize(
         "other", [(), (4 * KIB,), (4 * KIB, 4 * KIB, 9000), (9001, 4 * KIB)], ids=str
     )
-    def test_s8_an_object_in_other_optional_columns_than_the_layout_s_is_never_served(
+    async def test_s8_an_object_in_other_optional_columns_than_the_layout_s_is_never_served(
         self, store: StoreUnderTest, other: tuple[int, ...]
     ) -> None:
         optional = [Part(length, bit) for bit, length in enumerate(other)]
         shape = ObjectShape((Part(16 * KIB), *optional), (0,))
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, object_name(1), EVERY)
-                assert (await get(backend, object_name(1), shape))[0] is ReadOutcome.CORRUPT
-
-        run(scenario())
+        async with opened(store) as backend:
+            await put_columns(backend, object_name(1), EVERY)
+            assert (await get(backend, object_name(1), shape))[0] is ReadOutcome.CORRUPT

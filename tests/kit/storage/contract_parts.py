@@ -70,128 +70,108 @@ class PartsContract:
     """Readers get the parts that they ask for, each verified alone."""
 
     @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, LARGE], ids=["small", "aligned", "large"])
-    def test_s8_a_read_of_some_parts_gives_exactly_these(
+    async def test_s8_a_read_of_some_parts_gives_exactly_these(
         self, store: StoreUnderTest, sizes: tuple[int, ...]
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                content = page(1, sum(sizes))
-                assert await put(backend, object_name(1), content, shape_of(sizes)) is (
-                    WriteOutcome.OK
-                )
-                for held in subsets(sizes):
-                    wanted = (ReadOutcome.OK, parts_of_page(sizes, held))
-                    shape = shape_of(sizes, held)
-                    assert await get(backend, object_name(1), shape) == wanted
-                    assert await get_in_pieces(backend, 1, shape) == wanted
-
-        run(scenario())
+        async with opened(store) as backend:
+            content = page(1, sum(sizes))
+            assert await put(backend, object_name(1), content, shape_of(sizes)) is (WriteOutcome.OK)
+            for held in subsets(sizes):
+                wanted = (ReadOutcome.OK, parts_of_page(sizes, held))
+                shape = shape_of(sizes, held)
+                assert await get(backend, object_name(1), shape) == wanted
+                assert await get_in_pieces(backend, 1, shape) == wanted
 
     @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
-    def test_s8_an_object_may_be_written_from_several_buffers(
+    async def test_s8_an_object_may_be_written_from_several_buffers(
         self, store: StoreUnderTest, sizes: tuple[int, ...]
     ) -> None:
         content = page(1, sum(sizes))
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                buffers = cut(content, somewhere(len(content)))
-                writes = [Write(object_name(1), buffers, shape_of(sizes))]
-                assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
-                assert await get(backend, object_name(1), shape_of(sizes)) == (
+        async with opened(store) as backend:
+            buffers = cut(content, somewhere(len(content)))
+            writes = [Write(object_name(1), buffers, shape_of(sizes))]
+            assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
+            assert await get(backend, object_name(1), shape_of(sizes)) == (
+                ReadOutcome.OK,
+                content,
+            )
+            for number in range(len(sizes)):
+                assert await get(backend, object_name(1), shape_of(sizes, (number,))) == (
                     ReadOutcome.OK,
-                    content,
+                    parts_of_page(sizes, (number,)),
                 )
-                for number in range(len(sizes)):
-                    assert await get(backend, object_name(1), shape_of(sizes, (number,))) == (
-                        ReadOutcome.OK,
-                        parts_of_page(sizes, (number,)),
-                    )
-                seen = backend.counters()
-                assert seen.bytes_written == len(content)
-                assert seen.bytes_read == 2 * len(content)
-
-        run(scenario())
+            seen = backend.counters()
+            assert seen.bytes_written == len(content)
+            assert seen.bytes_read == 2 * len(content)
 
     @pytest.mark.parametrize("held", [(0, 2), (0, 1, 2), (1,), (0, 1), (0,), (2,)], ids=str)
-    def test_s8_a_part_without_bytes_may_be_asked_for_or_left_out(
+    async def test_s8_a_part_without_bytes_may_be_asked_for_or_left_out(
         self, store: StoreUnderTest, held: tuple[int, ...]
     ) -> None:
         sizes = (4 * KIB, 0, 4 * KIB)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1, sum(sizes)), shape_of(sizes))
-                for _ in range(2):
-                    assert await get(backend, object_name(1), shape_of(sizes, held)) == (
-                        ReadOutcome.OK,
-                        parts_of_page(sizes, held),
-                    )
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1, sum(sizes)), shape_of(sizes))
+            for _ in range(2):
+                assert await get(backend, object_name(1), shape_of(sizes, held)) == (
+                    ReadOutcome.OK,
+                    parts_of_page(sizes, held),
+                )
 
-        run(scenario())
-
-    def test_s8_one_call_reads_other_parts_of_each_object(self, store: StoreUnderTest) -> None:
+    async def test_s8_one_call_reads_other_parts_of_each_object(
+        self, store: StoreUnderTest
+    ) -> None:
         wanted = subsets(SMALL)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number in range(len(wanted)):
-                    await put(
-                        backend, object_name(number), page(number, sum(SMALL)), shape_of(SMALL)
-                    )
-                shapes = [shape_of(SMALL, held) for held in wanted]
-                contents = [bytearray(shape.nbytes) for shape in shapes]
-                reads = [
-                    Read(object_name(number), cut(content, somewhere(len(content))), shape)
-                    for number, (content, shape) in enumerate(zip(contents, shapes, strict=True))
-                ]
-                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
-                assert contents == [
-                    parts_of_page(SMALL, held, number) for number, held in enumerate(wanted)
-                ]
-
-        run(scenario())
+        async with opened(store) as backend:
+            for number in range(len(wanted)):
+                await put(backend, object_name(number), page(number, sum(SMALL)), shape_of(SMALL))
+            shapes = [shape_of(SMALL, held) for held in wanted]
+            contents = [bytearray(shape.nbytes) for shape in shapes]
+            reads = [
+                Read(object_name(number), cut(content, somewhere(len(content))), shape)
+                for number, (content, shape) in enumerate(zip(contents, shapes, strict=True))
+            ]
+            assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+            assert contents == [
+                parts_of_page(SMALL, held, number) for number, held in enumerate(wanted)
+            ]
 
     @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
-    def test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part(
+    async def test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part(
         self, store: StoreUnderTest, sizes: tuple[int, ...]
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                for number, nbytes in enumerate(sizes):
-                    content = page(number, sum(sizes))
-                    name = object_name(number)
-                    await put(backend, name, content, shape_of(sizes))
-                    store.spoil(name, sum(sizes[:number]) + nbytes // 2)
-                    others = tuple(each for each in range(len(sizes)) if each != number)
-                    assert await get(backend, name, shape_of(sizes, others)) == (
-                        ReadOutcome.OK,
-                        parts_of_page(sizes, others, number),
-                    )
-                    outcome, _ = await get(backend, name, shape_of(sizes, (number,)))
-                    assert outcome is ReadOutcome.CORRUPT
-                    # It will not be served again, also not what of it is sound.
-                    outcome, _ = await get(backend, name, shape_of(sizes, others))
-                    assert outcome is ReadOutcome.MISSING
+        async with opened(store) as backend:
+            for number, nbytes in enumerate(sizes):
+                content = page(number, sum(sizes))
+                name = object_name(number)
+                await put(backend, name, content, shape_of(sizes))
+                store.spoil(name, sum(sizes[:number]) + nbytes // 2)
+                others = tuple(each for each in range(len(sizes)) if each != number)
+                assert await get(backend, name, shape_of(sizes, others)) == (
+                    ReadOutcome.OK,
+                    parts_of_page(sizes, others, number),
+                )
+                outcome, _ = await get(backend, name, shape_of(sizes, (number,)))
+                assert outcome is ReadOutcome.CORRUPT
+                # It will not be served again, also not what of it is sound.
+                outcome, _ = await get(backend, name, shape_of(sizes, others))
+                assert outcome is ReadOutcome.MISSING
 
-        run(scenario())
-
-    def test_s8_a_bit_that_is_wrong_in_a_column_is_found_by_whoever_wants_the_column(
+    async def test_s8_a_bit_that_is_wrong_in_a_column_is_found_by_whoever_wants_the_column(
         self, store: StoreUnderTest
     ) -> None:
         name = object_name(1)
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put_columns(backend, name, EVERY)
-                store.spoil(name, 16 * KIB + 5000)
-                for asked in (0, 0b001, 0b101):
-                    wanted = (ReadOutcome.OK, full_page(asked))
-                    assert await get(backend, name, columns(asked)) == wanted
-                assert (await get(backend, name, columns(0b010)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, name, columns(0b001)))[0] is ReadOutcome.MISSING
-
-        run(scenario())
+        async with opened(store) as backend:
+            await put_columns(backend, name, EVERY)
+            store.spoil(name, 16 * KIB + 5000)
+            for asked in (0, 0b001, 0b101):
+                wanted = (ReadOutcome.OK, full_page(asked))
+                assert await get(backend, name, columns(asked)) == wanted
+            assert (await get(backend, name, columns(0b010)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, name, columns(0b001)))[0] is ReadOutcome.MISSING
 
     @pytest.mark.parametrize(
         "other",
@@ -206,18 +186,13 @@ class PartsContract:
         ],
         ids=["one part", "joined", "in another order", "empty part", "more", "fewer", "optional"],
     )
-    def test_s8_an_object_in_other_parts_is_never_served(
+    async def test_s8_an_object_in_other_parts_is_never_served(
         self, store: StoreUnderTest, other: ObjectShape
     ) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
-                assert (await get(backend, object_name(1), other))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(1), shape_of(SMALL)))[0] is (
-                    ReadOutcome.MISSING
-                )
-
-        run(scenario())
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
+            assert (await get(backend, object_name(1), other))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(1), shape_of(SMALL)))[0] is (ReadOutcome.MISSING)
 
     def test_a_store_that_lists_tells_what_was_written_with_names_and_parts(
         self, store: StoreUnderTest
@@ -263,15 +238,12 @@ class PartsContract:
 
         run(scenario())
 
-    def test_what_a_store_can_do_does_not_change_when_it_is_opened(
+    async def test_what_a_store_can_do_does_not_change_when_it_is_opened(
         self, store: StoreUnderTest
     ) -> None:
-        async def scenario() -> None:
-            backend = store.backend()
-            before = backend.capabilities
-            await backend.open()
-            assert backend.capabilities == before
-            await backend.close()
-            assert backend.capabilities == before
-
-        run(scenario())
+        backend = store.backend()
+        before = backend.capabilities
+        await backend.open()
+        assert backend.capabilities == before
+        await backend.close()
+        assert backend.capabilities == before

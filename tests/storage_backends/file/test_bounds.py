@@ -67,64 +67,55 @@ def make_directory_of(store: FileStore, number: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 40])
-def test_a_quarantine_full_of_directories_takes_files_and_directories_all_the_same(
+async def test_a_quarantine_full_of_directories_takes_files_and_directories_all_the_same(
     store: FileStore, tmp_path: Path, depth: int
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_bytes(b"x")
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            fill_places(store, depth, files=3)
-            for number in range(PLACES):
-                place = store.root / "quarantine" / f"{number:02x}"
-                (place / "link").symlink_to(outside)
-            for number in range(3):
-                make_directory_of(store, number)
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
-                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
-                store.spoil(object_name(number))
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(store) as backend:
+        fill_places(store, depth, files=3)
+        for number in range(PLACES):
+            place = store.root / "quarantine" / f"{number:02x}"
+            (place / "link").symlink_to(outside)
+        for number in range(3):
+            make_directory_of(store, number)
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
+            assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+            store.spoil(object_name(number))
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
     assert len(store.quarantined()) <= PLACES
     assert (outside / "precious").exists()
 
 
-def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
+async def test_directories_too_large_to_be_removed_at_once_go_little_by_little(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_quarantine, "TAKEN_APART_MAX", 4)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            fill_places(store, 2, files=6)
-            await put(backend, NAME, page(1))
-            store.spoil(NAME)
-            # What is a file is not kept then, but its name is free at once.
-            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
-            make_directory_of(store, 1)
-            outcomes = [(await get(backend, NAME))[0] for _ in range(20)]
-            assert outcomes[0] is ReadOutcome.CORRUPT
-            assert outcomes[-1] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(store) as backend:
+        fill_places(store, 2, files=6)
+        await put(backend, NAME, page(1))
+        store.spoil(NAME)
+        # What is a file is not kept then, but its name is free at once.
+        assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+        assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+        make_directory_of(store, 1)
+        outcomes = [(await get(backend, NAME))[0] for _ in range(20)]
+        assert outcomes[0] is ReadOutcome.CORRUPT
+        assert outcomes[-1] is ReadOutcome.MISSING
 
 
-def test_a_quarantine_full_of_files_takes_a_directory(store: FileStore) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(PLACES):
-                (store.root / "quarantine" / f"{number:02x}").write_bytes(b"x")
-            make_directory_of(store, 1)
-            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+async def test_a_quarantine_full_of_files_takes_a_directory(store: FileStore) -> None:
+    async with opened(store) as backend:
+        for number in range(PLACES):
+            (store.root / "quarantine" / f"{number:02x}").write_bytes(b"x")
+        make_directory_of(store, 1)
+        assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+        assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
     assert len(store.quarantined()) == PLACES
 
 
@@ -235,58 +226,49 @@ def broken_open(broken: Path, error: int) -> Any:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE])
 @pytest.mark.parametrize("level", ["namespace", "digits", "object"])
-def test_what_cannot_be_read_is_told_and_not_passed_over(
+async def test_what_cannot_be_read_is_told_and_not_passed_over(
     store: FileStore, error: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, page(1))
-            path = store.path(NAME)
-            broken = {"object": path, "digits": path.parent, "namespace": path.parent.parent}
-            monkeypatch.setattr(os, "open", broken_open(broken[level], error))
-            complaint = f"{broken[level]} cannot be read: {os.strerror(error)}"
+    async with opened(store) as backend:
+        await put(backend, NAME, page(1))
+        path = store.path(NAME)
+        broken = {"object": path, "digits": path.parent, "namespace": path.parent.parent}
+        monkeypatch.setattr(os, "open", broken_open(broken[level], error))
+        complaint = f"{broken[level]} cannot be read: {os.strerror(error)}"
+        with pytest.raises(StorageError, match=complaint):
+            await listed(backend)
+        for put_away in (False, True):
             with pytest.raises(StorageError, match=complaint):
-                await listed(backend)
-            for put_away in (False, True):
-                with pytest.raises(StorageError, match=complaint):
-                    list(unsound_files(store.root, put_away=put_away))
-            monkeypatch.undo()
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+                list(unsound_files(store.root, put_away=put_away))
+        monkeypatch.undo()
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
 
-def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
+async def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, page(1))
-            monkeypatch.setattr(os, "preadv", broken)
-            with pytest.raises(StorageError, match="cannot be read"):
-                await listed(backend)
-            with pytest.raises(StorageError, match="cannot be read"):
-                list(unsound_files(store.root, put_away=True))
-            monkeypatch.undo()
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, NAME, page(1))
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(StorageError, match="cannot be read"):
+            await listed(backend)
+        with pytest.raises(StorageError, match="cannot be read"):
+            list(unsound_files(store.root, put_away=True))
+        monkeypatch.undo()
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
 
-def test_what_goes_away_meanwhile_is_passed_over(
+async def test_what_goes_away_meanwhile_is_passed_over(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, page(1))
-            await put(backend, object_name(2), page(2))
-            monkeypatch.setattr(os, "open", broken_open(store.path(NAME), errno.ENOENT))
-            assert [each.name for each in await listed(backend)] == [object_name(2)]
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, NAME, page(1))
+        await put(backend, object_name(2), page(2))
+        monkeypatch.setattr(os, "open", broken_open(store.path(NAME), errno.ENOENT))
+        assert [each.name for each in await listed(backend)] == [object_name(2)]
 
 
 def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
@@ -306,49 +288,43 @@ def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
     assert peak < 256 * KIB
 
 
-def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
+async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
     store: FileStore,
 ) -> None:
-    async def scenario() -> None:
-        backend = store.backend()
-        await backend.open()
-        for number in range(3):
-            await put(backend, object_name(number), page(number))
-        listing = backend.objects()
-        await anext(listing)
-        await backend.close()
-        with pytest.raises(StorageError, match="closed while it was listed; open it again"):
-            _ = [each async for each in listing]
-
-    run(scenario())
+    backend = store.backend()
+    await backend.open()
+    for number in range(3):
+        await put(backend, object_name(number), page(number))
+    listing = backend.objects()
+    await anext(listing)
+    await backend.close()
+    with pytest.raises(StorageError, match="closed while it was listed; open it again"):
+        _ = [each async for each in listing]
 
 
-def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
-    async def scenario() -> None:
-        backend = store.backend(threads=1)
-        await backend.open()
-        await put(backend, NAME, page(1))
-        busy, go_on = threading.Event(), threading.Event()
-        files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
-        read = files.read
+async def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
+    backend = store.backend(threads=1)
+    await backend.open()
+    await put(backend, NAME, page(1))
+    busy, go_on = threading.Event(), threading.Event()
+    files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
+    read = files.read
 
-        def held(*arguments: Any) -> ReadOutcome:
-            busy.set()
-            assert go_on.wait(60)
-            outcome: ReadOutcome = read(*arguments)
-            return outcome
+    def held(*arguments: Any) -> ReadOutcome:
+        busy.set()
+        assert go_on.wait(60)
+        outcome: ReadOutcome = read(*arguments)
+        return outcome
 
-        files.read = held
-        reader = asyncio.create_task(get(backend, NAME))
-        assert await asyncio.to_thread(busy.wait, 60)
-        listing = asyncio.create_task(listed(backend))
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(backend.close())
-        with pytest.raises(StorageError, match="closed before it answered"):
-            await listing
-        go_on.set()
-        await closing
-        # The close has asked it to begin nothing more.
-        assert (await reader)[0] is ReadOutcome.TIMED_OUT
-
-    run(scenario())
+    files.read = held
+    reader = asyncio.create_task(get(backend, NAME))
+    assert await asyncio.to_thread(busy.wait, 60)
+    listing = asyncio.create_task(listed(backend))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(backend.close())
+    with pytest.raises(StorageError, match="closed before it answered"):
+        await listing
+    go_on.set()
+    await closing
+    # The close has asked it to begin nothing more.
+    assert (await reader)[0] is ReadOutcome.TIMED_OUT

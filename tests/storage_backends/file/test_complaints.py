@@ -12,7 +12,7 @@ from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOut
 from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.file.complaints import WriteComplaints
 from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import KIB, get, object_name, page, put, run
+from tests.kit.storage.calls import KIB, get, object_name, page, put
 from tests.kit.storage.files import FileStore
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -38,7 +38,7 @@ async def put_all(backend: StorageBackend, first: int, count: int) -> set[WriteO
         (errno.EPROTO, "Protocol error; look at the filesystem"),
     ],
 )
-def test_writes_that_fail_are_named_once_with_what_the_system_said(
+async def test_writes_that_fail_are_named_once_with_what_the_system_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -48,71 +48,59 @@ def test_writes_that_fail_are_named_once_with_what_the_system_said(
     def refuse(*_: Any) -> int:
         raise OSError(error, os.strerror(error))
 
-    async def scenario() -> None:
-        backend = await open_backend(f"file://{tmp_path}/store?durability=data")
-        monkeypatch.setattr(os, "fdatasync", refuse)
-        assert await put_all(backend, 0, 10) == {WriteOutcome.FAILED}
-        await backend.close()
-
-    run(scenario())
+    backend = await open_backend(f"file://{tmp_path}/store?durability=data")
+    monkeypatch.setattr(os, "fdatasync", refuse)
+    assert await put_all(backend, 0, 10) == {WriteOutcome.FAILED}
+    await backend.close()
     (warning,) = said(caplog)
     assert warning.startswith(f"store file://{tmp_path}/store?durability=data: a page could not")
     assert told in warning
 
 
-def test_a_file_that_may_not_become_so_long_is_named(
+async def test_a_file_that_may_not_become_so_long_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    async def scenario() -> None:
-        backend = await open_backend(f"file://{tmp_path}/store")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8 * KIB, limits[1]))
-        try:
-            assert await put_all(backend, 0, 3) == {WriteOutcome.FAILED}
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert await put_all(backend, 0, 3) == {WriteOutcome.OK}
-        await backend.close()
-
-    run(scenario())
+    backend = await open_backend(f"file://{tmp_path}/store")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * KIB, limits[1]))
+    try:
+        assert await put_all(backend, 0, 3) == {WriteOutcome.FAILED}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert await put_all(backend, 0, 3) == {WriteOutcome.OK}
+    await backend.close()
     (warning,) = said(caplog)
     assert "File too large; raise the limit of the size of a file" in warning
 
 
-def test_a_directory_that_was_removed_under_an_open_store_is_named(
+async def test_a_directory_that_was_removed_under_an_open_store_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FileStore(tmp_path / "store")
 
-    async def scenario() -> None:
-        backend = store.backend()
-        await backend.open()
-        for each in ("objects", "quarantine", "temporary"):
-            (store.root / each).rmdir()
-        store.root.rmdir()
-        assert await put_all(backend, 0, 2) == {WriteOutcome.FAILED}
-        await backend.close()
-
-    run(scenario())
+    backend = store.backend()
+    await backend.open()
+    for each in ("objects", "quarantine", "temporary"):
+        (store.root / each).rmdir()
+    store.root.rmdir()
+    assert await put_all(backend, 0, 2) == {WriteOutcome.FAILED}
+    await backend.close()
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
 
 
-def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
+async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        backend = await open_backend(f"file://{tmp_path}/store")
-        await put_all(backend, 0, 1)
-        await backend.close()
-        looking = await open_backend(f"file://{tmp_path}/store?read_only=1")
-        assert await put_all(looking, 5, 3) == {WriteOutcome.FAILED}
-        assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
-        await looking.close()
-
-    run(scenario())
+    backend = await open_backend(f"file://{tmp_path}/store")
+    await put_all(backend, 0, 1)
+    await backend.close()
+    looking = await open_backend(f"file://{tmp_path}/store?read_only=1")
+    assert await put_all(looking, 5, 3) == {WriteOutcome.FAILED}
+    assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
+    await looking.close()
     (warning,) = said(caplog)
     assert f"store file://{tmp_path}/store?read_only=1 is read-only" in warning
 

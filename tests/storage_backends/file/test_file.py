@@ -97,127 +97,109 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 @pytest.mark.parametrize("direct", [False, True], ids=["", "direct"])
-def test_what_is_not_the_object_is_corrupt_once_and_then_gone(
+async def test_what_is_not_the_object_is_corrupt_once_and_then_gone(
     tmp_path: Path, damage: Callable[[Path], None], direct: bool
 ) -> None:
     store = FileStore(tmp_path / "store", direct=direct)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            damage(store.path(object_name(1)))
-            buffer = memoryview(mmap.mmap(-1, SIZE))
-            reads = [reading(object_name(1), buffer)]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.CORRUPT]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.MISSING]
-            assert len(store.quarantined()) == 1
-            assert await put(backend, object_name(1), page(2)) is WriteOutcome.OK
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert buffer == page(2)
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        damage(store.path(object_name(1)))
+        buffer = memoryview(mmap.mmap(-1, SIZE))
+        reads = [reading(object_name(1), buffer)]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.CORRUPT]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.MISSING]
+        assert len(store.quarantined()) == 1
+        assert await put(backend, object_name(1), page(2)) is WriteOutcome.OK
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+        assert buffer == page(2)
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_write_is_never_lost_to_a_file_of_another_size(
+async def test_a_write_is_never_lost_to_a_file_of_another_size(
     store: FileStore, damage: Callable[[Path], None]
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            damage(store.path(object_name(1)))
-            same_size = (
-                store.path(object_name(1)).is_file()
-                and not store.path(object_name(1)).is_symlink()
-                and store.path(object_name(1)).stat().st_size == BLOCK_BYTES + SIZE
-            )
-            outcome = await put(backend, object_name(1), page(2))
-            assert outcome is (WriteOutcome.PRESENT if same_size else WriteOutcome.OK)
-            if outcome is WriteOutcome.OK:
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(2))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        damage(store.path(object_name(1)))
+        same_size = (
+            store.path(object_name(1)).is_file()
+            and not store.path(object_name(1)).is_symlink()
+            and store.path(object_name(1)).stat().st_size == BLOCK_BYTES + SIZE
+        )
+        outcome = await put(backend, object_name(1), page(2))
+        assert outcome is (WriteOutcome.PRESENT if same_size else WriteOutcome.OK)
+        if outcome is WriteOutcome.OK:
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(2))
 
 
 @pytest.mark.parametrize("where", ["header", "anywhere"])
-def test_a_flipped_bit_anywhere_in_the_file_is_found(store: FileStore, where: str) -> None:
+async def test_a_flipped_bit_anywhere_in_the_file_is_found(store: FileStore, where: str) -> None:
     size = 9000 if where == "header" else 600 * KIB
     draw = random.Random(20)
     bits = [draw.randrange(8 * (BLOCK_BYTES + size)) for _ in range(100)]
     if where == "header":
         bits = [*range(8 * 96), *(draw.randrange(8 * HEADER_BYTES) for _ in range(100))]
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1, size))
-            path = store.path(object_name(1))
-            good = path.read_bytes()
-            for bit in bits:
-                spoilt = bytearray(good)
-                spoilt[bit // 8] ^= 1 << bit % 8
-                path.write_bytes(spoilt)
-                outcome, _ = await get(backend, object_name(1), size)
-                assert outcome is ReadOutcome.CORRUPT, f"bit {bit}"
-            assert len(store.quarantined()) == PLACES
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1, size))
+        path = store.path(object_name(1))
+        good = path.read_bytes()
+        for bit in bits:
+            spoilt = bytearray(good)
+            spoilt[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(spoilt)
+            outcome, _ = await get(backend, object_name(1), size)
+            assert outcome is ReadOutcome.CORRUPT, f"bit {bit}"
+        assert len(store.quarantined()) == PLACES
 
 
-def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(8):
-                await put(backend, object_name(number), page(number))
-            replace_by_directory(store.path(object_name(1)))
-            replace_by_link(store.path(object_name(2)))
-            replace_by_pipe(store.path(object_name(3)))
-            replace_by_zeros(store.path(object_name(4)))
-            cut(BLOCK_BYTES - 1)(store.path(object_name(5)))
-            store.spoil(object_name(6))
-            assert (await get(backend, object_name(6)))[0] is ReadOutcome.CORRUPT
-            (store.root / "objects" / "file").write_bytes(b"x")
-            (store.root / "objects" / "link").symlink_to(store.root / "objects")
-            names = {each.name for each in await listed(backend)}
-            # What was moved is sound, but nobody who asks for it is led there.
-            assert names == {object_name(0), object_name(7)}
-
-    run(scenario())
+async def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
+    async with opened(store) as backend:
+        for number in range(8):
+            await put(backend, object_name(number), page(number))
+        replace_by_directory(store.path(object_name(1)))
+        replace_by_link(store.path(object_name(2)))
+        replace_by_pipe(store.path(object_name(3)))
+        replace_by_zeros(store.path(object_name(4)))
+        cut(BLOCK_BYTES - 1)(store.path(object_name(5)))
+        store.spoil(object_name(6))
+        assert (await get(backend, object_name(6)))[0] is ReadOutcome.CORRUPT
+        (store.root / "objects" / "file").write_bytes(b"x")
+        (store.root / "objects" / "link").symlink_to(store.root / "objects")
+        names = {each.name for each in await listed(backend)}
+        # What was moved is sound, but nobody who asks for it is led there.
+        assert names == {object_name(0), object_name(7)}
 
 
-def test_a_store_lists_as_many_objects_as_there_are_and_none_after_it_was_closed(
+async def test_a_store_lists_as_many_objects_as_there_are_and_none_after_it_was_closed(
     store: FileStore,
 ) -> None:
     names = {object_name(number) for number in range(600)}
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await backend.write([writing(name, b"x") for name in names], deadline=soon())
-            found = await listed(backend)
-            assert {each.name for each in found} == names
-            assert len(found) == len(names)
-            assert all(each.age_s is not None and 0 <= each.age_s < 3600 for each in found)
-            await backend.close()
-            assert await listed(backend) == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        await backend.write([writing(name, b"x") for name in names], deadline=soon())
+        found = await listed(backend)
+        assert {each.name for each in found} == names
+        assert len(found) == len(names)
+        assert all(each.age_s is not None and 0 <= each.age_s < 3600 for each in found)
+        await backend.close()
+        assert await listed(backend) == []
 
 
-def test_a_directory_full_of_bad_directories_does_not_stop_the_quarantine(
+async def test_a_directory_full_of_bad_directories_does_not_stop_the_quarantine(
     store: FileStore,
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(PLACES - 1):
-                store.path(object_name(number)).mkdir(parents=True)
-                (store.path(object_name(number)) / "inside").write_bytes(b"x")
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-            for number in range(3):
-                await put(backend, object_name(number), page(number))
-                store.spoil(object_name(number))
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(store) as backend:
+        for number in range(PLACES - 1):
+            store.path(object_name(number)).mkdir(parents=True)
+            (store.path(object_name(number)) / "inside").write_bytes(b"x")
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+        for number in range(3):
+            await put(backend, object_name(number), page(number))
+            store.spoil(object_name(number))
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
+            assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
 
 
 def test_nothing_that_a_caller_says_gets_into_a_path_and_nobody_else_may_read(
@@ -241,64 +223,57 @@ def test_nothing_that_a_caller_says_gets_into_a_path_and_nobody_else_may_read(
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-def test_a_store_leaves_no_temporary_file(
+async def test_a_store_leaves_no_temporary_file(
     store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if named:
         forbid_unnamed_files(monkeypatch)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for _ in range(2):
-                writes = [writing(object_name(n), page(n)) for n in range(20)]
-                await backend.write(writes, deadline=soon())
-        assert len(store.objects()) == 20
-        assert store.temporary() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        for _ in range(2):
+            writes = [writing(object_name(n), page(n)) for n in range(20)]
+            await backend.write(writes, deadline=soon())
+    assert len(store.objects()) == 20
+    assert store.temporary() == []
 
 
-def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(store: FileStore) -> None:
+async def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(
+    store: FileStore,
+) -> None:
     import fcntl
 
-    async def scenario() -> None:
+    async with opened(store):
+        pass
+    dead, living = (store.root / "temporary" / name for name in ("00", "01"))
+    dead.write_bytes(b"x")
+    with living.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
         async with opened(store):
-            pass
-        dead, living = (store.root / "temporary" / name for name in ("00", "01"))
-        dead.write_bytes(b"x")
-        with living.open("wb") as writer:
-            fcntl.flock(writer, fcntl.LOCK_EX)
-            async with opened(store):
-                assert store.temporary() == [living]
-        async with opened(store):
-            assert store.temporary() == []
-
-    run(scenario())
+            assert store.temporary() == [living]
+    async with opened(store):
+        assert store.temporary() == []
 
 
-def test_an_error_of_the_device_is_failed_for_the_key_and_takes_nothing_away(
+async def test_an_error_of_the_device_is_failed_for_the_key_and_takes_nothing_away(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "preadv", broken)
-                patch.setattr(os, "pwritev", broken)
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-                assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
-            assert store.quarantined() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", broken)
+            patch.setattr(os, "pwritev", broken)
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+            assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert (await get(backend, object_name(2)))[0] is ReadOutcome.MISSING
+        assert store.quarantined() == []
 
 
 @pytest.mark.parametrize("nbytes", [1, 5000, 300 * KIB])
-def test_calls_that_move_only_a_few_bytes_are_continued(
+async def test_calls_that_move_only_a_few_bytes_are_continued(
     store: FileStore, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(nbytes)
@@ -317,16 +292,13 @@ def test_calls_that_move_only_a_few_bytes_are_continued(
     monkeypatch.setattr(os, "preadv", read_some)
     monkeypatch.setattr(os, "pwritev", write_some)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
-            assert await get(backend, object_name(1), nbytes) == (ReadOutcome.OK, page(1, nbytes))
-
-    run(scenario())
+    async with opened(store) as backend:
+        assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
+        assert await get(backend, object_name(1), nbytes) == (ReadOutcome.OK, page(1, nbytes))
 
 
 @pytest.mark.parametrize("nbytes", [4 * KIB, 64 * KIB, 1 << 20])
-def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
+async def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
     tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileStore(tmp_path / "store", direct=True)
@@ -337,26 +309,23 @@ def test_direct_io_goes_around_the_page_cache_with_aligned_buffers(
         flags.append(flag)
         return real_open(path, flag, *args, **named)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            aligned = memoryview(mmap.mmap(-1, nbytes))
-            aligned[:] = page(1, nbytes)
-            monkeypatch.setattr(os, "open", watched)
-            writes = [writing(object_name(1), aligned)]
-            assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
-            aligned[:] = bytes(nbytes)
-            reads = [reading(object_name(1), aligned)]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert aligned == page(1, nbytes)
-            assert [bool(flag & os.O_DIRECT) for flag in flags if not flag & os.O_PATH][-1]
-            # The same file serves a buffer that direct I/O cannot take.
-            unaligned = memoryview(mmap.mmap(-1, nbytes + 1))[1:]
-            reads = [reading(object_name(1), unaligned)]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert unaligned == page(1, nbytes)
-            assert not flags[-1] & os.O_DIRECT
-
-    run(scenario())
+    async with opened(store) as backend:
+        aligned = memoryview(mmap.mmap(-1, nbytes))
+        aligned[:] = page(1, nbytes)
+        monkeypatch.setattr(os, "open", watched)
+        writes = [writing(object_name(1), aligned)]
+        assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
+        aligned[:] = bytes(nbytes)
+        reads = [reading(object_name(1), aligned)]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+        assert aligned == page(1, nbytes)
+        assert [bool(flag & os.O_DIRECT) for flag in flags if not flag & os.O_PATH][-1]
+        # The same file serves a buffer that direct I/O cannot take.
+        unaligned = memoryview(mmap.mmap(-1, nbytes + 1))[1:]
+        reads = [reading(object_name(1), unaligned)]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+        assert unaligned == page(1, nbytes)
+        assert not flags[-1] & os.O_DIRECT
 
 
 def test_direct_io_is_refused_by_name_where_the_filesystem_has_none(
@@ -397,17 +366,14 @@ def test_a_directory_without_room_for_a_file_is_refused_at_open(
         run(FileStore(tmp_path / "store").backend().open())
 
 
-def test_a_store_is_opened_before_use_and_once(store: FileStore) -> None:
-    async def scenario() -> None:
-        backend = store.backend()
-        with pytest.raises(UsageError, match="is not open"):
-            await backend.exists([object_name(1)], deadline=soon())
+async def test_a_store_is_opened_before_use_and_once(store: FileStore) -> None:
+    backend = store.backend()
+    with pytest.raises(UsageError, match="is not open"):
+        await backend.exists([object_name(1)], deadline=soon())
+    await backend.open()
+    with pytest.raises(UsageError, match="opened before"):
         await backend.open()
-        with pytest.raises(UsageError, match="opened before"):
-            await backend.open()
-        await backend.close()
-
-    run(scenario())
+    await backend.close()
 
 
 def test_a_relative_directory_is_refused() -> None:
@@ -442,101 +408,89 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buffer(
+async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buffer(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(2):
-                await put(backend, object_name(number), page(number))
-            gate = Gate(monkeypatch)
-            buffers = [bytearray(SIZE), bytearray(SIZE)]
-            reads = [reading(object_name(n), buffers[n]) for n in range(2)]
-            call = asyncio.create_task(backend.read(reads, deadline=soon()))
-            await gate.entered()
-            for _ in range(3):
-                call.cancel()
-                await turns()
-                assert not call.done()
-            gate.open()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert buffers[1] == bytearray(SIZE)
-            mark = bytearray([0xEE]) * SIZE
-            buffers[0][:] = mark
-            await backend.close()
-            assert buffers == [mark, bytearray(SIZE)]
-
-    run(scenario())
-
-
-def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hangs(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        backend = store.backend(threads=1)
-        await backend.open()
-        await put(backend, object_name(1), page(1))
+    async with opened(store) as backend:
+        for number in range(2):
+            await put(backend, object_name(number), page(number))
         gate = Gate(monkeypatch)
-        hanging = asyncio.create_task(get(backend, object_name(1)))
+        buffers = [bytearray(SIZE), bytearray(SIZE)]
+        reads = [reading(object_name(n), buffers[n]) for n in range(2)]
+        call = asyncio.create_task(backend.read(reads, deadline=soon()))
         await gate.entered()
-        buffer = bytearray(SIZE)
-        reads = [reading(object_name(1), buffer)]
-        outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
-        assert outcome == [ReadOutcome.TIMED_OUT]
-        assert not hanging.done()
+        for _ in range(3):
+            call.cancel()
+            await turns()
+            assert not call.done()
         gate.open()
-        assert await hanging == (ReadOutcome.OK, page(1))
-        assert buffer == bytearray(SIZE)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert buffers[1] == bytearray(SIZE)
+        mark = bytearray([0xEE]) * SIZE
+        buffers[0][:] = mark
         await backend.close()
+        assert buffers == [mark, bytearray(SIZE)]
 
-    run(scenario())
+
+async def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hangs(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = store.backend(threads=1)
+    await backend.open()
+    await put(backend, object_name(1), page(1))
+    gate = Gate(monkeypatch)
+    hanging = asyncio.create_task(get(backend, object_name(1)))
+    await gate.entered()
+    buffer = bytearray(SIZE)
+    reads = [reading(object_name(1), buffer)]
+    outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
+    assert outcome == [ReadOutcome.TIMED_OUT]
+    assert not hanging.done()
+    gate.open()
+    assert await hanging == (ReadOutcome.OK, page(1))
+    assert buffer == bytearray(SIZE)
+    await backend.close()
 
 
-def test_s2_what_has_not_begun_at_the_deadline_never_begins(
+async def test_s2_what_has_not_begun_at_the_deadline_never_begins(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_time = time.monotonic
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(2):
-                await put(backend, object_name(number), page(number, 1 << 20))
-            gate = Gate(monkeypatch)
-            buffers = [bytearray(1 << 20), bytearray(1 << 20)]
-            reads = [reading(object_name(n), buffers[n]) for n in range(2)]
-            call = asyncio.create_task(backend.read(reads, deadline=soon()))
-            await gate.entered()
-            monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
-            await turns()
-            assert not call.done()
-            gate.open()
-            assert await call == [ReadOutcome.TIMED_OUT] * 2
-            assert buffers[1] == bytearray(1 << 20)
-
-    run(scenario())
+    async with opened(store) as backend:
+        for number in range(2):
+            await put(backend, object_name(number), page(number, 1 << 20))
+        gate = Gate(monkeypatch)
+        buffers = [bytearray(1 << 20), bytearray(1 << 20)]
+        reads = [reading(object_name(n), buffers[n]) for n in range(2)]
+        call = asyncio.create_task(backend.read(reads, deadline=soon()))
+        await gate.entered()
+        monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
+        await turns()
+        assert not call.done()
+        gate.open()
+        assert await call == [ReadOutcome.TIMED_OUT] * 2
+        assert buffers[1] == bytearray(1 << 20)
 
 
-def test_closing_while_a_read_runs_waits_for_it(
+async def test_closing_while_a_read_runs_waits_for_it(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            gate = Gate(monkeypatch)
-            call = asyncio.create_task(get(backend, object_name(1)))
-            await gate.entered()
-            closing = asyncio.create_task(backend.close())
-            await turns()
-            assert not closing.done()
-            gate.open()
-            await closing
-            assert (await call)[0] is ReadOutcome.OK
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        gate = Gate(monkeypatch)
+        call = asyncio.create_task(get(backend, object_name(1)))
+        await gate.entered()
+        closing = asyncio.create_task(backend.close())
+        await turns()
+        assert not closing.done()
+        gate.open()
+        await closing
+        assert (await call)[0] is ReadOutcome.OK
 
 
-def test_names_that_were_seen_are_answered_without_asking_the_kernel(
+async def test_names_that_were_seen_are_answered_without_asking_the_kernel(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [object_name(number) for number in range(50)]
@@ -544,13 +498,10 @@ def test_names_that_were_seen_are_answered_without_asking_the_kernel(
     def never(*_: object, **__: object) -> bool:
         raise AssertionError("the kernel was asked")
 
-    async def scenario() -> None:
-        async with opened(store) as writer, opened(store) as other:
-            writes = [writing(name, page(1)) for name in names]
-            await writer.write(writes, deadline=soon())
-            assert all(await other.exists(names, deadline=soon()))
-            monkeypatch.setattr(os, "access", never)
-            assert await writer.exists(names, deadline=soon()) == [True] * 50
-            assert await other.exists(names, deadline=soon()) == [True] * 50
-
-    run(scenario())
+    async with opened(store) as writer, opened(store) as other:
+        writes = [writing(name, page(1)) for name in names]
+        await writer.write(writes, deadline=soon())
+        assert all(await other.exists(names, deadline=soon()))
+        monkeypatch.setattr(os, "access", never)
+        assert await writer.exists(names, deadline=soon()) == [True] * 50
+        assert await other.exists(names, deadline=soon()) == [True] * 50

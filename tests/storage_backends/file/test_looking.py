@@ -41,48 +41,39 @@ async def looking(store: FileStore) -> StorageBackend:
     return await open_backend(f"{store.root.as_uri()}?read_only=1&ttl_s=1&quota_bytes=1&direct=1")
 
 
-def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_stays(
+async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_stays(
     store: FileStore,
 ) -> None:
     before = everything(store.root)
 
-    async def scenario() -> None:
-        backend = await looking(store)
-        for _ in range(2):
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, object_name(3)))[0] is ReadOutcome.MISSING
-        assert len(await listed(backend)) == 2
-        await backend.close()
-
-    run(scenario())
+    backend = await looking(store)
+    for _ in range(2):
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
+        assert (await get(backend, object_name(3)))[0] is ReadOutcome.MISSING
+    assert len(await listed(backend)) == 2
+    await backend.close()
     assert everything(store.root) == before
 
 
-def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
+async def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
     before = everything(store.root)
 
-    async def scenario() -> None:
-        backend = await looking(store)
-        for number in (1, 2, 3):
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
-        names = [object_name(number) for number in (1, 3)]
-        assert await backend.remove(names, deadline=soon()) == [False, True]
-        await backend.close()
-
-    run(scenario())
+    backend = await looking(store)
+    for number in (1, 2, 3):
+        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+    names = [object_name(number) for number in (1, 3)]
+    assert await backend.remove(names, deadline=soon()) == [False, True]
+    await backend.close()
     assert everything(store.root) == before
 
 
-def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -> None:
+async def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -> None:
     backend = FileBackend(store.root, read_only=True, limits=SweepLimits(ttl_s=1))
 
-    async def scenario() -> None:
-        await backend.open()
-        assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
-        await backend.close()
-
-    run(scenario())
+    await backend.open()
+    assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
+    await backend.close()
 
 
 @pytest.mark.parametrize("missing", ["store", "objects"])

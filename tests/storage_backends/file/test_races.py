@@ -15,7 +15,7 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.contract import get, object_name, opened, page, put, run, soon_off_loop
+from tests.kit.storage.contract import get, object_name, opened, page, put, soon_off_loop
 from tests.kit.storage.files import FileStore, forbid_unnamed_files
 
 NAME = object_name(1)
@@ -78,59 +78,50 @@ def test_a_writer_never_takes_away_what_another_has_just_published(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_filesystem_without_locks_and_unnamed_files_stores_all_the_same(
+async def test_a_filesystem_without_locks_and_unnamed_files_stores_all_the_same(
     store: FileStore, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_unnamed_files(monkeypatch)
     refuse_locks(monkeypatch, number)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            before = open_files()
-            assert await put(backend, NAME, page(1)) is WriteOutcome.OK
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-            assert open_files() == before
-            assert store.temporary() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        before = open_files()
+        assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
+        assert open_files() == before
+        assert store.temporary() == []
 
 
-def test_a_draft_that_cannot_be_locked_leaves_neither_a_file_nor_a_descriptor(
+async def test_a_draft_that_cannot_be_locked_leaves_neither_a_file_nor_a_descriptor(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_unnamed_files(monkeypatch)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            before = open_files()
-            refuse_locks(monkeypatch, errno.EIO)
-            assert await put(backend, NAME, page(1)) is WriteOutcome.FAILED
-            assert open_files() == before
-            assert store.temporary() == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        before = open_files()
+        refuse_locks(monkeypatch, errno.EIO)
+        assert await put(backend, NAME, page(1)) is WriteOutcome.FAILED
+        assert open_files() == before
+        assert store.temporary() == []
 
 
-def test_without_locks_only_old_temporary_files_are_swept(
+async def test_without_locks_only_old_temporary_files_are_swept(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_locks(monkeypatch, errno.ENOLCK)
 
-    async def scenario() -> None:
-        async with opened(store):
-            pass
-        young, old = (store.root / "temporary" / name for name in ("00", "01"))
-        for path, age_s in ((young, 60), (old, 7200)):
-            path.write_bytes(b"x")
-            then = time.time() - age_s
-            os.utime(path, (then, then))
-        async with opened(store):
-            assert store.temporary() == [young]
-
-    run(scenario())
+    async with opened(store):
+        pass
+    young, old = (store.root / "temporary" / name for name in ("00", "01"))
+    for path, age_s in ((young, 60), (old, 7200)):
+        path.write_bytes(b"x")
+        then = time.time() - age_s
+        os.utime(path, (then, then))
+    async with opened(store):
+        assert store.temporary() == [young]
 
 
-def test_a_published_object_is_ok_though_a_cleaner_took_its_temporary_name(
+async def test_a_published_object_is_ok_though_a_cleaner_took_its_temporary_name(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_unnamed_files(monkeypatch)
@@ -140,29 +131,23 @@ def test_a_published_object_is_ok_though_a_cleaner_took_its_temporary_name(
         real_link(source, target, **named)
         (store.root / source).unlink()
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            monkeypatch.setattr(os, "link", link)
-            assert await put(backend, NAME, page(1)) is WriteOutcome.OK
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    async with opened(store) as backend:
+        monkeypatch.setattr(os, "link", link)
+        assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-def test_directories_that_were_removed_below_an_open_store_come_back_with_the_next_write(
+async def test_directories_that_were_removed_below_an_open_store_come_back_with_the_next_write(
     store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if named:
         forbid_unnamed_files(monkeypatch)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            assert await put(backend, NAME, page(1)) is WriteOutcome.OK
-            shutil.rmtree(store.root / "objects")
-            shutil.rmtree(store.root / "temporary")
-            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
-            assert await put(backend, NAME, page(1)) is WriteOutcome.OK
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    async with opened(store) as backend:
+        assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+        shutil.rmtree(store.root / "objects")
+        shutil.rmtree(store.root / "temporary")
+        assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+        assert await put(backend, NAME, page(1)) is WriteOutcome.OK
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(1))

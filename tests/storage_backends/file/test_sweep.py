@@ -350,7 +350,7 @@ def test_a_name_that_no_file_can_have_does_not_keep_the_others_from_being_marked
     assert left(store) == [1]
 
 
-def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_too(
+async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_too(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sweeper, "start", no_turns)
@@ -358,17 +358,14 @@ def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_object_to
     for number in range(4):
         make_really_old(store.path(object_name(number)), 1e5)
 
-    async def scenario() -> None:
-        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))
-        await backend.open()
-        assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
-        assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-        sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
-        assert sweeper is not None
-        sweeper.turn(wanted=True)
-        await backend.close()
-
-    run(scenario())
+    backend = FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))
+    await backend.open()
+    assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
+    assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
+    sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
+    assert sweeper is not None
+    sweeper.turn(wanted=True)
+    await backend.close()
     with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
         sweeper.turn(wanted=True)
     assert left(store) == [0, 2]
@@ -454,35 +451,32 @@ def test_over_the_quota_directories_in_quarantine_go_before_any_object(store: Fi
 
 
 @pytest.mark.parametrize("nbytes", [100, SIZE])
-def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
+async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
     store: FileStore, nbytes: int
 ) -> None:
     room = BLOCK_BYTES + max(nbytes, BLOCK_BYTES)
     quota = 40 * room
 
-    async def scenario() -> None:
-        backend = FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))
-        await backend.open()
-        for number in range(120):
-            written = await put(backend, object_name(number), page(number, nbytes))
-            assert written is WriteOutcome.OK
-        give_up = time.monotonic() + 30
-        while len(left(store)) * room > quota:
-            assert time.monotonic() < give_up
-            await asyncio.sleep(0.01)
-        # A pass may still be on its way down to the mark that it ends at.
-        await backend.close()
-        async with opened(store) as reader:
-            for number in left(store):
-                assert await get(reader, object_name(number), nbytes) == (
-                    ReadOutcome.OK,
-                    page(number, nbytes),
-                )
-
-    run(scenario())
+    backend = FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))
+    await backend.open()
+    for number in range(120):
+        written = await put(backend, object_name(number), page(number, nbytes))
+        assert written is WriteOutcome.OK
+    give_up = time.monotonic() + 30
+    while len(left(store)) * room > quota:
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+    # A pass may still be on its way down to the mark that it ends at.
+    await backend.close()
+    async with opened(store) as reader:
+        for number in left(store):
+            assert await get(reader, object_name(number), nbytes) == (
+                ReadOutcome.OK,
+                page(number, nbytes),
+            )
 
 
-def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
+async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
     """Whatever a pass takes: each read is right or a miss, and each write succeeds."""
     ended = threading.Event()
 
@@ -493,34 +487,31 @@ def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileSto
                 later = time.time() + 2 * EMPTY_AGE_S
                 sweep_store(root_fd, SweepLimits(ttl_s=1), now=later, stop=ended.is_set)
 
-    async def scenario() -> None:
-        backend = store.backend()
-        await backend.open()
-        sweeping = threading.Thread(target=sweep_all)
-        sweeping.start()
-        try:
-            for start in range(0, 200, 20):
-                numbers = range(start, start + 20)
-                writes = [writing(object_name(n), page(n, SIZE)) for n in numbers]
-                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-                buffers = [bytearray(SIZE) for _ in numbers]
-                reads = [
-                    reading(object_name(n), each) for n, each in zip(numbers, buffers, strict=True)
-                ]
-                outcomes = await backend.read(reads, deadline=soon())
-                for number, outcome, each in zip(numbers, outcomes, buffers, strict=True):
-                    assert outcome in (ReadOutcome.OK, ReadOutcome.MISSING)
-                    assert outcome is ReadOutcome.MISSING or each == page(number, SIZE)
-        finally:
-            ended.set()
-            await asyncio.to_thread(sweeping.join)
-            await backend.close()
-        assert store.quarantined() == []
-
-    run(scenario())
+    backend = store.backend()
+    await backend.open()
+    sweeping = threading.Thread(target=sweep_all)
+    sweeping.start()
+    try:
+        for start in range(0, 200, 20):
+            numbers = range(start, start + 20)
+            writes = [writing(object_name(n), page(n, SIZE)) for n in numbers]
+            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+            buffers = [bytearray(SIZE) for _ in numbers]
+            reads = [
+                reading(object_name(n), each) for n, each in zip(numbers, buffers, strict=True)
+            ]
+            outcomes = await backend.read(reads, deadline=soon())
+            for number, outcome, each in zip(numbers, outcomes, buffers, strict=True):
+                assert outcome in (ReadOutcome.OK, ReadOutcome.MISSING)
+                assert outcome is ReadOutcome.MISSING or each == page(number, SIZE)
+    finally:
+        ended.set()
+        await asyncio.to_thread(sweeping.join)
+        await backend.close()
+    assert store.quarantined() == []
 
 
-def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: FileStore) -> None:
+async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: FileStore) -> None:
     def descriptors() -> int:
         found = 0
         for each in Path("/proc/self/fd").iterdir():
@@ -532,19 +523,16 @@ def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: FileStore)
     def sweeping() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name.startswith("lockstep-sweep")}
 
-    async def scenario() -> None:
-        before = sweeping()
-        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
-        await backend.open()
-        (thread,) = sweeping() - before
-        assert descriptors() > 0
-        await backend.close()
-        assert descriptors() == 0
-        # What it was waited for is the last thing that it does.
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-
-    run(scenario())
+    before = sweeping()
+    backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
+    await backend.open()
+    (thread,) = sweeping() - before
+    assert descriptors() > 0
+    await backend.close()
+    assert descriptors() == 0
+    # What it was waited for is the last thing that it does.
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

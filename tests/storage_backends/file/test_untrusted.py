@@ -104,80 +104,71 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE.keys())
-def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_write(
+async def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_write(
     store: FileStore, strange: Callable[[Path], object]
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, page(1))
-            in_place_of(store, strange)
-            assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
-            in_place_of(store, strange)
-            # Listing must not hang, and may tell of a header that is right in itself.
-            assert len(await listed(backend)) <= 1
-            assert await put(backend, NAME, page(2)) is WriteOutcome.OK
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
-            in_place_of(store, strange)
-            assert await backend.remove([NAME], deadline=soon()) == [True]
-            assert await backend.exists([NAME], deadline=soon()) == [False]
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, NAME, page(1))
+        in_place_of(store, strange)
+        assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+        assert (await get(backend, NAME))[0] is ReadOutcome.MISSING
+        in_place_of(store, strange)
+        # Listing must not hang, and may tell of a header that is right in itself.
+        assert len(await listed(backend)) <= 1
+        assert await put(backend, NAME, page(2)) is WriteOutcome.OK
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
+        in_place_of(store, strange)
+        assert await backend.remove([NAME], deadline=soon()) == [True]
+        assert await backend.exists([NAME], deadline=soon()) == [False]
 
 
 @pytest.mark.parametrize("level", ["digits", "namespace"])
 @pytest.mark.parametrize("first", ["read", "write", "remove"])
-def test_a_directory_that_is_a_link_out_of_the_store_is_not_followed(
+async def test_a_directory_that_is_a_link_out_of_the_store_is_not_followed(
     store: FileStore, tmp_path: Path, level: str, first: str
 ) -> None:
     outside = tmp_path / "outside"
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, NAME, page(1))
-        directory = store.path(NAME).parent
-        directory = directory if level == "digits" else directory.parent
-        directory.rename(outside)
-        directory.symlink_to(outside)
-        before = sorted(outside.rglob("*"))
-        async with opened(store) as backend:
-            assert await listed(backend) == []
-            match first:
-                case "read":
-                    assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-                case "write":
-                    assert await put(backend, NAME, page(2)) is WriteOutcome.OK
-                case _:
-                    assert await backend.remove([NAME], deadline=soon()) == [True]
-            assert sorted(outside.rglob("*")) == before
-            assert await put(backend, NAME, page(2)) in (WriteOutcome.OK, WriteOutcome.PRESENT)
-            assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
-            assert sorted(outside.rglob("*")) == before
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, NAME, page(1))
+    directory = store.path(NAME).parent
+    directory = directory if level == "digits" else directory.parent
+    directory.rename(outside)
+    directory.symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    async with opened(store) as backend:
+        assert await listed(backend) == []
+        match first:
+            case "read":
+                assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
+            case "write":
+                assert await put(backend, NAME, page(2)) is WriteOutcome.OK
+            case _:
+                assert await backend.remove([NAME], deadline=soon()) == [True]
+        assert sorted(outside.rglob("*")) == before
+        assert await put(backend, NAME, page(2)) in (WriteOutcome.OK, WriteOutcome.PRESENT)
+        assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
+        assert sorted(outside.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     "part", ["..", "a/b", "/etc", "a\0b", "é", "A", "", "a" * 129, "a\n", "\ud800"]
 )
 @pytest.mark.parametrize("at", ["namespace", "key", "pool", "shard"])
-def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
+async def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
     store: FileStore, part: str, at: str
 ) -> None:
     parts = {"namespace": "ab", "key": "cd", "pool": "kv", "shard": "s"}
     name = ObjectName(**(parts | {at: part}))
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            # Dots alone are letters of a name like others: they get no nearer to a path than these.
-            allowed = part == ".."
-            wrote = await put(backend, name, page(1))
-            assert wrote is (WriteOutcome.OK if allowed else WriteOutcome.FAILED)
-            read, _ = await get(backend, name)
-            assert read is (ReadOutcome.OK if allowed else ReadOutcome.FAILED)
-            assert len(store.objects()) == allowed
-
-    run(scenario())
+    async with opened(store) as backend:
+        # Dots alone are letters of a name like others: they get no nearer to a path than these.
+        allowed = part == ".."
+        wrote = await put(backend, name, page(1))
+        assert wrote is (WriteOutcome.OK if allowed else WriteOutcome.FAILED)
+        read, _ = await get(backend, name)
+        assert read is (ReadOutcome.OK if allowed else ReadOutcome.FAILED)
+        assert len(store.objects()) == allowed
 
 
 def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:

@@ -69,21 +69,18 @@ class Late:
         return self.client
 
 
-def test_what_arrives_after_the_library_gave_it_up_changes_nothing_of_the_caller_s(
+async def test_what_arrives_after_the_library_gave_it_up_changes_nothing_of_the_caller_s(
     shared: MooncakeStore,
 ) -> None:
     memory = pool(16 * KIB)
     memory[:] = OLD
     late = Late(shared)
 
-    async def scenario() -> None:
-        async with opened(shared) as sound, late.opened([memory]) as backend:
-            await put(sound, object_name(1), page(1))
-            reads = [reading(object_name(1), memory)]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.FAILED]
-            late.client.arrive()
-
-    run(scenario())
+    async with opened(shared) as sound, late.opened([memory]) as backend:
+        await put(sound, object_name(1), page(1))
+        reads = [reading(object_name(1), memory)]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.FAILED]
+        late.client.arrive()
     assert memory == OLD
 
 
@@ -107,19 +104,16 @@ def test_memory_that_something_may_still_arrive_in_is_never_used_again_and_is_bo
     assert said[0].startswith("2 reads from a Mooncake Store have failed")
 
 
-def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(
+async def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(
     shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mooncake_memory, "WRITTEN_OFF_MAX", 2)
     late = Late(shared, "tcp")
 
-    async def scenario() -> None:
-        async with opened(shared) as sound, late.opened() as backend:
-            await put(sound, object_name(1), page(1))
-            outcomes = [(await get(backend, object_name(1)))[0] for _ in range(4)]
-            assert outcomes == [ReadOutcome.FAILED] * 4
-
-    run(scenario())
+    async with opened(shared) as sound, late.opened() as backend:
+        await put(sound, object_name(1), page(1))
+        outcomes = [(await get(backend, object_name(1)))[0] for _ in range(4)]
+        assert outcomes == [ReadOutcome.FAILED] * 4
     assert late.client.asked == 4
 
 
@@ -138,7 +132,7 @@ class TestStoppedMaster:
         return begun
 
     @pytest.mark.parametrize(("timeout_s", "cancelled"), [(0.2, False), (600.0, True)])
-    def test_a_read_that_it_holds_ends_without_it_and_never_reaches_the_buffer(
+    async def test_a_read_that_it_holds_ends_without_it_and_never_reaches_the_buffer(
         self,
         shared: MooncakeStore,
         begun: threading.Semaphore,
@@ -148,48 +142,42 @@ class TestStoppedMaster:
     ) -> None:
         memory = pool(16 * KIB)
 
-        async def scenario() -> None:
-            async with opened(shared, [memory]) as backend:
-                await put(backend, object_name(1), page(1))
-                shared.master.stop()
-                try:
-                    reads = [reading(object_name(1), memory)]
-                    deadline = time.monotonic() + timeout_s
-                    call = asyncio.create_task(backend.read(reads, deadline=deadline))
-                    assert await asyncio.to_thread(begun.acquire, timeout=60)
-                    await asyncio.wait([call], timeout=0 if cancelled else None)
-                    call.cancel()
-                    await asyncio.wait([call])
-                    assert call.cancelled() or call.result() == [ReadOutcome.TIMED_OUT]
-                    memory[:] = OLD
-                finally:
-                    shared.master.go_on()
-                await asyncio.to_thread(until, lambda: not held(backend))
-                assert memory == OLD
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        async with opened(shared, [memory]) as backend:
+            await put(backend, object_name(1), page(1))
+            shared.master.stop()
+            try:
+                reads = [reading(object_name(1), memory)]
+                deadline = time.monotonic() + timeout_s
+                call = asyncio.create_task(backend.read(reads, deadline=deadline))
+                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await asyncio.wait([call], timeout=0 if cancelled else None)
+                call.cancel()
+                await asyncio.wait([call])
+                assert call.cancelled() or call.result() == [ReadOutcome.TIMED_OUT]
+                memory[:] = OLD
+            finally:
+                shared.master.go_on()
+            await asyncio.to_thread(until, lambda: not held(backend))
+            assert memory == OLD
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
-        run(scenario())
-
-    def test_while_reads_that_were_given_up_hold_every_thread_others_are_failed_at_once(
+    async def test_while_reads_that_were_given_up_hold_every_thread_others_are_failed_at_once(
         self, shared: MooncakeStore, begun: threading.Semaphore
     ) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                await put(backend, object_name(1), page(1))
-                shared.master.stop()
-                try:
-                    calls = asyncio.gather(*[get(backend, object_name(1)) for _ in range(THREADS)])
-                    for _ in range(THREADS):
-                        assert await asyncio.to_thread(begun.acquire, timeout=60)
-                    calls.cancel()
-                    await asyncio.wait([calls])
-                    assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-                finally:
-                    shared.master.go_on()
-                await asyncio.to_thread(until, lambda: not held(backend))
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-        run(scenario())
+        async with opened(shared) as backend:
+            await put(backend, object_name(1), page(1))
+            shared.master.stop()
+            try:
+                calls = asyncio.gather(*[get(backend, object_name(1)) for _ in range(THREADS)])
+                for _ in range(THREADS):
+                    assert await asyncio.to_thread(begun.acquire, timeout=60)
+                calls.cancel()
+                await asyncio.wait([calls])
+                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+            finally:
+                shared.master.go_on()
+            await asyncio.to_thread(until, lambda: not held(backend))
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
 def held(backend: StorageBackend) -> int:

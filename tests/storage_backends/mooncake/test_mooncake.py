@@ -61,40 +61,34 @@ class TestMooncakeContract(StorageContract):
 
 
 class TestMemory:
-    def test_pages_in_the_pool_are_written_without_a_copy(
+    async def test_pages_in_the_pool_are_written_without_a_copy(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         memory = pool(8 << 20)
         pages = [memory[n << 20 : (n + 1) << 20] for n in range(4)]
         back = [memory[n << 20 : (n + 1) << 20] for n in range(4, 8)]
 
-        async def scenario() -> None:
-            async with opened(shared, [memory]) as backend:
-                for number, each in enumerate(pages):
-                    each[:] = page(number, 1 << 20)
-                writes = [writing(object_name(n), each) for n, each in enumerate(pages)]
-                assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-                reads = [reading(object_name(n), each) for n, each in enumerate(back)]
-                assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
-                assert back == pages
-
         monkeypatch.setattr("lockstep.storage_backends.mooncake.writes.in_rooms", None)
-        run(scenario())
+        async with opened(shared, [memory]) as backend:
+            for number, each in enumerate(pages):
+                each[:] = page(number, 1 << 20)
+            writes = [writing(object_name(n), each) for n, each in enumerate(pages)]
+            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+            reads = [reading(object_name(n), each) for n, each in enumerate(back)]
+            assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.OK}
+            assert back == pages
 
-    def test_a_page_larger_than_our_own_memory_goes_through_it_in_pieces(
+    async def test_a_page_larger_than_our_own_memory_goes_through_it_in_pieces(
         self, shared: MooncakeStore
     ) -> None:
         nbytes = (9 << 20) + 5
 
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
-                assert await get(backend, object_name(1), nbytes) == (
-                    ReadOutcome.OK,
-                    page(1, nbytes),
-                )
-
-        run(scenario())
+        async with opened(shared) as backend:
+            assert await put(backend, object_name(1), page(1, nbytes)) is WriteOutcome.OK
+            assert await get(backend, object_name(1), nbytes) == (
+                ReadOutcome.OK,
+                page(1, nbytes),
+            )
 
     def test_only_what_lies_in_the_pool_from_end_to_end_is_covered(
         self, shared: MooncakeStore
@@ -109,39 +103,35 @@ class TestMemory:
             assert registered.covers([around[4 * KIB : 5 * KIB], view]) is covered
         client.close()
 
-    def test_buffers_that_do_not_fit_cost_their_key_alone(self, shared: MooncakeStore) -> None:
+    async def test_buffers_that_do_not_fit_cost_their_key_alone(
+        self, shared: MooncakeStore
+    ) -> None:
         shape = ObjectShape.whole(16 * KIB)
         strided = memoryview(bytes(32 * KIB))[::2]
         wrong = [memoryview(page(1, 16 * KIB + each)) for each in (-1, 1)]
 
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                writes = [writing(object_name(0), page(0))]
-                for content in (*wrong, strided):
-                    writes.append(Write(object_name(len(writes)), (content,), shape))
-                writes.append(writing(object_name(4), page(4)))
-                good, bad = WriteOutcome.OK, WriteOutcome.FAILED
-                assert await backend.write(writes, deadline=soon()) == [good, bad, bad, bad, good]
-                room = bytearray(16 * KIB)
-                unfit = [*wrong, memoryview(bytearray(32 * KIB))[::2], memoryview(bytes(16 * KIB))]
-                reads = [Read(object_name(0), (view,), shape) for view in unfit]
-                reads.append(reading(object_name(4), room))
-                outcomes = await backend.read(reads, deadline=soon())
-                assert outcomes == [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK]
-                assert room == page(4)
+        async with opened(shared) as backend:
+            writes = [writing(object_name(0), page(0))]
+            for content in (*wrong, strided):
+                writes.append(Write(object_name(len(writes)), (content,), shape))
+            writes.append(writing(object_name(4), page(4)))
+            good, bad = WriteOutcome.OK, WriteOutcome.FAILED
+            assert await backend.write(writes, deadline=soon()) == [good, bad, bad, bad, good]
+            room = bytearray(16 * KIB)
+            unfit = [*wrong, memoryview(bytearray(32 * KIB))[::2], memoryview(bytes(16 * KIB))]
+            reads = [Read(object_name(0), (view,), shape) for view in unfit]
+            reads.append(reading(object_name(4), room))
+            outcomes = await backend.read(reads, deadline=soon())
+            assert outcomes == [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK]
+            assert room == page(4)
 
-        run(scenario())
-
-    def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
+    async def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
         memory = pool(64 * KIB)
 
-        async def scenario() -> None:
-            # The client that is lent to the second one is the first one's.
-            for _ in range(2):
-                async with opened(shared, [memory]) as backend:
-                    await put(backend, object_name(1), memory)
-
-        run(scenario())
+        # The client that is lent to the second one is the first one's.
+        for _ in range(2):
+            async with opened(shared, [memory]) as backend:
+                await put(backend, object_name(1), memory)
 
 
 class TestLeases:
@@ -152,7 +142,7 @@ class TestLeases:
         [(16 * KIB, 0, 1), (5 << 20, 1, 3)],
         ids=["in one piece", "after its header"],
     )
-    def test_an_object_whose_lease_runs_out_on_the_way_is_read_under_another(
+    async def test_an_object_whose_lease_runs_out_on_the_way_is_read_under_another(
         self,
         shared: MooncakeStore,
         monkeypatch: pytest.MonkeyPatch,
@@ -170,16 +160,13 @@ class TestLeases:
             fetched.append(arguments)
             return fetch(*arguments)
 
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                await put(backend, object_name(1), page(1, nbytes))
-                monkeypatch.setattr(MooncakeClient, "fetch", late)
-                reads = [reading(object_name(1), buffer)]
-                assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-                assert buffer == page(1, nbytes)
-                assert len(fetched) == parts
-
-        run(scenario())
+        async with opened(shared) as backend:
+            await put(backend, object_name(1), page(1, nbytes))
+            monkeypatch.setattr(MooncakeClient, "fetch", late)
+            reads = [reading(object_name(1), buffer)]
+            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+            assert buffer == page(1, nbytes)
+            assert len(fetched) == parts
 
     def test_a_reader_goes_on_where_another_has_lost_the_lease_that_they_share(
         self, shared: MooncakeStore
@@ -207,70 +194,60 @@ class TestLeases:
 
 
 class TestWriters:
-    def test_who_waits_for_a_writer_that_never_ends_is_late_and_not_blocked(
+    async def test_who_waits_for_a_writer_that_never_ends_is_late_and_not_blocked(
         self, shared: MooncakeStore
     ) -> None:
         other = shared.lend(shared.settings())
         key = shared.key(object_name(1))
         assert other.begin([key], [HEADER_BYTES + 16 * KIB]) == [0]
 
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                assert await backend.exists([object_name(1)], deadline=soon()) == [False]
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-                writes = [writing(object_name(1), page(1))]
-                (outcome,) = await backend.write(writes, deadline=time.monotonic() + 0.1)
-                assert outcome is WriteOutcome.TIMED_OUT
-                other.give_up([key])
-                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-
-        run(scenario())
+        async with opened(shared) as backend:
+            assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+            writes = [writing(object_name(1), page(1))]
+            (outcome,) = await backend.write(writes, deadline=time.monotonic() + 0.1)
+            assert outcome is WriteOutcome.TIMED_OUT
+            other.give_up([key])
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
         other.close()
 
-    def test_a_key_that_stands_twice_in_a_call_is_written_once(self, shared: MooncakeStore) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                writes = [writing(object_name(1), page(n)) for n in range(3)]
-                assert await backend.write(writes, deadline=soon()) == [
-                    WriteOutcome.OK,
-                    WriteOutcome.PRESENT,
-                    WriteOutcome.PRESENT,
-                ]
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(0))
-
-        run(scenario())
-
-    def test_an_object_that_was_just_read_can_be_removed(self, shared: MooncakeStore) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                await put(backend, object_name(1), page(1))
-                await get(backend, object_name(1))
-                # Without force, the reader's lease would hold it.
-                assert shared.owner.remove(shared.key(object_name(1))) == -706
-                assert await backend.remove([object_name(1)], deadline=soon()) == [True]
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-        run(scenario())
-
-    def test_of_an_object_that_was_replaced_only_the_fuller_one_is_left(
+    async def test_a_key_that_stands_twice_in_a_call_is_written_once(
         self, shared: MooncakeStore
     ) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                first = shared.key(object_name(1))
-                for present in (0, 0b001, 0b011, 0b111):
-                    await put_columns(backend, object_name(1), present)
-                assert shared.key(object_name(1)) != first
-                assert shared.owner.is_exist(first) == 0
-                assert await backend.exists([object_name(1)], deadline=soon()) == [True]
-                assert await get_columns(backend, object_name(1), 0b101) == (
-                    ReadOutcome.OK,
-                    full_page(0b101),
-                )
-                assert await backend.remove([object_name(1)], deadline=soon()) == [True]
-                assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
+        async with opened(shared) as backend:
+            writes = [writing(object_name(1), page(n)) for n in range(3)]
+            assert await backend.write(writes, deadline=soon()) == [
+                WriteOutcome.OK,
+                WriteOutcome.PRESENT,
+                WriteOutcome.PRESENT,
+            ]
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(0))
 
-        run(scenario())
+    async def test_an_object_that_was_just_read_can_be_removed(self, shared: MooncakeStore) -> None:
+        async with opened(shared) as backend:
+            await put(backend, object_name(1), page(1))
+            await get(backend, object_name(1))
+            # Without force, the reader's lease would hold it.
+            assert shared.owner.remove(shared.key(object_name(1))) == -706
+            assert await backend.remove([object_name(1)], deadline=soon()) == [True]
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+    async def test_of_an_object_that_was_replaced_only_the_fuller_one_is_left(
+        self, shared: MooncakeStore
+    ) -> None:
+        async with opened(shared) as backend:
+            first = shared.key(object_name(1))
+            for present in (0, 0b001, 0b011, 0b111):
+                await put_columns(backend, object_name(1), present)
+            assert shared.key(object_name(1)) != first
+            assert shared.owner.is_exist(first) == 0
+            assert await backend.exists([object_name(1)], deadline=soon()) == [True]
+            assert await get_columns(backend, object_name(1), 0b101) == (
+                ReadOutcome.OK,
+                full_page(0b101),
+            )
+            assert await backend.remove([object_name(1)], deadline=soon()) == [True]
+            assert (await get_columns(backend, object_name(1), 0))[0] is ReadOutcome.MISSING
 
 
 class TestOpening:
@@ -324,11 +301,8 @@ class TestOpening:
         with pytest.raises(ConfigError, match=complaint):
             from_uri(parse_uri(uri))
 
-    def test_a_store_is_opened_through_its_own_client(self, shared: MooncakeStore) -> None:
-        async def scenario() -> None:
-            backend = MooncakeBackend(shared.settings())
-            await backend.open()
-            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-            await backend.close()
-
-        run(scenario())
+    async def test_a_store_is_opened_through_its_own_client(self, shared: MooncakeStore) -> None:
+        backend = MooncakeBackend(shared.settings())
+        await backend.open()
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+        await backend.close()

@@ -80,20 +80,17 @@ def lonely() -> Generator[Lonely]:
 
 
 class TestManyProcesses:
-    def test_one_process_reads_from_the_memory_of_another_and_cannot_overwrite_it(
+    async def test_one_process_reads_from_the_memory_of_another_and_cannot_overwrite_it(
         self, lonely: Lonely
     ) -> None:
-        async def scenario() -> None:
-            async with opened(lonely.store) as second:
-                assert await put(second, object_name(1), page(9)) is WriteOutcome.PRESENT
-                for number in range(4):
-                    assert await get(second, object_name(number)) == (
-                        ReadOutcome.OK,
-                        page(number),
-                    )
-                assert await put(second, object_name(9), page(9)) is WriteOutcome.OK
-
-        run(scenario())
+        async with opened(lonely.store) as second:
+            assert await put(second, object_name(1), page(9)) is WriteOutcome.PRESENT
+            for number in range(4):
+                assert await get(second, object_name(number)) == (
+                    ReadOutcome.OK,
+                    page(number),
+                )
+            assert await put(second, object_name(9), page(9)) is WriteOutcome.OK
 
     def test_of_processes_that_write_the_same_keys_each_key_has_one_winner(
         self, shared: MooncakeStore
@@ -117,42 +114,39 @@ class TestManyProcesses:
         found = run(winners(list(won)))
         assert {writer: found.count(writer) for writer in won} == won
 
-    def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
+    async def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
         self, lonely: Lonely
     ) -> None:
         memory = pool(16 * 16 * KIB)
         views = [memory[n * 16 * KIB : (n + 1) * 16 * KIB] for n in range(16)]
 
-        async def scenario() -> None:
-            async with (
-                opened(lonely.store, [memory]) as straight,
-                opened(lonely.store) as copying,
-            ):
-                calls: list[Awaitable[list[ReadOutcome] | list[WriteOutcome]]] = []
-                some = [views[start : start + 4] for start in range(0, 16, 4)]
-                reads = [[reading(object_name(n), each[n]) for n in range(4)] for each in some[:2]]
-                writes = [
-                    [writing(object_name(10 * at + n), each[n]) for n in range(4)]
-                    for at, each in enumerate(some[2:], start=2)
-                ]
+        async with (
+            opened(lonely.store, [memory]) as straight,
+            opened(lonely.store) as copying,
+        ):
+            calls: list[Awaitable[list[ReadOutcome] | list[WriteOutcome]]] = []
+            some = [views[start : start + 4] for start in range(0, 16, 4)]
+            reads = [[reading(object_name(n), each[n]) for n in range(4)] for each in some[:2]]
+            writes = [
+                [writing(object_name(10 * at + n), each[n]) for n in range(4)]
+                for at, each in enumerate(some[2:], start=2)
+            ]
+            for at, backend in enumerate((straight, copying)):
+                before = await backend.read(reads[at], deadline=soon())
+                assert before == [ReadOutcome.OK] * 4
+            stop_process(lonely.owner.pid)
+            try:
+                # Sooner than the library gives the owner up.
+                deadline = time.monotonic() + 0.8
                 for at, backend in enumerate((straight, copying)):
-                    before = await backend.read(reads[at], deadline=soon())
-                    assert before == [ReadOutcome.OK] * 4
-                stop_process(lonely.owner.pid)
-                try:
-                    # Sooner than the library gives the owner up.
-                    deadline = time.monotonic() + 0.8
-                    for at, backend in enumerate((straight, copying)):
-                        calls.append(backend.read(reads[at], deadline=deadline))
-                        calls.append(backend.write(writes[at], deadline=deadline))
-                    outcomes = await asyncio.gather(*calls)
-                finally:
-                    os.kill(lonely.owner.pid, signal.SIGCONT)
-                read = [ReadOutcome.TIMED_OUT] * 4
-                written = [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3
-                assert outcomes == [read, written] * 2
-
-        run(scenario())
+                    calls.append(backend.read(reads[at], deadline=deadline))
+                    calls.append(backend.write(writes[at], deadline=deadline))
+                outcomes = await asyncio.gather(*calls)
+            finally:
+                os.kill(lonely.owner.pid, signal.SIGCONT)
+            read = [ReadOutcome.TIMED_OUT] * 4
+            written = [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3
+            assert outcomes == [read, written] * 2
 
     def test_existence_outlives_the_owner_and_the_read_decides(self) -> None:
         names = [object_name(number) for number in range(4)]
@@ -226,21 +220,20 @@ class TestDisks:
 
 
 class TestFullStore:
-    def test_writes_that_find_no_room_are_failed_and_counted(self, shared: MooncakeStore) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                writes = [writing(object_name(n), page(n, 1 << 20)) for n in range(40)]
-                outcomes = await backend.write(writes, deadline=soon())
-                failed = outcomes.count(WriteOutcome.FAILED)
-                assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
-                seen = backend.counters()
-                assert (seen.writes_ok, seen.writes_failed) == (40 - failed, failed)
-                # Nothing of what failed is in the way later.
-                late = object_name(outcomes.index(WriteOutcome.FAILED))
-                shared.clear()
-                assert await put(backend, late, page(1)) is WriteOutcome.OK
-
-        run(scenario())
+    async def test_writes_that_find_no_room_are_failed_and_counted(
+        self, shared: MooncakeStore
+    ) -> None:
+        async with opened(shared) as backend:
+            writes = [writing(object_name(n), page(n, 1 << 20)) for n in range(40)]
+            outcomes = await backend.write(writes, deadline=soon())
+            failed = outcomes.count(WriteOutcome.FAILED)
+            assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
+            seen = backend.counters()
+            assert (seen.writes_ok, seen.writes_failed) == (40 - failed, failed)
+            # Nothing of what failed is in the way later.
+            late = object_name(outcomes.index(WriteOutcome.FAILED))
+            shared.clear()
+            assert await put(backend, late, page(1)) is WriteOutcome.OK
 
     def test_a_store_whose_members_give_no_memory_says_so_once_and_what_to_do(
         self, caplog: pytest.LogCaptureFixture
@@ -298,60 +291,52 @@ class TestMaster:
             monkeypatch.setattr(MooncakeClient, name, telling(getattr(MooncakeClient, name)))
         return begun
 
-    def test_what_a_stopped_master_holds_is_waited_for_and_what_has_not_begun_is_late(
+    async def test_what_a_stopped_master_holds_is_waited_for_and_what_has_not_begun_is_late(
         self, shared: MooncakeStore, begun: threading.Semaphore
     ) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                for number in range(THREADS):
-                    await put(backend, object_name(number), page(number))
-                while begun.acquire(blocking=False):
-                    pass
-                shared.master.stop()
-                try:
-                    held = [
-                        asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)
-                    ]
-                    for _ in held:
-                        assert await asyncio.to_thread(begun.acquire, timeout=60)
-                    # Every thread is held.
-                    reads = [reading(object_name(0), bytearray(16 * KIB))]
-                    late = await backend.read(reads, deadline=time.monotonic() + 0.05)
-                    assert late == [ReadOutcome.TIMED_OUT]
-                    assert not any(call.done() for call in held)
-                finally:
-                    shared.master.go_on()
-                for number, (outcome, content) in enumerate(await asyncio.gather(*held)):
-                    if outcome is ReadOutcome.OK:
-                        assert content == page(number)
-                await usable(backend, 100)
-
-        run(scenario())
-
-    def test_a_write_that_was_given_up_while_the_master_was_stopped_is_not_half_there(
-        self, shared: MooncakeStore, begun: threading.Semaphore
-    ) -> None:
-        async def scenario() -> None:
-            async with opened(shared) as backend:
-                shared.master.stop()
-                try:
-                    content = page(1)
-                    call = asyncio.create_task(put(backend, object_name(1), content))
+        async with opened(shared) as backend:
+            for number in range(THREADS):
+                await put(backend, object_name(number), page(number))
+            while begun.acquire(blocking=False):
+                pass
+            shared.master.stop()
+            try:
+                held = [asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)]
+                for _ in held:
                     assert await asyncio.to_thread(begun.acquire, timeout=60)
-                    call.cancel()
-                    # It returns only when nothing touches the buffer any more.
-                    await asyncio.wait([call], timeout=0.1)
-                    assert not call.done()
-                finally:
-                    shared.master.go_on()
-                with pytest.raises(asyncio.CancelledError):
-                    await call
-                content[:] = bytes(16 * KIB)
-                await usable(backend, 1)
+                # Every thread is held.
+                reads = [reading(object_name(0), bytearray(16 * KIB))]
+                late = await backend.read(reads, deadline=time.monotonic() + 0.05)
+                assert late == [ReadOutcome.TIMED_OUT]
+                assert not any(call.done() for call in held)
+            finally:
+                shared.master.go_on()
+            for number, (outcome, content) in enumerate(await asyncio.gather(*held)):
+                if outcome is ReadOutcome.OK:
+                    assert content == page(number)
+            await usable(backend, 100)
 
-        run(scenario())
+    async def test_a_write_that_was_given_up_while_the_master_was_stopped_is_not_half_there(
+        self, shared: MooncakeStore, begun: threading.Semaphore
+    ) -> None:
+        async with opened(shared) as backend:
+            shared.master.stop()
+            try:
+                content = page(1)
+                call = asyncio.create_task(put(backend, object_name(1), content))
+                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                call.cancel()
+                # It returns only when nothing touches the buffer any more.
+                await asyncio.wait([call], timeout=0.1)
+                assert not call.done()
+            finally:
+                shared.master.go_on()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            content[:] = bytes(16 * KIB)
+            await usable(backend, 1)
 
-    def test_closing_ends_while_the_master_is_stopped(
+    async def test_closing_ends_while_the_master_is_stopped(
         self,
         shared: MooncakeStore,
         begun: threading.Semaphore,
@@ -359,67 +344,58 @@ class TestMaster:
     ) -> None:
         monkeypatch.setattr("lockstep.storage_backends.threaded_backend.CLOSE_TIMEOUT_S", 0.1)
 
-        async def scenario() -> None:
-            backend = shared.backend()
-            await backend.open()
-            shared.master.stop()
-            try:
-                held = asyncio.create_task(get(backend, object_name(1)))
-                assert await asyncio.to_thread(begun.acquire, timeout=60)
-                await backend.close()
-                assert not held.done()
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-            finally:
-                shared.master.go_on()
-            await held
+        backend = shared.backend()
+        await backend.open()
+        shared.master.stop()
+        try:
+            held = asyncio.create_task(get(backend, object_name(1)))
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+            await backend.close()
+            assert not held.done()
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+        finally:
+            shared.master.go_on()
+        await held
 
-        run(scenario())
-
-    def test_a_process_goes_on_when_it_leaves_a_store_with_a_stopped_master_or_enters_it(
+    async def test_a_process_goes_on_when_it_leaves_a_store_with_a_stopped_master_or_enters_it(
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lockstep.storage_backends.mooncake.client._REACH_TIMEOUT_S", 0.2)
 
-        async def scenario() -> None:
-            owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
-            await owner.open()
-            shared.master.stop()
-            try:
-                # The library would hold all threads of the process, and this one's clock, for a
-                # minute.
-                async with asyncio.timeout(25):
-                    await owner.close()
-                    with pytest.raises(ConfigError, match="no master answers"):
-                        await MooncakeBackend(shared.settings()).open()
-            finally:
-                shared.master.go_on()
-            left_behind.pop().close()
+        owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
+        await owner.open()
+        shared.master.stop()
+        try:
+            # The library would hold all threads of the process, and this one's clock, for a
+            # minute.
+            async with asyncio.timeout(25):
+                await owner.close()
+                with pytest.raises(ConfigError, match="no master answers"):
+                    await MooncakeBackend(shared.settings()).open()
+        finally:
+            shared.master.go_on()
+        left_behind.pop().close()
 
-        run(scenario())
-
-    def test_a_restarted_master_has_lost_its_keys_and_takes_new_ones(
+    async def test_a_restarted_master_has_lost_its_keys_and_takes_new_ones(
         self, shared: MooncakeStore
     ) -> None:
-        async def scenario() -> None:
-            shared.link_often()
-            async with opened(shared) as backend:
-                await put(backend, object_name(1), page(1))
-                shared.master.kill()
-                written, (read, _), exist, removed = await asyncio.gather(
-                    put(backend, object_name(2), page(2)),
-                    get(backend, object_name(1)),
-                    backend.exists([object_name(1)], deadline=soon()),
-                    backend.remove([object_name(1)], deadline=soon()),
-                )
-                assert (written, read) == (WriteOutcome.FAILED, ReadOutcome.FAILED)
-                assert (exist, removed) == ([False], [False])
-                seen = backend.counters()
-                assert (seen.writes_failed, seen.reads_failed) == (1, 1)
-                shared.master.begin()
-                await usable(backend, 2)
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-        run(scenario())
+        shared.link_often()
+        async with opened(shared) as backend:
+            await put(backend, object_name(1), page(1))
+            shared.master.kill()
+            written, (read, _), exist, removed = await asyncio.gather(
+                put(backend, object_name(2), page(2)),
+                get(backend, object_name(1)),
+                backend.exists([object_name(1)], deadline=soon()),
+                backend.remove([object_name(1)], deadline=soon()),
+            )
+            assert (written, read) == (WriteOutcome.FAILED, ReadOutcome.FAILED)
+            assert (exist, removed) == ([False], [False])
+            seen = backend.counters()
+            assert (seen.writes_failed, seen.reads_failed) == (1, 1)
+            shared.master.begin()
+            await usable(backend, 2)
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
     def test_a_write_that_the_master_did_not_live_to_see_the_end_of_can_be_repeated(
         self, shared: MooncakeStore

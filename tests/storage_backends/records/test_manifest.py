@@ -99,119 +99,97 @@ def store(tmp_path: Path) -> FileStore:
 
 
 @pytest.mark.parametrize(("other", "complaint"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS.keys())
-def test_the_same_model_in_another_layout_is_refused_with_both_values(
+async def test_the_same_model_in_another_layout_is_refused_with_both_values(
     store: FileStore, other: PageLayout, complaint: str
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as first, opened(store) as second:
-            await claim_model(first, "m", "1", KV_ONLY, soon())
-            await claim_model(second, "m", "1", KV_ONLY, soon())
-            with pytest.raises(ConfigError) as raised:
-                await claim_model(second, "m", "1", {"kv": other}, soon())
-            assert "model 'm' with weights version '1'" in str(raised.value)
-            assert complaint in str(raised.value)
-
-    run(scenario())
+    async with opened(store) as first, opened(store) as second:
+        await claim_model(first, "m", "1", KV_ONLY, soon())
+        await claim_model(second, "m", "1", KV_ONLY, soon())
+        with pytest.raises(ConfigError) as raised:
+            await claim_model(second, "m", "1", {"kv": other}, soon())
+        assert "model 'm' with weights version '1'" in str(raised.value)
+        assert complaint in str(raised.value)
 
 
-def test_a_layout_with_optional_columns_is_agreed_on_and_told_from_one_without_the_flag(
+async def test_a_layout_with_optional_columns_is_agreed_on_and_told_from_one_without_the_flag(
     store: FileStore,
 ) -> None:
     draft = {"kv": replace(LAYOUT, columns=(KEYS, replace(VALUES, optional=True)))}
 
-    async def scenario() -> None:
-        async with opened(store) as first, opened(store) as second:
-            await claim_model(first, "m", "1", draft, soon())
-            await claim_model(second, "m", "1", draft, soon())
-            with pytest.raises(ConfigError, match="optional of column 'v' is True in the store"):
-                await claim_model(second, "m", "1", KV_ONLY, soon())
-
-    run(scenario())
+    async with opened(store) as first, opened(store) as second:
+        await claim_model(first, "m", "1", draft, soon())
+        await claim_model(second, "m", "1", draft, soon())
+        with pytest.raises(ConfigError, match="optional of column 'v' is True in the store"):
+            await claim_model(second, "m", "1", KV_ONLY, soon())
 
 
 @pytest.mark.parametrize(("other", "complaint"), OTHER_POOLS.values(), ids=OTHER_POOLS.keys())
-def test_the_same_model_with_other_pools_is_refused_by_the_pool_s_name(
+async def test_the_same_model_with_other_pools_is_refused_by_the_pool_s_name(
     store: FileStore, other: dict[str, PageLayout], complaint: str
 ) -> None:
-    async def scenario() -> None:
-        async with opened(store) as first, opened(store) as second:
-            await claim_model(first, "m", "1", HYBRID, soon())
-            await claim_model(second, "m", "1", dict(reversed(HYBRID.items())), soon())
-            with pytest.raises(ConfigError) as raised:
-                await claim_model(second, "m", "1", other, soon())
-            assert "model 'm' with weights version '1'" in str(raised.value)
-            assert complaint in str(raised.value)
-
-    run(scenario())
+    async with opened(store) as first, opened(store) as second:
+        await claim_model(first, "m", "1", HYBRID, soon())
+        await claim_model(second, "m", "1", dict(reversed(HYBRID.items())), soon())
+        with pytest.raises(ConfigError) as raised:
+            await claim_model(second, "m", "1", other, soon())
+        assert "model 'm' with weights version '1'" in str(raised.value)
+        assert complaint in str(raised.value)
 
 
-def test_a_store_holds_other_models_and_weights_in_their_own_layouts(store: FileStore) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await claim_model(backend, "m", "1", KV_ONLY, soon())
-            await claim_model(backend, "m", "2", {"kv": replace(LAYOUT, page_tokens=32)}, soon())
-            await claim_model(backend, "n", "1", {"kv": replace(LAYOUT, page_tokens=64)}, soon())
+async def test_a_store_holds_other_models_and_weights_in_their_own_layouts(
+    store: FileStore,
+) -> None:
+    async with opened(store) as backend:
+        await claim_model(backend, "m", "1", KV_ONLY, soon())
+        await claim_model(backend, "m", "2", {"kv": replace(LAYOUT, page_tokens=32)}, soon())
+        await claim_model(backend, "n", "1", {"kv": replace(LAYOUT, page_tokens=64)}, soon())
 
-    run(scenario())
 
-
-def test_of_concurrent_claims_with_two_layouts_one_layout_wins(store: FileStore) -> None:
+async def test_of_concurrent_claims_with_two_layouts_one_layout_wins(store: FileStore) -> None:
     layouts = [KV_ONLY, {"kv": replace(LAYOUT, page_tokens=64)}]
 
-    async def scenario() -> None:
-        async with opened(store) as first, opened(store) as second:
-            for number in range(20):
-                results = await asyncio.gather(
-                    *(
-                        claim_model((first, second)[each % 2], "m", str(number), layout, soon())
-                        for each, layout in enumerate(layouts * 4)
-                    ),
-                    return_exceptions=True,
-                )
-                won = {each % 2 for each, result in enumerate(results) if result is None}
-                assert len(won) == 1
-                assert [isinstance(result, ConfigError) for result in results].count(True) == 4
-
-    run(scenario())
+    async with opened(store) as first, opened(store) as second:
+        for number in range(20):
+            results = await asyncio.gather(
+                *(
+                    claim_model((first, second)[each % 2], "m", str(number), layout, soon())
+                    for each, layout in enumerate(layouts * 4)
+                ),
+                return_exceptions=True,
+            )
+            won = {each % 2 for each, result in enumerate(results) if result is None}
+            assert len(won) == 1
+            assert [isinstance(result, ConfigError) for result in results].count(True) == 4
 
 
-def test_a_corrupt_manifest_is_replaced_and_all_still_agree(store: FileStore) -> None:
+async def test_a_corrupt_manifest_is_replaced_and_all_still_agree(store: FileStore) -> None:
     name = Manifest(model="m", weights_version="1", layouts=KV_ONLY).name
 
-    async def scenario() -> None:
-        async with opened(store) as first, opened(store) as second:
-            for _ in range(10):
-                await claim_model(first, "m", "1", KV_ONLY, soon())
-                store.spoil(name)
-                await asyncio.gather(
-                    *(claim_model(each, "m", "1", KV_ONLY, soon()) for each in (first, second) * 3)
-                )
-
-    run(scenario())
+    async with opened(store) as first, opened(store) as second:
+        for _ in range(10):
+            await claim_model(first, "m", "1", KV_ONLY, soon())
+            store.spoil(name)
+            await asyncio.gather(
+                *(claim_model(each, "m", "1", KV_ONLY, soon()) for each in (first, second) * 3)
+            )
 
 
-def test_a_sound_manifest_that_this_version_cannot_read_is_refused_and_kept() -> None:
+async def test_a_sound_manifest_that_this_version_cannot_read_is_refused_and_kept() -> None:
     name = Manifest(model="m", weights_version="1", layouts=KV_ONLY).name
     alien = memoryview(bytes([255]) * MANIFEST_BYTES)
 
-    async def scenario() -> None:
-        backend = MemoryBackend()
-        await backend.open()
-        assert await backend.write([writing(name, alien)], deadline=soon()) == [WriteOutcome.OK]
-        with pytest.raises(ConfigError, match="another version of Lockstep; use another store"):
-            await claim_model(backend, "m", "1", KV_ONLY, soon())
-        assert await backend.exists([name], deadline=soon()) == [True]
-
-    run(scenario())
+    backend = MemoryBackend()
+    await backend.open()
+    assert await backend.write([writing(name, alien)], deadline=soon()) == [WriteOutcome.OK]
+    with pytest.raises(ConfigError, match="another version of Lockstep; use another store"):
+        await claim_model(backend, "m", "1", KV_ONLY, soon())
+    assert await backend.exists([name], deadline=soon()) == [True]
 
 
-def test_a_store_that_does_not_answer_in_time_is_a_storage_error(store: FileStore) -> None:
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            with pytest.raises(StorageError, match="could not be read: TIMED_OUT"):
-                await claim_model(backend, "m", "1", KV_ONLY, time.monotonic() - 1.0)
-
-    run(scenario())
+async def test_a_store_that_does_not_answer_in_time_is_a_storage_error(store: FileStore) -> None:
+    async with opened(store) as backend:
+        with pytest.raises(StorageError, match="could not be read: TIMED_OUT"):
+            await claim_model(backend, "m", "1", KV_ONLY, time.monotonic() - 1.0)
 
 
 @pytest.mark.parametrize("opened_by", ["claim_model", "ClaimedBackend"])

@@ -88,43 +88,34 @@ def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Ke
     run(scenario())
 
 
-def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        backend = bucket.backend(options=LOOKING)
-        await backend.open()
-        assert await listed(backend) == []
-        await backend.close()
-
-    run(scenario())
+async def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: BucketStore) -> None:
+    backend = bucket.backend(options=LOOKING)
+    await backend.open()
+    assert await listed(backend) == []
+    await backend.close()
     assert bucket.paths() == []
 
 
-def test_an_index_that_does_not_exist_is_not_made_by_looking(
+async def test_an_index_that_does_not_exist_is_not_made_by_looking(
     bucket: BucketStore, tmp_path: Path
 ) -> None:
     index = tmp_path / "no" / "pages.db"
 
-    async def scenario() -> None:
-        backend = bucket.backend(options=f"&index=sqlite://{index}{LOOKING}")
-        with pytest.raises(ConfigError, match=f"its index {index} does not exist"):
-            await backend.open()
-
-    run(scenario())
+    backend = bucket.backend(options=f"&index=sqlite://{index}{LOOKING}")
+    with pytest.raises(ConfigError, match=f"its index {index} does not exist"):
+        await backend.open()
     assert not index.parent.exists()
 
 
-def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        await kept.fill()
-        backend = kept.looking()
-        await backend.open()
-        with caplog.at_level(logging.WARNING):
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-        await backend.close()
-        (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
-        assert "removed" not in said
-
-    run(scenario())
+async def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    await kept.fill()
+    backend = kept.looking()
+    await backend.open()
+    with caplog.at_level(logging.WARNING):
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+    await backend.close()
+    (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
+    assert "removed" not in said
 
 
 @pytest.mark.parametrize("command", ["ls", "stat", "verify"])

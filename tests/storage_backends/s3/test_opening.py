@@ -71,7 +71,7 @@ def test_a_process_without_credentials_is_told_how_to_get_some(
         ),
     ],
 )
-def test_wrong_credentials_are_said_to_be_wrong(
+async def test_wrong_credentials_are_said_to_be_wrong(
     bucket: BucketStore, options: str, says: str
 ) -> None:
     body = b'<?xml version="1.0"?>\n<Error><Code>InvalidAccessKeyId</Code><Message>No</Message></Error>'
@@ -83,14 +83,11 @@ def test_wrong_credentials_are_said_to_be_wrong(
         await writer.drain()
         writer.close()
 
-    async def scenario() -> None:
-        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        said = await refused_opening(bucket.uri(endpoint, options))
-        assert said == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
-        server.close()
-
-    run(scenario())
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    said = await refused_opening(bucket.uri(endpoint, options))
+    assert said == f"store s3://{bucket.bucket}/{bucket.prefix} cannot be used: {says}"
+    server.close()
 
 
 def test_a_bucket_that_is_not_for_everybody_is_refused_without_credentials(
@@ -100,22 +97,19 @@ def test_a_bucket_that_is_not_for_everybody_is_refused_without_credentials(
     assert "requests without credentials (403 Forbidden" in said
 
 
-def test_a_server_that_is_silent_is_refused_when_it_is_opened(
+async def test_a_server_that_is_silent_is_refused_when_it_is_opened(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3, "_OPEN_TIMEOUT_S", 0.1)
 
-    async def scenario() -> None:
-        proxy = Proxy(bucket.endpoint)
-        proxy.hang = True
-        async with proxy.serving() as endpoint:
-            with pytest.raises(ConfigError, match="did not answer"):
-                await bucket.backend(endpoint).open()
-
-    run(scenario())
+    proxy = Proxy(bucket.endpoint)
+    proxy.hang = True
+    async with proxy.serving() as endpoint:
+        with pytest.raises(ConfigError, match="did not answer"):
+            await bucket.backend(endpoint).open()
 
 
-def test_a_server_that_ignores_conditions_is_refused(bucket: BucketStore) -> None:
+async def test_a_server_that_ignores_conditions_is_refused(bucket: BucketStore) -> None:
     async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n')
@@ -124,11 +118,8 @@ def test_a_server_that_ignores_conditions_is_refused(bucket: BucketStore) -> Non
         await reader.read(1)
         writer.close()
 
-    async def scenario() -> None:
-        server = await asyncio.start_server(agree, "127.0.0.1", 0)
-        endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(ConfigError, match="If-None-Match"):
-            await bucket.backend(endpoint).open()
-        server.close()
-
-    run(scenario())
+    server = await asyncio.start_server(agree, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        await bucket.backend(endpoint).open()
+    server.close()

@@ -91,92 +91,76 @@ async def behind_proxy(packed: PackedStore) -> AsyncGenerator[tuple[StorageBacke
             await backend.close()
 
 
-def test_one_call_s_pages_are_put_and_read_together(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy):
-            assert await put_many(backend, range(20)) == [WriteOutcome.OK] * 20
-            assert proxy.requests == ["PUT"] * 3
-            assert len(packed.paths()) == 3
-            proxy.forget()
-            outcomes, buffers = await get_many(backend, range(20))
-            assert outcomes == [ReadOutcome.OK] * 20
-            assert buffers == [page(n) for n in range(20)]
-            assert proxy.requests == ["GET"] * 3
-            proxy.forget()
-            names = [object_name(n) for n in range(30)]
-            assert await backend.exists(names, deadline=soon()) == [True] * 20 + [False] * 10
-            assert await put_many(backend, range(20)) == [WriteOutcome.PRESENT] * 20
-            assert proxy.requests == []
-
-    run(scenario())
+async def test_one_call_s_pages_are_put_and_read_together(packed: PackedStore) -> None:
+    async with behind_proxy(packed) as (backend, proxy):
+        assert await put_many(backend, range(20)) == [WriteOutcome.OK] * 20
+        assert proxy.requests == ["PUT"] * 3
+        assert len(packed.paths()) == 3
+        proxy.forget()
+        outcomes, buffers = await get_many(backend, range(20))
+        assert outcomes == [ReadOutcome.OK] * 20
+        assert buffers == [page(n) for n in range(20)]
+        assert proxy.requests == ["GET"] * 3
+        proxy.forget()
+        names = [object_name(n) for n in range(30)]
+        assert await backend.exists(names, deadline=soon()) == [True] * 20 + [False] * 10
+        assert await put_many(backend, range(20)) == [WriteOutcome.PRESENT] * 20
+        assert proxy.requests == []
 
 
-def test_one_page_of_a_file_is_read_without_the_others(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy):
-            await put_many(backend, range(8))
-            proxy.forget()
-            assert await get(backend, object_name(5)) == (ReadOutcome.OK, page(5))
-            assert proxy.requests == ["GET"]
-            assert proxy.bytes_back <= OBJECT_BYTES + 2 * KIB
-
-    run(scenario())
+async def test_one_page_of_a_file_is_read_without_the_others(packed: PackedStore) -> None:
+    async with behind_proxy(packed) as (backend, proxy):
+        await put_many(backend, range(8))
+        proxy.forget()
+        assert await get(backend, object_name(5)) == (ReadOutcome.OK, page(5))
+        assert proxy.requests == ["GET"]
+        assert proxy.bytes_back <= OBJECT_BYTES + 2 * KIB
 
 
-def test_of_an_object_without_a_wanted_column_only_the_header_is_read(
+async def test_of_an_object_without_a_wanted_column_only_the_header_is_read(
     packed: PackedStore,
 ) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy):
-            await put_columns(backend, object_name(1), 0b001, nbytes=1 << 20)
-            proxy.forget()
-            outcome, _ = await get_columns(backend, object_name(1), 0b011, nbytes=1 << 20)
-            assert outcome is ReadOutcome.LACKING
-            assert proxy.bytes_back <= HEADER_BYTES + 2 * KIB
-
-    run(scenario())
+    async with behind_proxy(packed) as (backend, proxy):
+        await put_columns(backend, object_name(1), 0b001, nbytes=1 << 20)
+        proxy.forget()
+        outcome, _ = await get_columns(backend, object_name(1), 0b011, nbytes=1 << 20)
+        assert outcome is ReadOutcome.LACKING
+        assert proxy.bytes_back <= HEADER_BYTES + 2 * KIB
 
 
-def test_pools_and_shards_do_not_share_a_file(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            names = [object_name(n, pool) for n in range(4) for pool in ("kv", "window")]
-            await backend.write([writing(name, page(1)) for name in names], deadline=soon())
-            assert len({packed.entry(name).place for name in names[::2]}) == 1
-            assert len({packed.entry(name).place for name in names}) == 2
-
-    run(scenario())
+async def test_pools_and_shards_do_not_share_a_file(packed: PackedStore) -> None:
+    async with opened(packed) as backend:
+        names = [object_name(n, pool) for n in range(4) for pool in ("kv", "window")]
+        await backend.write([writing(name, page(1)) for name in names], deadline=soon())
+        assert len({packed.entry(name).place for name in names[::2]}) == 1
+        assert len({packed.entry(name).place for name in names}) == 2
 
 
-def test_a_file_that_the_lifecycle_took_is_a_miss_and_its_rows_go(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put_many(backend, range(8))
-            obstore.delete(packed.bucket.client, packed.entry(object_name(0)).place)
-            names = [object_name(n) for n in range(8)]
-            assert await backend.exists(names, deadline=soon()) == [True] * 8
-            assert (await get_many(backend, range(8)))[0] == [ReadOutcome.MISSING] * 8
-            assert await backend.exists(names, deadline=soon()) == [False] * 8
-            assert await put_many(backend, range(8)) == [WriteOutcome.OK] * 8
-            assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
+async def test_a_file_that_the_lifecycle_took_is_a_miss_and_its_rows_go(
+    packed: PackedStore,
+) -> None:
+    async with opened(packed) as backend:
+        await put_many(backend, range(8))
+        obstore.delete(packed.bucket.client, packed.entry(object_name(0)).place)
+        names = [object_name(n) for n in range(8)]
+        assert await backend.exists(names, deadline=soon()) == [True] * 8
+        assert (await get_many(backend, range(8)))[0] == [ReadOutcome.MISSING] * 8
+        assert await backend.exists(names, deadline=soon()) == [False] * 8
+        assert await put_many(backend, range(8)) == [WriteOutcome.OK] * 8
+        assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
 
-    run(scenario())
 
-
-def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put_many(backend, range(3))
-            packed.spoil(object_name(1))
-            good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
-            assert (await get_many(backend, range(3)))[0] == [good, bad, good]
-            assert (await get_many(backend, range(3)))[0] == [good, ReadOutcome.MISSING, good]
-            assert sorted(each.name.key for each in await listed(backend)) == [
-                object_name(0).key,
-                object_name(2).key,
-            ]
-
-    run(scenario())
+async def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: PackedStore) -> None:
+    async with opened(packed) as backend:
+        await put_many(backend, range(3))
+        packed.spoil(object_name(1))
+        good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
+        assert (await get_many(backend, range(3)))[0] == [good, bad, good]
+        assert (await get_many(backend, range(3)))[0] == [good, ReadOutcome.MISSING, good]
+        assert sorted(each.name.key for each in await listed(backend)) == [
+            object_name(0).key,
+            object_name(2).key,
+        ]
 
 
 @pytest.mark.parametrize("kind", DamageKind)
@@ -193,16 +177,13 @@ def test_damage_is_done_to_one_object_of_a_file_and_is_found(
     run(scenario())
 
 
-def test_a_file_of_one_object_is_removed_with_it(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put(backend, object_name(1), page(1))
-            await put_many(backend, range(2, 4))
-            names = [object_name(1), object_name(2)]
-            assert await backend.remove(names, deadline=soon()) == [True, True]
-            assert packed.paths() == [packed.entry(object_name(3)).place]
-
-    run(scenario())
+async def test_a_file_of_one_object_is_removed_with_it(packed: PackedStore) -> None:
+    async with opened(packed) as backend:
+        await put(backend, object_name(1), page(1))
+        await put_many(backend, range(2, 4))
+        names = [object_name(1), object_name(2)]
+        assert await backend.remove(names, deadline=soon()) == [True, True]
+        assert packed.paths() == [packed.entry(object_name(3)).place]
 
 
 WRONG_ROWS: dict[str, Callable[[Entry], Entry]] = {
@@ -217,177 +198,148 @@ WRONG_ROWS: dict[str, Callable[[Entry], Entry]] = {
 
 
 @pytest.mark.parametrize("change", WRONG_ROWS)
-def test_what_the_index_says_is_not_believed(packed: PackedStore, change: str) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put_many(backend, range(3))
-            wrong = WRONG_ROWS[change](packed.entry(object_name(1)))
-            packed.put_entry(object_name(1), wrong)
-            outcomes, buffers = await get_many(backend, range(3))
-            assert (outcomes[0], outcomes[2]) == (ReadOutcome.OK, ReadOutcome.OK)
-            if outcomes[1] is ReadOutcome.OK:
-                # Only the columns were wrong, which the object itself says.
-                assert change == "columns"
-                assert buffers[1] == page(1)
-            else:
-                assert outcomes[1] in (ReadOutcome.CORRUPT, ReadOutcome.MISSING)
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+async def test_what_the_index_says_is_not_believed(packed: PackedStore, change: str) -> None:
+    async with opened(packed) as backend:
+        await put_many(backend, range(3))
+        wrong = WRONG_ROWS[change](packed.entry(object_name(1)))
+        packed.put_entry(object_name(1), wrong)
+        outcomes, buffers = await get_many(backend, range(3))
+        assert (outcomes[0], outcomes[2]) == (ReadOutcome.OK, ReadOutcome.OK)
+        if outcomes[1] is ReadOutcome.OK:
+            # Only the columns were wrong, which the object itself says.
+            assert change == "columns"
+            assert buffers[1] == page(1)
+        else:
+            assert outcomes[1] in (ReadOutcome.CORRUPT, ReadOutcome.MISSING)
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
-def test_of_many_writers_of_the_same_pages_one_wins_each(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as first, opened(packed) as second:
-            calls = [put_many((first, second)[each % 2], range(12)) for each in range(4)]
-            told = await asyncio.gather(*calls)
-            for outcomes in zip(*told, strict=True):
-                assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 3
-            assert (await get_many(first, range(12)))[1] == [page(n) for n in range(12)]
-
-    run(scenario())
+async def test_of_many_writers_of_the_same_pages_one_wins_each(packed: PackedStore) -> None:
+    async with opened(packed) as first, opened(packed) as second:
+        calls = [put_many((first, second)[each % 2], range(12)) for each in range(4)]
+        told = await asyncio.gather(*calls)
+        for outcomes in zip(*told, strict=True):
+            assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 3
+        assert (await get_many(first, range(12)))[1] == [page(n) for n in range(12)]
 
 
-def test_a_writer_that_dies_before_it_commits_leaves_nothing_to_see(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy), opened(packed) as other:
-            proxy.hang = True
-            proxy.asked.clear()
-            call = asyncio.create_task(put_many(backend, range(4)))
-            await proxy.asked.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert (await get_many(other, range(4)))[0] == [ReadOutcome.MISSING] * 4
-            assert await put_many(other, range(4)) == [WriteOutcome.OK] * 4
+async def test_a_writer_that_dies_before_it_commits_leaves_nothing_to_see(
+    packed: PackedStore,
+) -> None:
+    async with behind_proxy(packed) as (backend, proxy), opened(packed) as other:
+        proxy.hang = True
+        proxy.asked.clear()
+        call = asyncio.create_task(put_many(backend, range(4)))
+        await proxy.asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await get_many(other, range(4)))[0] == [ReadOutcome.MISSING] * 4
+        assert await put_many(other, range(4)) == [WriteOutcome.OK] * 4
 
-    run(scenario())
 
-
-def test_many_nodes_may_share_an_index_in_redis(
+async def test_many_nodes_may_share_an_index_in_redis(
     packed: PackedStore, redis_server: RedisServer
 ) -> None:
     packed.options = f"&index={quote(redis_server.url())}&pack=4"
 
-    async def scenario() -> None:
-        async with opened(packed) as first, opened(packed) as second:
-            assert await put_many(first, range(6)) == [WriteOutcome.OK] * 6
-            assert (
-                await put_many(second, range(8))
-                == [WriteOutcome.PRESENT] * 6 + [WriteOutcome.OK] * 2
-            )
-            for backend in (first, second):
-                assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
-            assert len(await listed(second)) == 8
-
-    run(scenario())
+    async with opened(packed) as first, opened(packed) as second:
+        assert await put_many(first, range(6)) == [WriteOutcome.OK] * 6
+        assert (
+            await put_many(second, range(8)) == [WriteOutcome.PRESENT] * 6 + [WriteOutcome.OK] * 2
+        )
+        for backend in (first, second):
+            assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
+        assert len(await listed(second)) == 8
 
 
-def test_writes_go_on_after_redis_has_lost_everything(
+async def test_writes_go_on_after_redis_has_lost_everything(
     packed: PackedStore, redis_server: RedisServer
 ) -> None:
     packed.options = f"&index={quote(redis_server.url())}&pack=4"
 
-    async def scenario() -> None:
-        async with opened(packed) as first, opened(packed) as second:
-            assert await put_many(first, range(4)) == [WriteOutcome.OK] * 4
-            redis_server.kill()
-            assert await put_many(first, range(4, 6)) == [WriteOutcome.FAILED] * 2
-            redis_server.start()
-            assert await put_many(first, range(6)) == [WriteOutcome.OK] * 6
-            assert await put_many(second, range(6, 9)) == [WriteOutcome.OK] * 3
-            assert (await get_many(second, range(9)))[1] == [page(n) for n in range(9)]
-        async with opened(packed) as later:
-            assert await put_many(later, range(9)) == [WriteOutcome.PRESENT] * 9
-
-    run(scenario())
+    async with opened(packed) as first, opened(packed) as second:
+        assert await put_many(first, range(4)) == [WriteOutcome.OK] * 4
+        redis_server.kill()
+        assert await put_many(first, range(4, 6)) == [WriteOutcome.FAILED] * 2
+        redis_server.start()
+        assert await put_many(first, range(6)) == [WriteOutcome.OK] * 6
+        assert await put_many(second, range(6, 9)) == [WriteOutcome.OK] * 3
+        assert (await get_many(second, range(9)))[1] == [page(n) for n in range(9)]
+    async with opened(packed) as later:
+        assert await put_many(later, range(9)) == [WriteOutcome.PRESENT] * 9
 
 
-def test_an_index_that_was_lost_and_taken_by_another_store_is_not_written_to(
+async def test_an_index_that_was_lost_and_taken_by_another_store_is_not_written_to(
     packed: PackedStore, redis_server: RedisServer
 ) -> None:
     packed.options = f"&index={quote(redis_server.url(1))}&pack=4"
 
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            assert await put_many(backend, range(2)) == [WriteOutcome.OK] * 2
-            redis_server.kill()
-            redis_server.start()
-            place = f"{packed.bucket.bucket}/{packed.bucket.prefix}"
-            index = make_index(redis_server.url(1), place)
-            index.open()
-            index.agree(Settings(slot_bytes=1 << 20, file_slots=8))
-            assert index.identity("a stranger") == "a stranger"
-            assert await put_many(backend, range(2)) == [WriteOutcome.FAILED] * 2
-            assert index.look_up([digest_of(object_name(0))]) == [None]
-            index.close()
-
-    run(scenario())
+    async with opened(packed) as backend:
+        assert await put_many(backend, range(2)) == [WriteOutcome.OK] * 2
+        redis_server.kill()
+        redis_server.start()
+        place = f"{packed.bucket.bucket}/{packed.bucket.prefix}"
+        index = make_index(redis_server.url(1), place)
+        index.open()
+        index.agree(Settings(slot_bytes=1 << 20, file_slots=8))
+        assert index.identity("a stranger") == "a stranger"
+        assert await put_many(backend, range(2)) == [WriteOutcome.FAILED] * 2
+        assert index.look_up([digest_of(object_name(0))]) == [None]
+        index.close()
 
 
-def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
+async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
     packed: PackedStore,
 ) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy):
-            await put_many(backend, range(9))
-            bad = packed.entry(object_name(8)).place
-            proxy.refuses = lambda path: bad in path
-            with pytest.raises(StorageError, match=f"could not be listed: GET {bad}"):
-                await listed(backend)
-            proxy.refuses = lambda _: False
-            assert len(await listed(backend)) == 9
-            obstore.delete(packed.bucket.client, bad)
-            assert len(await listed(backend)) == 8
-
-    run(scenario())
+    async with behind_proxy(packed) as (backend, proxy):
+        await put_many(backend, range(9))
+        bad = packed.entry(object_name(8)).place
+        proxy.refuses = lambda path: bad in path
+        with pytest.raises(StorageError, match=f"could not be listed: GET {bad}"):
+            await listed(backend)
+        proxy.refuses = lambda _: False
+        assert len(await listed(backend)) == 9
+        obstore.delete(packed.bucket.client, bad)
+        assert len(await listed(backend)) == 8
 
 
-def test_a_bit_that_changes_on_the_way_costs_no_row(packed: PackedStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(packed) as (backend, proxy):
-            await put_many(backend, range(3))
-            proxy.flips = 1
-            assert (await get_many(backend, range(3)))[1] == [page(n) for n in range(3)]
-            assert not proxy.flips
-            assert len(await listed(backend)) == 3
-
-    run(scenario())
+async def test_a_bit_that_changes_on_the_way_costs_no_row(packed: PackedStore) -> None:
+    async with behind_proxy(packed) as (backend, proxy):
+        await put_many(backend, range(3))
+        proxy.flips = 1
+        assert (await get_many(backend, range(3)))[1] == [page(n) for n in range(3)]
+        assert not proxy.flips
+        assert len(await listed(backend)) == 3
 
 
 def test_buffers_that_do_not_fit_cost_their_key_alone(packed: PackedStore) -> None:
     run(unfitting_buffers(packed))
 
 
-def test_an_index_of_another_store_is_refused(packed: PackedStore, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(packed):
-            pass
-        stranger = BucketStore(packed.bucket.endpoint, packed.bucket.bucket, "elsewhere")
-        with pytest.raises(ConfigError, match=r"belongs to s3://.*/kv/pages"):
-            await stranger.backend(options=packed.options).open()
-        occupied = tmp_path / "directory"
-        occupied.mkdir()
-        with pytest.raises(ConfigError, match="directory"):
-            await stranger.backend(options=f"&index=sqlite://{occupied}").open()
-
-    run(scenario())
+async def test_an_index_of_another_store_is_refused(packed: PackedStore, tmp_path: Path) -> None:
+    async with opened(packed):
+        pass
+    stranger = BucketStore(packed.bucket.endpoint, packed.bucket.bucket, "elsewhere")
+    with pytest.raises(ConfigError, match=r"belongs to s3://.*/kv/pages"):
+        await stranger.backend(options=packed.options).open()
+    occupied = tmp_path / "directory"
+    occupied.mkdir()
+    with pytest.raises(ConfigError, match="directory"):
+        await stranger.backend(options=f"&index=sqlite://{occupied}").open()
 
 
-def test_an_index_that_stops_answering_is_a_failure(
+async def test_an_index_that_stops_answering_is_a_failure(
     packed: PackedStore,
 ) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put_many(backend, range(2))
-            for index in opened_indexes(backend):
-                index.close()
-            assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
-            assert await put(backend, object_name(3), page(3)) is WriteOutcome.FAILED
-            assert await backend.exists([object_name(7)], deadline=soon()) == [False]
-            assert await backend.remove([object_name(0)], deadline=soon()) == [False]
-
-    run(scenario())
+    async with opened(packed) as backend:
+        await put_many(backend, range(2))
+        for index in opened_indexes(backend):
+            index.close()
+        assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
+        assert await put(backend, object_name(3), page(3)) is WriteOutcome.FAILED
+        assert await backend.exists([object_name(7)], deadline=soon()) == [False]
+        assert await backend.remove([object_name(0)], deadline=soon()) == [False]
 
 
 def opened_indexes(backend: object) -> list[SqlitePageIndex]:

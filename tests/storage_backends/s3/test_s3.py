@@ -77,259 +77,216 @@ async def behind_proxy(
 PARTS = ObjectShape(tuple(Part(128 * KIB) for _ in range(8)), tuple(range(8)))
 
 
-def test_a_page_from_its_beginning_is_one_request(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1, 1 << 20), PARTS)
-            assert proxy.requests == ["PUT"]
-            proxy.forget()
-            assert await get(backend, object_name(1), PARTS) == (ReadOutcome.OK, page(1, 1 << 20))
-            assert proxy.requests == ["GET"]
-            assert proxy.bytes_back <= HEADER_BYTES + (1 << 20) + HEADERS_BYTES_MAX
-
-    run(scenario())
+async def test_a_page_from_its_beginning_is_one_request(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1, 1 << 20), PARTS)
+        assert proxy.requests == ["PUT"]
+        proxy.forget()
+        assert await get(backend, object_name(1), PARTS) == (ReadOutcome.OK, page(1, 1 << 20))
+        assert proxy.requests == ["GET"]
+        assert proxy.bytes_back <= HEADER_BYTES + (1 << 20) + HEADERS_BYTES_MAX
 
 
-def test_a_read_of_some_parts_moves_their_bytes_and_no_others(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1, 1 << 20), PARTS)
-            proxy.forget()
-            some = ObjectShape(PARTS.parts, (5, 6))
-            content = page(1, 1 << 20)[5 * 128 * KIB : 7 * 128 * KIB]
-            assert await get(backend, object_name(1), some) == (ReadOutcome.OK, content)
-            assert proxy.requests == ["GET", "GET"]
-            assert proxy.bytes_back <= HEADER_BYTES + 256 * KIB + 2 * HEADERS_BYTES_MAX
-
-    run(scenario())
+async def test_a_read_of_some_parts_moves_their_bytes_and_no_others(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1, 1 << 20), PARTS)
+        proxy.forget()
+        some = ObjectShape(PARTS.parts, (5, 6))
+        content = page(1, 1 << 20)[5 * 128 * KIB : 7 * 128 * KIB]
+        assert await get(backend, object_name(1), some) == (ReadOutcome.OK, content)
+        assert proxy.requests == ["GET", "GET"]
+        assert proxy.bytes_back <= HEADER_BYTES + 256 * KIB + 2 * HEADERS_BYTES_MAX
 
 
-def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            proxy.forget()
-            assert await backend.exists([object_name(1)], deadline=soon()) == [True]
-            assert proxy.requests == []
-            assert await put(backend, object_name(1), page(1)) is WriteOutcome.PRESENT
-            assert proxy.requests == ["GET"]
+async def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(
+    bucket: BucketStore,
+) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        proxy.forget()
+        assert await backend.exists([object_name(1)], deadline=soon()) == [True]
+        assert proxy.requests == []
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.PRESENT
+        assert proxy.requests == ["GET"]
 
-    run(scenario())
 
-
-def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait(
+async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The client tries each call again.
     monkeypatch.setattr(s3_requests, "_BACKOFF", timedelta(milliseconds=1))
 
-    async def scenario() -> None:
-        proxy = Proxy(bucket.endpoint)
-        async with proxy.serving() as endpoint:
-            backend = bucket.backend(endpoint)
-            await backend.open()
-        assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        assert await put(backend, object_name(1), page(1)) is WriteOutcome.FAILED
-        assert await backend.exists([object_name(1)], deadline=soon()) == [False]
-        assert await backend.remove([object_name(1)], deadline=soon()) == [False]
-        with pytest.raises(StorageError, match="LIST"):
-            await listed(backend)
-        await backend.close()
-
-    run(scenario())
+    proxy = Proxy(bucket.endpoint)
+    async with proxy.serving() as endpoint:
+        backend = bucket.backend(endpoint)
+        await backend.open()
+    assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+    assert await put(backend, object_name(1), page(1)) is WriteOutcome.FAILED
+    assert await backend.exists([object_name(1)], deadline=soon()) == [False]
+    assert await backend.remove([object_name(1)], deadline=soon()) == [False]
+    with pytest.raises(StorageError, match="LIST"):
+        await listed(backend)
+    await backend.close()
 
 
-def test_an_endpoint_that_never_answers_costs_the_deadline(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            proxy.hang = True
-            names = [object_name(1), object_name(2)]
-            buffers = [bytearray(16 * KIB) for _ in names]
-            reads = [reading(name, each) for name, each in zip(names, buffers, strict=True)]
-            deadline = time.monotonic() + 0.1
-            assert await backend.read(reads, deadline=deadline) == [ReadOutcome.TIMED_OUT] * 2
-            assert time.monotonic() >= deadline
-            writes = [writing(object_name(3), page(3))]
-            deadline = time.monotonic() + 0.1
-            assert await backend.write(writes, deadline=deadline) == [WriteOutcome.TIMED_OUT]
-            deadline = time.monotonic() + 0.1
-            assert await backend.exists([object_name(4)], deadline=deadline) == [False]
-
-    run(scenario())
+async def test_an_endpoint_that_never_answers_costs_the_deadline(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        proxy.hang = True
+        names = [object_name(1), object_name(2)]
+        buffers = [bytearray(16 * KIB) for _ in names]
+        reads = [reading(name, each) for name, each in zip(names, buffers, strict=True)]
+        deadline = time.monotonic() + 0.1
+        assert await backend.read(reads, deadline=deadline) == [ReadOutcome.TIMED_OUT] * 2
+        assert time.monotonic() >= deadline
+        writes = [writing(object_name(3), page(3))]
+        deadline = time.monotonic() + 0.1
+        assert await backend.write(writes, deadline=deadline) == [WriteOutcome.TIMED_OUT]
+        deadline = time.monotonic() + 0.1
+        assert await backend.exists([object_name(4)], deadline=deadline) == [False]
 
 
-def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            proxy.hang = True
-            proxy.asked.clear()
-            proxy.dropped.clear()
-            call = asyncio.create_task(
-                backend.read([reading(object_name(1), bytearray(16 * KIB))], deadline=soon())
-            )
-            await proxy.asked.wait()
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            async with asyncio.timeout(60):
-                await proxy.dropped.wait()
-
-    run(scenario())
+async def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        proxy.hang = True
+        proxy.asked.clear()
+        proxy.dropped.clear()
+        call = asyncio.create_task(
+            backend.read([reading(object_name(1), bytearray(16 * KIB))], deadline=soon())
+        )
+        await proxy.asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        async with asyncio.timeout(60):
+            await proxy.dropped.wait()
 
 
-def test_closing_ends_what_waits_for_an_answer(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            proxy.hang = True
-            proxy.asked.clear()
-            call = asyncio.create_task(get(backend, object_name(1)))
-            await proxy.asked.wait()
-            async with asyncio.timeout(60):
-                await backend.close()
-                assert (await call)[0] is ReadOutcome.TIMED_OUT
-
-    run(scenario())
+async def test_closing_ends_what_waits_for_an_answer(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        proxy.hang = True
+        proxy.asked.clear()
+        call = asyncio.create_task(get(backend, object_name(1)))
+        await proxy.asked.wait()
+        async with asyncio.timeout(60):
+            await backend.close()
+            assert (await call)[0] is ReadOutcome.TIMED_OUT
 
 
-def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
+async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
     bucket: BucketStore,
 ) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            for number in range(4):
-                await put(backend, object_name(number), page(number))
-            bad = existing(object_name(2))
-            proxy.refuses = lambda path: bad in path
-            with pytest.raises(StorageError, match=f"could not be listed: GET {bad}") as caught:
-                await listed(backend)
-            assert "\n" not in str(caught.value)
-            proxy.refuses = lambda _: False
-            assert len(await listed(backend)) == 4
-
-    run(scenario())
+    async with behind_proxy(bucket) as (backend, proxy):
+        for number in range(4):
+            await put(backend, object_name(number), page(number))
+        bad = existing(object_name(2))
+        proxy.refuses = lambda path: bad in path
+        with pytest.raises(StorageError, match=f"could not be listed: GET {bad}") as caught:
+            await listed(backend)
+        assert "\n" not in str(caught.value)
+        proxy.refuses = lambda _: False
+        assert len(await listed(backend)) == 4
 
 
 @pytest.mark.parametrize(
     "silent_at", ["list-type=2", existing(object_name(1))], ids=["list", "header"]
 )
-def test_closing_ends_a_listing_with_an_error_though_the_server_never_answers(
+async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answers(
     bucket: BucketStore, silent_at: str
 ) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            silent = asyncio.Event()
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        silent = asyncio.Event()
 
-            def fall_silent(path: str) -> bool:
-                if silent_at in path:
-                    proxy.hang = True
-                    silent.set()
-                return False
+        def fall_silent(path: str) -> bool:
+            if silent_at in path:
+                proxy.hang = True
+                silent.set()
+            return False
 
-            proxy.refuses = fall_silent
-            listing = asyncio.create_task(listed(backend))
-            await silent.wait()
-            # The store and its client wait longer than that for an answer.
-            async with asyncio.timeout(30):
-                await backend.close()
-                with pytest.raises(StorageError, match="was closed while it was listed"):
-                    await listing
-            assert await listed(backend) == []
-
-    run(scenario())
-
-
-def test_a_listing_between_two_objects_of_which_the_store_is_closed_is_not_shorter(
-    bucket: BucketStore,
-) -> None:
-    async def scenario() -> None:
-        async with opened(bucket) as backend:
-            for number in range(2):
-                await put(backend, object_name(number), page(number))
-            found = aiter(backend.objects())
-            await anext(found)
+        proxy.refuses = fall_silent
+        listing = asyncio.create_task(listed(backend))
+        await silent.wait()
+        # The store and its client wait longer than that for an answer.
+        async with asyncio.timeout(30):
             await backend.close()
             with pytest.raises(StorageError, match="was closed while it was listed"):
-                await anext(found)
-
-    run(scenario())
-
-
-def test_a_bit_that_changes_on_the_way_costs_no_object(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            proxy.flips = 1
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            assert not proxy.flips
-            assert bucket.paths() == [existing(object_name(1))]
-
-    run(scenario())
+                await listing
+        assert await listed(backend) == []
 
 
-def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_memory(
+async def test_a_listing_between_two_objects_of_which_the_store_is_closed_is_not_shorter(
     bucket: BucketStore,
 ) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket) as (backend, proxy):
-            await put(backend, object_name(1), page(1))
-            proxy.swells = True
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-            # The connection has room for some.
-            assert proxy.bytes_back < 64 << 20
-            proxy.swells = False
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    async with opened(bucket) as backend:
+        for number in range(2):
+            await put(backend, object_name(number), page(number))
+        found = aiter(backend.objects())
+        await anext(found)
+        await backend.close()
+        with pytest.raises(StorageError, match="was closed while it was listed"):
+            await anext(found)
 
 
-def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_old(
+async def test_a_bit_that_changes_on_the_way_costs_no_object(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        proxy.flips = 1
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert not proxy.flips
+        assert bucket.paths() == [existing(object_name(1))]
+
+
+async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_memory(
+    bucket: BucketStore,
+) -> None:
+    async with behind_proxy(bucket) as (backend, proxy):
+        await put(backend, object_name(1), page(1))
+        proxy.swells = True
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+        # The connection has room for some.
+        assert proxy.bytes_back < 64 << 20
+        proxy.swells = False
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+
+
+async def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_old(
     bucket: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        obstore.put(bucket.client, "trial/0123", b"1")
-        async with opened(bucket):
-            # It may be of a process that is opening the store now.
-            assert bucket.paths() == ["trial/0123"]
-        monkeypatch.setattr(s3, "_TRIAL_OLD_S", 0.0)
-        async with opened(bucket):
-            assert bucket.paths() == []
-
-    run(scenario())
+    obstore.put(bucket.client, "trial/0123", b"1")
+    async with opened(bucket):
+        # It may be of a process that is opening the store now.
+        assert bucket.paths() == ["trial/0123"]
+    monkeypatch.setattr(s3, "_TRIAL_OLD_S", 0.0)
+    async with opened(bucket):
+        assert bucket.paths() == []
 
 
 def test_buffers_that_do_not_fit_cost_their_key_alone(bucket: BucketStore) -> None:
     run(unfitting_buffers(bucket))
 
 
-def test_requests_in_flight_are_bounded(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with behind_proxy(bucket, "&concurrency=3") as (backend, proxy):
-            proxy.hang = True
-            names = [object_name(number) for number in range(40)]
-            await backend.exists(names, deadline=time.monotonic() + 0.2)
-            assert len(proxy.requests) <= 3
-
-    run(scenario())
+async def test_requests_in_flight_are_bounded(bucket: BucketStore) -> None:
+    async with behind_proxy(bucket, "&concurrency=3") as (backend, proxy):
+        proxy.hang = True
+        names = [object_name(number) for number in range(40)]
+        await backend.exists(names, deadline=time.monotonic() + 0.2)
+        assert len(proxy.requests) <= 3
 
 
 @pytest.mark.parametrize("kept", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 9, None])
-def test_an_object_of_a_wrong_length_is_a_miss_and_is_removed(
+async def test_an_object_of_a_wrong_length_is_a_miss_and_is_removed(
     bucket: BucketStore, kept: int | None
 ) -> None:
-    async def scenario() -> None:
-        async with opened(bucket) as backend:
-            await put(backend, object_name(1), page(1))
-            whole = bucket.content(object_name(1))
-            bucket.overwrite(object_name(1), whole + b"x" if kept is None else whole[:kept])
-            assert await listed(backend) == []
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-            assert bucket.paths() == []
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(bucket) as backend:
+        await put(backend, object_name(1), page(1))
+        whole = bucket.content(object_name(1))
+        bucket.overwrite(object_name(1), whole + b"x" if kept is None else whole[:kept])
+        assert await listed(backend) == []
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+        assert bucket.paths() == []
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
 @pytest.mark.parametrize("kind", DamageKind)
@@ -348,35 +305,29 @@ def test_damage_is_done_where_the_store_s_own_check_finds_it(
     run(scenario())
 
 
-def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        async with opened(bucket) as backend, opened(bucket) as other:
-            await put(backend, object_name(1), page(1))
-            bucket.overwrite(object_name(1), bucket.content(object_name(1))[:5000])
-            assert await put(other, object_name(1), page(1)) is WriteOutcome.OK
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+async def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: BucketStore) -> None:
+    async with opened(bucket) as backend, opened(bucket) as other:
+        await put(backend, object_name(1), page(1))
+        bucket.overwrite(object_name(1), bucket.content(object_name(1))[:5000])
+        assert await put(other, object_name(1), page(1)) is WriteOutcome.OK
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
-def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStore) -> None:
-    async def scenario() -> None:
-        inner = make_backend(f"s3://{bucket.bucket}/kv/pages/inner?endpoint={bucket.endpoint}")
-        whole = make_backend(f"s3://{bucket.bucket}?endpoint={bucket.endpoint}")
-        async with opened(bucket) as backend:
-            for number, each in enumerate((inner, whole)):
-                await each.open()
-                await put(each, object_name(number), page(number))
-            await put(backend, object_name(7), page(7))
-            for each, number in ((inner, 0), (whole, 1), (backend, 7)):
-                (only,) = await listed(each)
-                assert only.name == object_name(number)
-                assert only.age_s is not None
-                assert 0 <= only.age_s < 600
-            await inner.close()
-            await whole.close()
-
-    run(scenario())
+async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStore) -> None:
+    inner = make_backend(f"s3://{bucket.bucket}/kv/pages/inner?endpoint={bucket.endpoint}")
+    whole = make_backend(f"s3://{bucket.bucket}?endpoint={bucket.endpoint}")
+    async with opened(bucket) as backend:
+        for number, each in enumerate((inner, whole)):
+            await each.open()
+            await put(each, object_name(number), page(number))
+        await put(backend, object_name(7), page(7))
+        for each, number in ((inner, 0), (whole, 1), (backend, 7)):
+            (only,) = await listed(each)
+            assert only.name == object_name(number)
+            assert only.age_s is not None
+            assert 0 <= only.age_s < 600
+        await inner.close()
+        await whole.close()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from tests.kit.storage.calls import (
     page,
     put,
     reading,
-    run,
     soon,
     writing,
 )
@@ -44,24 +43,21 @@ from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
         "DROP TABLE entries; CREATE VIEW entries AS SELECT 1",
     ],
 )
-def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
+async def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
     tmp_path: Path, harm: str
 ) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-        with sqlite3.connect(tmp_path / "index.db") as database:
-            database.executescript(harm)
-        database.close()
-        backend = ThreeFsBackend(store.root, store.make_index())
-        with pytest.raises(ConfigError) as caught:
-            await backend.open()
-        assert "\n" not in str(caught.value)
-        await backend.close()
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+    with sqlite3.connect(tmp_path / "index.db") as database:
+        database.executescript(harm)
+    database.close()
+    backend = ThreeFsBackend(store.root, store.make_index())
+    with pytest.raises(ConfigError) as caught:
+        await backend.open()
+    assert "\n" not in str(caught.value)
+    await backend.close()
 
 
 @pytest.mark.parametrize(
@@ -77,34 +73,31 @@ def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
         "INSERT INTO slots VALUES (-3, 5, 0)",
     ],
 )
-def test_a_damaged_index_costs_keys_and_never_raises(tmp_path: Path, harm: str) -> None:
+async def test_a_damaged_index_costs_keys_and_never_raises(tmp_path: Path, harm: str) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(5):
-                await put(backend, object_name(number), page(number))
-        with sqlite3.connect(tmp_path / "index.db") as database:
-            database.execute(harm)
-        database.close()
-        async with opened(store) as backend:
-            for number in range(5):
-                outcome, content = await get(backend, object_name(number))
-                assert outcome is not ReadOutcome.OK or content == page(number)
-            writes = [writing(object_name(number), page(number)) for number in range(3, 12)]
-            outcomes = await backend.write(writes, deadline=soon())
-            assert (WriteOutcome.FAILED in outcomes) == ("settings" in harm)
-            assert await backend.exists([object_name(77)], deadline=soon()) == [False]
-            assert len(await backend.remove([object_name(1)], deadline=soon())) == 1
-            with suppress(StorageError):
-                await listed(backend)
-        files = sorted(each.name for each in store.root.iterdir())
-        assert files in (["slots-000000", "store"], ["slots-000000", "slots-000001", "store"])
-
-    run(scenario())
+    async with opened(store) as backend:
+        for number in range(5):
+            await put(backend, object_name(number), page(number))
+    with sqlite3.connect(tmp_path / "index.db") as database:
+        database.execute(harm)
+    database.close()
+    async with opened(store) as backend:
+        for number in range(5):
+            outcome, content = await get(backend, object_name(number))
+            assert outcome is not ReadOutcome.OK or content == page(number)
+        writes = [writing(object_name(number), page(number)) for number in range(3, 12)]
+        outcomes = await backend.write(writes, deadline=soon())
+        assert (WriteOutcome.FAILED in outcomes) == ("settings" in harm)
+        assert await backend.exists([object_name(77)], deadline=soon()) == [False]
+        assert len(await backend.remove([object_name(1)], deadline=soon())) == 1
+        with suppress(StorageError):
+            await listed(backend)
+    files = sorted(each.name for each in store.root.iterdir())
+    assert files in (["slots-000000", "store"], ["slots-000000", "slots-000001", "store"])
 
 
-def test_a_listing_that_cannot_read_a_part_says_so(
+async def test_a_listing_that_cannot_read_a_part_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = small_store(tmp_path)
@@ -112,44 +105,38 @@ def test_a_listing_that_cannot_read_a_part_says_so(
     def refuse(*_: Any) -> int:
         raise OSError(errno.EIO, "the disk is ill")
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            with monkeypatch.context() as patched:
-                patched.setattr(os, "preadv", refuse)
-                with pytest.raises(StorageError, match="could not be listed") as caught:
-                    await listed(backend)
-                assert "\n" not in str(caught.value)
-        async with opened(store) as backend:
-            assert len(await listed(backend)) == 1
-        async with opened(store) as backend:
-            with monkeypatch.context() as patched:
-                patched.setattr(os, "fstat", refuse)
-                with pytest.raises(StorageError, match="could not be listed"):
-                    await listed(backend)
-            (store.root / "slots-000000").unlink()
-            # What is gone is not in the store.
-            assert await listed(backend) == []
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", refuse)
+            with pytest.raises(StorageError, match="could not be listed") as caught:
+                await listed(backend)
+            assert "\n" not in str(caught.value)
+    async with opened(store) as backend:
+        assert len(await listed(backend)) == 1
+    async with opened(store) as backend:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fstat", refuse)
+            with pytest.raises(StorageError, match="could not be listed"):
+                await listed(backend)
+        (store.root / "slots-000000").unlink()
+        # What is gone is not in the store.
+        assert await listed(backend) == []
 
 
-def test_a_listing_that_a_ring_does_not_answer_says_so(
+async def test_a_listing_that_a_ring_does_not_answer_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = UsrbioStandIn()
     store = small_store(tmp_path, make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"))
     monkeypatch.setattr(three_fs, "_LIST_TIMEOUT_S", 0.2)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            stand_in.gate.clear()
-            with pytest.raises(StorageError, match="could not be listed"):
-                await listed(backend)
-            stand_in.gate.set()
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        stand_in.gate.clear()
+        with pytest.raises(StorageError, match="could not be listed"):
+            await listed(backend)
+        stand_in.gate.set()
 
 
 def unfit(kind: str, nbytes: int) -> tuple[memoryview, ...]:
@@ -165,33 +152,30 @@ def unfit(kind: str, nbytes: int) -> tuple[memoryview, ...]:
 
 
 @pytest.mark.parametrize("kind", ["longer", "shorter", "far longer", "not contiguous"])
-def test_buffers_that_do_not_fit_cost_their_key_alone(tmp_path: Path, kind: str) -> None:
+async def test_buffers_that_do_not_fit_cost_their_key_alone(tmp_path: Path, kind: str) -> None:
     store = small_store(tmp_path)
     nbytes = 16 << 10
     shape = ObjectShape.whole(nbytes)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(0), page(0))
-            bad = Write(object_name(1), unfit(kind, nbytes), shape)
-            good = [writing(object_name(number), page(number)) for number in (2, 3)]
-            wrote = await backend.write([good[0], bad, good[1]], deadline=soon())
-            assert wrote == [WriteOutcome.OK, WriteOutcome.FAILED, WriteOutcome.OK]
-            unread = Read(object_name(0), unfit(kind, nbytes), shape)
-            constant = Read(object_name(0), (memoryview(bytes(nbytes)),), shape)
-            buffers = [bytearray(nbytes) for _ in range(2)]
-            reads = [reading(object_name(number + 2), each) for number, each in enumerate(buffers)]
-            outcomes = await backend.read([reads[0], unread, constant, reads[1]], deadline=soon())
-            failed = ReadOutcome.FAILED
-            assert outcomes == [ReadOutcome.OK, failed, failed, ReadOutcome.OK]
-            assert buffers == [page(2), page(3)]
-            assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(0), page(0))
+        bad = Write(object_name(1), unfit(kind, nbytes), shape)
+        good = [writing(object_name(number), page(number)) for number in (2, 3)]
+        wrote = await backend.write([good[0], bad, good[1]], deadline=soon())
+        assert wrote == [WriteOutcome.OK, WriteOutcome.FAILED, WriteOutcome.OK]
+        unread = Read(object_name(0), unfit(kind, nbytes), shape)
+        constant = Read(object_name(0), (memoryview(bytes(nbytes)),), shape)
+        buffers = [bytearray(nbytes) for _ in range(2)]
+        reads = [reading(object_name(number + 2), each) for number, each in enumerate(buffers)]
+        outcomes = await backend.read([reads[0], unread, constant, reads[1]], deadline=soon())
+        failed = ReadOutcome.FAILED
+        assert outcomes == [ReadOutcome.OK, failed, failed, ReadOutcome.OK]
+        assert buffers == [page(2), page(3)]
+        assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
 
 
 @pytest.mark.parametrize("fails", ["allocate", "pwritev"])
-def test_a_filesystem_that_is_too_small_is_said_once_with_the_remedy(
+async def test_a_filesystem_that_is_too_small_is_said_once_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
     store = small_store(tmp_path)
@@ -201,13 +185,10 @@ def test_a_filesystem_that_is_too_small_is_said_once_with_the_remedy(
 
     monkeypatch.setattr(*((three_fs_files, fails) if fails == "allocate" else (os, fails)), refuse)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            writes = [writing(object_name(number), page(number)) for number in range(8)]
-            for _ in range(2):
-                outcomes = await backend.write(writes, deadline=soon())
-                assert set(outcomes) == {WriteOutcome.FAILED}
-
-    run(scenario())
+    async with opened(store) as backend:
+        writes = [writing(object_name(number), page(number)) for number in range(8)]
+        for _ in range(2):
+            outcomes = await backend.write(writes, deadline=soon())
+            assert set(outcomes) == {WriteOutcome.FAILED}
     (said,) = [each for each in caplog.messages if "No space left" in each]
     assert "files=" in said

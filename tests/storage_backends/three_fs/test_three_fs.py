@@ -60,62 +60,53 @@ def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite://{tmp_path}/index.db"
 
 
-def test_unknown_keys_cost_one_question_for_all_of_them(tmp_path: Path) -> None:
+async def test_unknown_keys_cost_one_question_for_all_of_them(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     index = WatchedIndex(f"{tmp_path}/index.db")
 
-    async def scenario() -> None:
-        backend = store.backend(index)
-        await backend.open()
-        buffers = [bytearray(1 << 20) for _ in range(20)]
-        reads = [reading(object_name(number), buffer) for number, buffer in enumerate(buffers)]
-        assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.MISSING}
-        assert index.questions == [20]
-        names = [object_name(number) for number in range(1000)]
-        assert set(await backend.exists(names, deadline=soon())) == {False}
-        assert index.questions == [20, 1000]
-        await backend.close()
-
-    run(scenario())
+    backend = store.backend(index)
+    await backend.open()
+    buffers = [bytearray(1 << 20) for _ in range(20)]
+    reads = [reading(object_name(number), buffer) for number, buffer in enumerate(buffers)]
+    assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.MISSING}
+    assert index.questions == [20]
+    names = [object_name(number) for number in range(1000)]
+    assert set(await backend.exists(names, deadline=soon())) == {False}
+    assert index.questions == [20, 1000]
+    await backend.close()
 
 
-def test_an_object_that_is_larger_than_a_slot_is_not_stored_and_that_is_said_once(
+async def test_an_object_that_is_larger_than_a_slot_is_not_stored_and_that_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = small_store(tmp_path)
     room = (32 << 10) - HEADER_BYTES
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            assert await put(backend, object_name(1), page(1, room)) is WriteOutcome.OK
-            assert await get(backend, object_name(1), room) == (ReadOutcome.OK, page(1, room))
-            for number in (2, 3):
-                content = page(number, room + 1)
-                assert await put(backend, object_name(number), content) is WriteOutcome.FAILED
-            assert (await get(backend, object_name(2), room + 1))[0] is ReadOutcome.MISSING
-
-    run(scenario())
+    async with opened(store) as backend:
+        assert await put(backend, object_name(1), page(1, room)) is WriteOutcome.OK
+        assert await get(backend, object_name(1), room) == (ReadOutcome.OK, page(1, room))
+        for number in (2, 3):
+            content = page(number, room + 1)
+            assert await put(backend, object_name(number), content) is WriteOutcome.FAILED
+        assert (await get(backend, object_name(2), room + 1))[0] is ReadOutcome.MISSING
     (said,) = [each for each in caplog.messages if "do not fit" in each]
     assert str(room + 1) in said
     assert "slot_bytes" in said
 
 
 @pytest.mark.parametrize(("nbytes", "wasteful"), [(4 << 10, True), (8 << 10, False)])
-def test_pages_that_leave_most_of_their_slots_empty_are_complained_of_once(
+async def test_pages_that_leave_most_of_their_slots_empty_are_complained_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, nbytes: int, wasteful: bool
 ) -> None:
     store = small_store(tmp_path, file_slots=16)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            assert await put(backend, object_name(99), page(99, 1)) is WriteOutcome.OK
-            for first in (0, 8):
-                numbers = range(first, first + 8)
-                writes = [writing(object_name(each), page(each, nbytes)) for each in numbers]
-                outcomes = await backend.write(writes, deadline=soon())
-                assert outcomes == [WriteOutcome.OK] * 8
-
-    run(scenario())
+    async with opened(store) as backend:
+        assert await put(backend, object_name(99), page(99, 1)) is WriteOutcome.OK
+        for first in (0, 8):
+            numbers = range(first, first + 8)
+            writes = [writing(object_name(each), page(each, nbytes)) for each in numbers]
+            outcomes = await backend.write(writes, deadline=soon())
+            assert outcomes == [WriteOutcome.OK] * 8
     said = [each for each in caplog.messages if "of slots of" in each]
     assert len(said) == wasteful
     assert all("8192 bytes" in each and "slot_bytes=20480," in each for each in said)
@@ -144,7 +135,7 @@ def test_no_advice_is_less_than_what_a_manifest_needs_and_to_follow_it_helps(
 
 
 @pytest.mark.parametrize("other", [{"slot_bytes": 64 << 10}, {"file_slots": 5}], ids=str)
-def test_a_store_with_other_sizes_is_refused_by_name(
+async def test_a_store_with_other_sizes_is_refused_by_name(
     tmp_path: Path, index: str, other: dict[str, int]
 ) -> None:
     store = small_store(tmp_path, index)
@@ -152,70 +143,58 @@ def test_a_store_with_other_sizes_is_refused_by_name(
     again.index_name = store.index_name
     (name,) = other
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-        with pytest.raises(ConfigError, match=f"{name} is .* in the store"):
-            await again.backend().open()
-        # Whoever does not ask for sizes takes those of the store.
-        backend = ThreeFsBackend(store.root, store.make_index())
-        await backend.open()
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-        await backend.close()
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+    with pytest.raises(ConfigError, match=f"{name} is .* in the store"):
+        await again.backend().open()
+    # Whoever does not ask for sizes takes those of the store.
+    backend = ThreeFsBackend(store.root, store.make_index())
+    await backend.open()
+    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+    await backend.close()
 
 
-def test_an_index_of_another_directory_is_refused(tmp_path: Path, index: str) -> None:
+async def test_an_index_of_another_directory_is_refused(tmp_path: Path, index: str) -> None:
     store = small_store(tmp_path, index)
     elsewhere = small_store(tmp_path / "not-mounted", index)
     elsewhere.index_name = store.index_name
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-        with pytest.raises(ConfigError, match="belongs to another store"):
-            await elsewhere.backend().open()
-        async with opened(store) as backend:
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+    with pytest.raises(ConfigError, match="belongs to another store"):
+        await elsewhere.backend().open()
+    async with opened(store) as backend:
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
-def test_a_new_index_begins_the_store_of_a_directory_anew(tmp_path: Path) -> None:
+async def test_a_new_index_begins_the_store_of_a_directory_anew(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     anew = small_store(tmp_path, f"sqlite://{tmp_path}/new.db")
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-        async with opened(anew) as backend:
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
-            assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+    async with opened(anew) as backend:
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+        assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
+        assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
 
 
-def test_a_redis_that_dies_costs_failures_and_one_that_lost_everything_misses(
+async def test_a_redis_that_dies_costs_failures_and_one_that_lost_everything_misses(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        with RedisServer() as server:
-            store = small_store(tmp_path, server.url())
-            async with opened(store) as backend:
-                await put(backend, object_name(1), page(1))
-                server.kill()
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-                assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
-                assert await backend.exists([object_name(3)], deadline=soon()) == [False]
-                assert await backend.remove([object_name(3)], deadline=soon()) == [False]
-                server.start()
-                assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-                assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-    run(scenario())
+    with RedisServer() as server:
+        store = small_store(tmp_path, server.url())
+        async with opened(store) as backend:
+            await put(backend, object_name(1), page(1))
+            server.kill()
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+            assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
+            assert await backend.exists([object_name(3)], deadline=soon()) == [False]
+            assert await backend.remove([object_name(3)], deadline=soon()) == [False]
+            server.start()
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
 def bend_to_link(path: Path) -> None:
@@ -237,96 +216,81 @@ def lengthen(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [bend_to_link, make_directory, shorten, lengthen, Path.unlink])
-def test_what_is_no_file_of_slots_is_not_read_and_not_followed(
+async def test_what_is_no_file_of_slots_is_not_read_and_not_followed(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            for number in range(2):
-                await put(backend, object_name(number), page(number))
-        harm(store.root / "slots-000000")
-        async with opened(store) as backend:
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
-
-    run(scenario())
+    async with opened(store) as backend:
+        for number in range(2):
+            await put(backend, object_name(number), page(number))
+    harm(store.root / "slots-000000")
+    async with opened(store) as backend:
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+        assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
 
 
-def test_a_file_that_is_cut_while_it_is_open_costs_misses(tmp_path: Path) -> None:
+async def test_a_file_that_is_cut_while_it_is_open_costs_misses(tmp_path: Path) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(0), page(0))
-            shorten(store.root / "slots-000000")
-            assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
-            assert await put(backend, object_name(0), page(0)) is WriteOutcome.OK
-            assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(0), page(0))
+        shorten(store.root / "slots-000000")
+        assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
+        assert await put(backend, object_name(0), page(0)) is WriteOutcome.OK
+        assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
 
 
-def test_files_and_directories_are_the_user_s_own(tmp_path: Path) -> None:
+async def test_files_and_directories_are_the_user_s_own(tmp_path: Path) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(0), page(0))
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(0), page(0))
     assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
     assert sorted(each.name for each in store.root.iterdir()) == ["slots-000000", "store"]
     assert {stat.S_IMODE(each.stat().st_mode) for each in store.root.iterdir()} == {0o600}
     assert (store.root / "slots-000000").stat().st_size == 4 * (32 << 10)
 
 
-def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_uses(
+async def test_a_store_says_when_it_is_opened_which_rings_and_which_index_it_uses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = small_store(tmp_path)
 
-    async def scenario() -> None:
-        backend = store.backend()
-        with caplog.at_level(logging.INFO):
-            await backend.open()
-        text = backend.describe()
-        assert "8 slots of 32768 bytes" in text
-        assert "rings over preadv and pwritev, because" in text
-        assert f"sqlite://{tmp_path}/index.db" in text
-        assert [each for each in caplog.messages if each == f"opened {text}"]
-        await backend.close()
-
-    run(scenario())
+    backend = store.backend()
+    with caplog.at_level(logging.INFO):
+        await backend.open()
+    text = backend.describe()
+    assert "8 slots of 32768 bytes" in text
+    assert "rings over preadv and pwritev, because" in text
+    assert f"sqlite://{tmp_path}/index.db" in text
+    assert [each for each in caplog.messages if each == f"opened {text}"]
+    await backend.close()
 
 
-def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buffers(
+async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buffers(
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
     store = small_store(tmp_path, make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"))
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            buffer = bytearray(page(1))
-            stand_in.gate.clear()
-            stand_in.begun.clear()
-            call = backend.read([reading(object_name(1), buffer)], deadline=soon())
-            await give_up_once(stand_in.begun, call)
-            assert buffer == bytearray(page(1))
-            buffer[:] = bytes([0xEE]) * len(buffer)
-            stand_in.gate.set()
-            # The ring is used again only once it has settled.
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            assert buffer == bytes([0xEE]) * len(buffer)
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        buffer = bytearray(page(1))
+        stand_in.gate.clear()
+        stand_in.begun.clear()
+        call = backend.read([reading(object_name(1), buffer)], deadline=soon())
+        await give_up_once(stand_in.begun, call)
+        assert buffer == bytearray(page(1))
+        buffer[:] = bytes([0xEE]) * len(buffer)
+        stand_in.gate.set()
+        # The ring is used again only once it has settled.
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert buffer == bytes([0xEE]) * len(buffer)
 
 
-def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_its_lease_is_over(
+async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_its_lease_is_over(
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
@@ -337,22 +301,19 @@ def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_its_leas
         make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"),
     )
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            stand_in.gate.clear()
-            writes = [writing(object_name(1), page(1))]
-            await give_up_once(stand_in.begun, backend.write(writes, deadline=soon()))
-            stand_in.gate.set()
-            assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            store.end_leases()
-            assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
-            assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-    run(scenario())
+    async with opened(store) as backend:
+        stand_in.gate.clear()
+        writes = [writing(object_name(1), page(1))]
+        await give_up_once(stand_in.begun, backend.write(writes, deadline=soon()))
+        stand_in.gate.set()
+        assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+        store.end_leases()
+        assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
+        assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
 
 
-def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
+async def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = small_store(tmp_path)
@@ -364,24 +325,19 @@ def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
         let_go.wait()
         return preadv(*arguments)
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await put(backend, object_name(1), page(1))
-            monkeypatch.setattr(os, "preadv", hang)
-            buffer = bytearray(16 << 10)
-            call = asyncio.create_task(
-                backend.read([reading(object_name(1), buffer)], deadline=soon())
-            )
-            await asyncio.to_thread(held.wait, 60)
-            call.cancel()
-            # However long it is held: nothing that happens makes it return sooner.
-            done, _ = await asyncio.wait([call], timeout=0.1)
-            assert not done
-            let_go.set()
-            with suppress(asyncio.CancelledError):
-                await call
-
-    run(scenario())
+    async with opened(store) as backend:
+        await put(backend, object_name(1), page(1))
+        monkeypatch.setattr(os, "preadv", hang)
+        buffer = bytearray(16 << 10)
+        call = asyncio.create_task(backend.read([reading(object_name(1), buffer)], deadline=soon()))
+        await asyncio.to_thread(held.wait, 60)
+        call.cancel()
+        # However long it is held: nothing that happens makes it return sooner.
+        done, _ = await asyncio.wait([call], timeout=0.1)
+        assert not done
+        let_go.set()
+        with suppress(asyncio.CancelledError):
+            await call
 
 
 @pytest.mark.parametrize(
@@ -402,15 +358,12 @@ def test_a_uri_that_makes_no_sense_is_refused_by_name(uri: str, message: str) ->
         make_backend(uri)
 
 
-def test_a_store_is_opened_by_its_uri(tmp_path: Path, index: str) -> None:
+async def test_a_store_is_opened_by_its_uri(tmp_path: Path, index: str) -> None:
     uri = f"3fs://{tmp_path}/store?index={index.replace('?', '%3F')}&index_name=by-uri"
     uri += "&slot_bytes=32768&file_slots=4&files=1&rings=2"
 
-    async def scenario() -> None:
-        backend = make_backend(uri)
-        await backend.open()
-        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-        await backend.close()
-
-    run(scenario())
+    backend = make_backend(uri)
+    await backend.open()
+    assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+    await backend.close()

@@ -88,7 +88,7 @@ def the_call(
         ("write", "commit", WriteOutcome.TIMED_OUT),
     ],
 )
-def test_no_call_waits_longer_for_an_index_than_for_anything_else(
+async def test_no_call_waits_longer_for_an_index_than_for_anything_else(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -100,56 +100,50 @@ def test_no_call_waits_longer_for_an_index_than_for_anything_else(
     store = small_store(tmp_path)
     index = WatchedIndex(f"{tmp_path}/index.db")
 
-    async def scenario() -> None:
-        backend = store.backend(index)
-        await backend.open()
-        await put(backend, object_name(1), page(1))
-        index.holds = held
-        buffer = bytearray(16 << 10)
-        call = asyncio.create_task(the_call(backend, method, buffer, soon()))
-        try:
-            assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
-            if ends == "cancelled":
-                call.cancel()
-            else:
-                let_time_pass(monkeypatch)
-            done, _ = await asyncio.wait([call], timeout=A_WHILE_S / 4)
-            assert done
-            if ends == "cancelled":
-                assert call.cancelled()
-            else:
-                assert call.result() == [late]
-        finally:
-            index.holds = ""
-            index.let_go.set()
-        assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
-        assert await get(backend, object_name(3)) == (ReadOutcome.OK, page(3))
-        await backend.close()
-
-    run(scenario())
+    backend = store.backend(index)
+    await backend.open()
+    await put(backend, object_name(1), page(1))
+    index.holds = held
+    buffer = bytearray(16 << 10)
+    call = asyncio.create_task(the_call(backend, method, buffer, soon()))
+    try:
+        assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
+        if ends == "cancelled":
+            call.cancel()
+        else:
+            let_time_pass(monkeypatch)
+        done, _ = await asyncio.wait([call], timeout=A_WHILE_S / 4)
+        assert done
+        if ends == "cancelled":
+            assert call.cancelled()
+        else:
+            assert call.result() == [late]
+    finally:
+        index.holds = ""
+        index.let_go.set()
+    assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
+    assert await get(backend, object_name(3)) == (ReadOutcome.OK, page(3))
+    await backend.close()
 
 
-def test_slots_that_come_too_late_for_their_writer_are_given_back(
+async def test_slots_that_come_too_late_for_their_writer_are_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = small_store(tmp_path, file_slots=1, files=1)
     index = WatchedIndex(f"{tmp_path}/index.db")
 
-    async def scenario() -> None:
-        backend = store.backend(index)
-        await backend.open()
-        index.holds = "reserve"
-        writing_late = asyncio.create_task(put(backend, object_name(1), page(1)))
-        assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
-        let_time_pass(monkeypatch)
-        assert await writing_late is WriteOutcome.TIMED_OUT
-        index.holds = ""
-        index.let_go.set()
-        assert await asyncio.to_thread(index.released.wait, A_WHILE_S)
-        assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
-        await backend.close()
-
-    run(scenario())
+    backend = store.backend(index)
+    await backend.open()
+    index.holds = "reserve"
+    writing_late = asyncio.create_task(put(backend, object_name(1), page(1)))
+    assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
+    let_time_pass(monkeypatch)
+    assert await writing_late is WriteOutcome.TIMED_OUT
+    index.holds = ""
+    index.let_go.set()
+    assert await asyncio.to_thread(index.released.wait, A_WHILE_S)
+    assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
+    await backend.close()
 
 
 def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> None:
@@ -177,42 +171,38 @@ def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> 
         run(scenario(server, process))
 
 
-def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadline(
+async def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the write's time.
     monkeypatch.setattr(page_index_sqlite, "_TIMEOUT_S", 0.6)
 
-    async def scenario() -> None:
-        async with opened(small_store(tmp_path)) as backend:
-            await put(backend, object_name(1), page(1))
-            lock = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
-            lock.execute("BEGIN IMMEDIATE")
-            writes = [writing(object_name(2), page(2))]
-            brief = time.monotonic() + 0.3
-            assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-            lock.execute("ROLLBACK")
-            lock.close()
-            assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
-
-    run(scenario())
+    async with opened(small_store(tmp_path)) as backend:
+        await put(backend, object_name(1), page(1))
+        lock = sqlite3.connect(tmp_path / "index.db", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        writes = [writing(object_name(2), page(2))]
+        brief = time.monotonic() + 0.3
+        assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        lock.execute("ROLLBACK")
+        lock.close()
+        assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
 
 
-def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        backend = small_store(tmp_path).backend()
-        await backend.open()
-        for number in range(3):
-            await put(backend, object_name(number), page(number))
-        listing = backend.objects()
-        await anext(listing)
-        await backend.close()
-        with pytest.raises(StorageError, match="closed while it was listed; open it again"):
-            _ = [each async for each in listing]
-        assert await listed(backend) == []
-
-    run(scenario())
+async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
+    tmp_path: Path,
+) -> None:
+    backend = small_store(tmp_path).backend()
+    await backend.open()
+    for number in range(3):
+        await put(backend, object_name(number), page(number))
+    listing = backend.objects()
+    await anext(listing)
+    await backend.close()
+    with pytest.raises(StorageError, match="closed while it was listed; open it again"):
+        _ = [each async for each in listing]
+    assert await listed(backend) == []
 
 
 @pytest.mark.parametrize(
@@ -266,17 +256,14 @@ def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_t
     run(trusting())
 
 
-def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path) -> None:
+async def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path) -> None:
     root = tmp_path / "store"
     uri = f"3fs://{root}?index=sqlite://{root}/index/pages.db&slot_bytes=32768&file_slots=4&files=1"
 
-    async def scenario() -> None:
-        backend = make_backend(uri)
-        await backend.open()
-        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-        await backend.close()
-
-    run(scenario())
+    backend = make_backend(uri)
+    await backend.open()
+    assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+    await backend.close()
     assert (root / "index" / "pages.db").is_file()
 
 
@@ -288,7 +275,7 @@ def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path)
         (errno.EIO, "Input/output error; look at the device"),
     ],
 )
-def test_writes_that_fail_are_named_once_with_what_the_system_said(
+async def test_writes_that_fail_are_named_once_with_what_the_system_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -298,59 +285,52 @@ def test_writes_that_fail_are_named_once_with_what_the_system_said(
     def refuse(*_: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    async def scenario() -> None:
-        backend = make_backend(small_uri(tmp_path))
-        await backend.open()
-        monkeypatch.setattr(three_fs_files, "allocate", refuse)
-        for number in range(5):
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
-        await backend.close()
-
-    run(scenario())
+    backend = make_backend(small_uri(tmp_path))
+    await backend.open()
+    monkeypatch.setattr(three_fs_files, "allocate", refuse)
+    for number in range(5):
+        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+    await backend.close()
     (warning,) = caplog.messages
     assert warning.startswith(f"store {small_uri(tmp_path)}: slots-000000 cannot be written: ")
     assert told in warning
 
 
-def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
+async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     uri = f"{small_uri(tmp_path)}&read_only=1"
 
-    async def scenario() -> None:
-        backend = make_backend(uri)
-        await backend.open()
-        for number in range(3):
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
-        await backend.close()
-
-    run(scenario())
+    backend = make_backend(uri)
+    await backend.open()
+    for number in range(3):
+        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+    await backend.close()
     (warning,) = caplog.messages
     assert f"store {uri}: it is read-only, and nothing is written" in warning
 
 
-def test_a_full_store_keeps_its_records_until_they_are_removed(tmp_path: Path, index: str) -> None:
+async def test_a_full_store_keeps_its_records_until_they_are_removed(
+    tmp_path: Path, index: str
+) -> None:
     store = small_store(tmp_path, index)
     mark = ObjectName("ab" * 32, "ab" * 32, "sharding", "stage0of1.tp2")
 
-    async def scenario() -> None:
-        async with opened(store) as backend:
-            await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
-            assert await put(backend, mark, b"\1") is WriteOutcome.OK
-            for number in range(30):
-                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
-                assert await get(backend, mark, 1) == (ReadOutcome.OK, bytearray(b"\1"))
-            assert len(await listed(backend)) == 8
-            with pytest.raises(ConfigError, match="page_tokens is 4 in the store and 8 here"):
-                await claim_model(backend, "m", "1", {"kv": OTHER_LAYOUT}, soon())
-            names = [stored.name for stored in await listed(backend)]
-            assert await backend.remove(names, deadline=soon()) == [True] * 8
-            assert await listed(backend) == []
-            for number in range(8):
-                await put(backend, object_name(number), page(number))
-            assert len(await listed(backend)) == 8
-
-    run(scenario())
+    async with opened(store) as backend:
+        await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
+        assert await put(backend, mark, b"\1") is WriteOutcome.OK
+        for number in range(30):
+            assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+            assert await get(backend, mark, 1) == (ReadOutcome.OK, bytearray(b"\1"))
+        assert len(await listed(backend)) == 8
+        with pytest.raises(ConfigError, match="page_tokens is 4 in the store and 8 here"):
+            await claim_model(backend, "m", "1", {"kv": OTHER_LAYOUT}, soon())
+        names = [stored.name for stored in await listed(backend)]
+        assert await backend.remove(names, deadline=soon()) == [True] * 8
+        assert await listed(backend) == []
+        for number in range(8):
+            await put(backend, object_name(number), page(number))
+        assert len(await listed(backend)) == 8
 
 
 def small_uri(tmp_path: Path) -> str:

@@ -22,6 +22,8 @@ from tests.kit.storage.layers import (
     writes_of,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 ONE = [object_name(1)]
 FAILED = [ReadOutcome.FAILED]
 OK = [ReadOutcome.OK]
@@ -55,201 +57,174 @@ async def a_store() -> Store:
     return Store(Failing(await memory_store([1])))
 
 
-def test_after_enough_failed_calls_in_a_row_all_calls_are_answered_without_the_store() -> None:
-    async def scenario() -> None:
-        store = await a_store()
+async def test_after_enough_failed_calls_in_a_row_all_calls_are_answered_without_the_store() -> (
+    None
+):
+    store = await a_store()
+    await store.fail(2)
+    assert store.state() is BreakerState.CLOSED
+    await store.fail(1)
+    assert store.state() is BreakerState.OPEN
+    store.failing.down = False
+    assert await store.read() == FAILED
+    assert await store.backend.write(writes_of(2), deadline=a_while()) == [WriteOutcome.FAILED]
+    assert await store.backend.exists(ONE, deadline=a_while()) == [False]
+    assert await store.backend.remove(ONE, deadline=a_while()) == [False]
+    assert store.asked == 3
+    assert store.backend.status().refused == 4
+
+
+async def test_one_answer_in_between_and_the_count_starts_again() -> None:
+    store = await a_store()
+    for _ in range(4):
         await store.fail(2)
-        assert store.state() is BreakerState.CLOSED
-        await store.fail(1)
-        assert store.state() is BreakerState.OPEN
         store.failing.down = False
-        assert await store.read() == FAILED
-        assert await store.backend.write(writes_of(2), deadline=a_while()) == [WriteOutcome.FAILED]
-        assert await store.backend.exists(ONE, deadline=a_while()) == [False]
-        assert await store.backend.remove(ONE, deadline=a_while()) == [False]
-        assert store.asked == 3
-        assert store.backend.status().refused == 4
-
-    run_virtually(scenario())
+        assert await store.read(7) == [ReadOutcome.MISSING]
+    assert store.state() is BreakerState.CLOSED
 
 
-def test_one_answer_in_between_and_the_count_starts_again() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        for _ in range(4):
-            await store.fail(2)
-            store.failing.down = False
-            assert await store.read(7) == [ReadOutcome.MISSING]
-        assert store.state() is BreakerState.CLOSED
-
-    run_virtually(scenario())
-
-
-def test_a_call_fails_only_if_all_of_its_keys_do() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        store.failing.left[object_name(1)] = 9
-        for _ in range(9):
-            assert await store.backend.read(reads_of(1, 2), deadline=a_while()) == [
-                ReadOutcome.FAILED,
-                ReadOutcome.MISSING,
-            ]
-        assert store.state() is BreakerState.CLOSED
-
-    run_virtually(scenario())
+async def test_a_call_fails_only_if_all_of_its_keys_do() -> None:
+    store = await a_store()
+    store.failing.left[object_name(1)] = 9
+    for _ in range(9):
+        assert await store.backend.read(reads_of(1, 2), deadline=a_while()) == [
+            ReadOutcome.FAILED,
+            ReadOutcome.MISSING,
+        ]
+    assert store.state() is BreakerState.CLOSED
 
 
 @pytest.mark.parametrize("fault", ["impossible name", "longer buffer", "read-only buffer"])
-def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing(fault: str) -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        (read,) = reads_of(1)
-        (write,) = writes_of(2)
-        match fault:
-            case "impossible name":
-                impossible = ObjectName("../x", "k", "p", "s")
-                read = replace(read, name=impossible)
-                write = replace(write, name=impossible)
-            case "longer buffer":
-                read = replace(read, buffers=(memoryview(bytearray(9999)),))
-                write = replace(write, buffers=(memoryview(bytes(9999)),))
-            case _:
-                read = replace(read, buffers=(memoryview(bytes(read.shape.nbytes)),))
-                write = replace(write, buffers=(memoryview(bytes(9999)),))
-        # As a store answers what it cannot even try.
-        store.failing.down = True
-        for _ in range(5):
-            assert await store.backend.read([read], deadline=a_while()) == FAILED
-            failed = await store.backend.write([write], deadline=a_while())
-            assert failed == [WriteOutcome.FAILED]
-            if fault == "impossible name":
-                assert await store.backend.remove([read.name], deadline=a_while()) == [False]
-        assert store.state() is BreakerState.CLOSED
-        # One sound key among them, and it is the store that failed.
-        for _ in range(3):
-            assert await store.backend.read([read, *reads_of(1)], deadline=a_while()) == FAILED * 2
-        assert store.state() is BreakerState.OPEN
-
-    run_virtually(scenario())
-
-
-def test_calls_that_time_out_open_the_breaker_and_calls_that_came_too_late_do_not() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        for _ in range(9):
-            late = await store.backend.read(reads_of(1), deadline=now())
-            assert late == [ReadOutcome.TIMED_OUT]
-            assert await store.backend.read([], deadline=a_while()) == []
-        assert store.state() is BreakerState.CLOSED
-        store.watched.before = lambda: asyncio.sleep(5.0)
-        for _ in range(2):
-            timed_out = await store.backend.read(reads_of(1), deadline=now() + 5.0)
-            assert timed_out == [ReadOutcome.TIMED_OUT]
-        assert await store.backend.exists(ONE, deadline=now() + 5.0) == [False]
-        assert store.state() is BreakerState.OPEN
-
-    run_virtually(scenario())
+async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing(
+    fault: str,
+) -> None:
+    store = await a_store()
+    (read,) = reads_of(1)
+    (write,) = writes_of(2)
+    match fault:
+        case "impossible name":
+            impossible = ObjectName("../x", "k", "p", "s")
+            read = replace(read, name=impossible)
+            write = replace(write, name=impossible)
+        case "longer buffer":
+            read = replace(read, buffers=(memoryview(bytearray(9999)),))
+            write = replace(write, buffers=(memoryview(bytes(9999)),))
+        case _:
+            read = replace(read, buffers=(memoryview(bytes(read.shape.nbytes)),))
+            write = replace(write, buffers=(memoryview(bytes(9999)),))
+    # As a store answers what it cannot even try.
+    store.failing.down = True
+    for _ in range(5):
+        assert await store.backend.read([read], deadline=a_while()) == FAILED
+        failed = await store.backend.write([write], deadline=a_while())
+        assert failed == [WriteOutcome.FAILED]
+        if fault == "impossible name":
+            assert await store.backend.remove([read.name], deadline=a_while()) == [False]
+    assert store.state() is BreakerState.CLOSED
+    # One sound key among them, and it is the store that failed.
+    for _ in range(3):
+        assert await store.backend.read([read, *reads_of(1)], deadline=a_while()) == FAILED * 2
+    assert store.state() is BreakerState.OPEN
 
 
-def test_existence_that_is_answered_in_time_says_nothing_about_the_store() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        await store.fail(2)
-        store.failing.down = False
-        assert await store.backend.exists(ONE, deadline=a_while()) == [True]
-        await store.fail(1)
-        assert store.state() is BreakerState.OPEN
-
-    run_virtually(scenario())
-
-
-def test_after_the_cool_down_one_call_at_a_time_is_let_through_until_the_store_answers() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        await store.fail()
-        store.failing.down = False
-        await asyncio.sleep(10.0)
-        assert store.state() is BreakerState.HALF_OPEN
-        gate = asyncio.Event()
-        store.watched.before = gate.wait
-        trial = asyncio.create_task(store.read())
-        await asyncio.sleep(0)
-        assert await store.read() == FAILED
-        gate.set()
-        assert await trial == OK
-        assert store.state() is BreakerState.CLOSED
-        assert await store.read() == OK
-        assert store.asked == 5
-
-    run_virtually(scenario())
+async def test_calls_that_time_out_open_the_breaker_and_calls_that_came_too_late_do_not() -> None:
+    store = await a_store()
+    for _ in range(9):
+        late = await store.backend.read(reads_of(1), deadline=now())
+        assert late == [ReadOutcome.TIMED_OUT]
+        assert await store.backend.read([], deadline=a_while()) == []
+    assert store.state() is BreakerState.CLOSED
+    store.watched.before = lambda: asyncio.sleep(5.0)
+    for _ in range(2):
+        timed_out = await store.backend.read(reads_of(1), deadline=now() + 5.0)
+        assert timed_out == [ReadOutcome.TIMED_OUT]
+    assert await store.backend.exists(ONE, deadline=now() + 5.0) == [False]
+    assert store.state() is BreakerState.OPEN
 
 
-def test_a_trial_that_fails_keeps_the_breaker_open_for_another_cool_down() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        await store.fail()
-        await asyncio.sleep(10.0)
-        assert await store.read() == FAILED
-        assert (store.asked, store.state()) == (4, BreakerState.OPEN)
-        store.failing.down = False
-        await asyncio.sleep(9.0)
-        assert await store.read() == FAILED
-        assert store.asked == 4
-        await asyncio.sleep(1.0)
-        assert await store.read() == OK
-        assert store.backend.status().opened == 2
-
-    run_virtually(scenario())
+async def test_existence_that_is_answered_in_time_says_nothing_about_the_store() -> None:
+    store = await a_store()
+    await store.fail(2)
+    store.failing.down = False
+    assert await store.backend.exists(ONE, deadline=a_while()) == [True]
+    await store.fail(1)
+    assert store.state() is BreakerState.OPEN
 
 
-def test_existence_gets_through_after_the_cool_down_so_that_a_reader_comes_to_read() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        await store.fail()
-        store.failing.down = False
-        await asyncio.sleep(10.0)
-        assert await store.backend.exists(ONE, deadline=a_while()) == [True]
-        assert store.state() is BreakerState.HALF_OPEN
-        assert await store.read() == OK
-        assert store.state() is BreakerState.CLOSED
-
-    run_virtually(scenario())
-
-
-def test_a_trial_that_is_cancelled_leaves_it_to_the_next_call() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        await store.fail()
-        store.failing.down = False
-        await asyncio.sleep(10.0)
-        store.watched.before = asyncio.Event().wait
-        trial = asyncio.create_task(store.read())
-        await asyncio.sleep(0)
-        trial.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await trial
-        store.watched.before = None
-        assert await store.read() == OK
-        assert store.state() is BreakerState.CLOSED
-
-    run_virtually(scenario())
+async def test_after_the_cool_down_one_call_at_a_time_is_let_through_until_the_store_answers() -> (
+    None
+):
+    store = await a_store()
+    await store.fail()
+    store.failing.down = False
+    await asyncio.sleep(10.0)
+    assert store.state() is BreakerState.HALF_OPEN
+    gate = asyncio.Event()
+    store.watched.before = gate.wait
+    trial = asyncio.create_task(store.read())
+    await asyncio.sleep(0)
+    assert await store.read() == FAILED
+    gate.set()
+    assert await trial == OK
+    assert store.state() is BreakerState.CLOSED
+    assert await store.read() == OK
+    assert store.asked == 5
 
 
-def test_a_call_that_began_before_the_breaker_opened_does_not_close_it() -> None:
-    async def scenario() -> None:
-        store = await a_store()
-        gate = asyncio.Event()
-        store.watched.before = gate.wait
-        early = asyncio.create_task(store.read())
-        await asyncio.sleep(0)
-        store.watched.before = None
-        await store.fail()
-        store.failing.down = False
-        gate.set()
-        assert await early == OK
-        assert store.state() is BreakerState.OPEN
+async def test_a_trial_that_fails_keeps_the_breaker_open_for_another_cool_down() -> None:
+    store = await a_store()
+    await store.fail()
+    await asyncio.sleep(10.0)
+    assert await store.read() == FAILED
+    assert (store.asked, store.state()) == (4, BreakerState.OPEN)
+    store.failing.down = False
+    await asyncio.sleep(9.0)
+    assert await store.read() == FAILED
+    assert store.asked == 4
+    await asyncio.sleep(1.0)
+    assert await store.read() == OK
+    assert store.backend.status().opened == 2
 
-    run_virtually(scenario())
+
+async def test_existence_gets_through_after_the_cool_down_so_that_a_reader_comes_to_read() -> None:
+    store = await a_store()
+    await store.fail()
+    store.failing.down = False
+    await asyncio.sleep(10.0)
+    assert await store.backend.exists(ONE, deadline=a_while()) == [True]
+    assert store.state() is BreakerState.HALF_OPEN
+    assert await store.read() == OK
+    assert store.state() is BreakerState.CLOSED
+
+
+async def test_a_trial_that_is_cancelled_leaves_it_to_the_next_call() -> None:
+    store = await a_store()
+    await store.fail()
+    store.failing.down = False
+    await asyncio.sleep(10.0)
+    store.watched.before = asyncio.Event().wait
+    trial = asyncio.create_task(store.read())
+    await asyncio.sleep(0)
+    trial.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trial
+    store.watched.before = None
+    assert await store.read() == OK
+    assert store.state() is BreakerState.CLOSED
+
+
+async def test_a_call_that_began_before_the_breaker_opened_does_not_close_it() -> None:
+    store = await a_store()
+    gate = asyncio.Event()
+    store.watched.before = gate.wait
+    early = asyncio.create_task(store.read())
+    await asyncio.sleep(0)
+    store.watched.before = None
+    await store.fail()
+    store.failing.down = False
+    gate.set()
+    assert await early == OK
+    assert store.state() is BreakerState.OPEN
 
 
 @given(st.lists(st.floats(0.0, 30.0), max_size=60))

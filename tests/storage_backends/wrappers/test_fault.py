@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import HeaderFinding, check_object, encode_object
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.damage.damage import Damage, DamageKind
 from lockstep.storage_backends.damage.file import damage_file
 from lockstep.storage_backends.memory import MemoryBackend
@@ -33,6 +33,8 @@ from tests.kit.storage.layers import (
     writes_of,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 DAMAGES = [Fault.FLIP, Fault.TORN, Fault.SHORT, Fault.WRONG]
 STORES = [
     "memory://",
@@ -51,125 +53,96 @@ async def a_store(rates: Mapping[Fault, float], seed: int = 0) -> tuple[Watched,
     return watched, FaultBackend(watched, plan, clock=now)
 
 
-def test_a_plan_without_rates_changes_nothing() -> None:
-    async def scenario() -> None:
-        _, backend = await a_store({})
-        assert await backend.read(reads_of(0, 9), deadline=a_while()) == [
-            ReadOutcome.OK,
-            ReadOutcome.MISSING,
-        ]
-        assert backend.injected().total() == 0
-
-    run_virtually(scenario())
+async def test_a_plan_without_rates_changes_nothing() -> None:
+    _, backend = await a_store({})
+    assert await backend.read(reads_of(0, 9), deadline=a_while()) == [
+        ReadOutcome.OK,
+        ReadOutcome.MISSING,
+    ]
+    assert backend.injected().total() == 0
 
 
-def test_an_error_fails_a_key_and_the_store_is_not_asked_for_it() -> None:
-    async def scenario() -> None:
-        watched, backend = await a_store({Fault.ERROR: 1.0})
-        assert await backend.read(reads_of(0, 1), deadline=a_while()) == [ReadOutcome.FAILED] * 2
-        assert await backend.write(writes_of(7), deadline=a_while()) == [WriteOutcome.FAILED]
-        assert await backend.exists([object_name(0)], deadline=a_while()) == [False]
-        assert await backend.remove([object_name(0)], deadline=a_while()) == [False]
-        assert [len(names) for names in watched.asked] == [0, 0, 1, 0]
-        assert backend.injected().by_kind() == {Fault.ERROR: 5}
-        assert await watched.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
-
-    run_virtually(scenario())
+async def test_an_error_fails_a_key_and_the_store_is_not_asked_for_it() -> None:
+    watched, backend = await a_store({Fault.ERROR: 1.0})
+    assert await backend.read(reads_of(0, 1), deadline=a_while()) == [ReadOutcome.FAILED] * 2
+    assert await backend.write(writes_of(7), deadline=a_while()) == [WriteOutcome.FAILED]
+    assert await backend.exists([object_name(0)], deadline=a_while()) == [False]
+    assert await backend.remove([object_name(0)], deadline=a_while()) == [False]
+    assert [len(names) for names in watched.asked] == [0, 0, 1, 0]
+    assert backend.injected().by_kind() == {Fault.ERROR: 5}
+    assert await watched.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
 
 
-def test_a_timeout_has_no_answer_before_the_deadline_and_its_write_may_be_there() -> None:
-    async def scenario() -> None:
-        watched, backend = await a_store({Fault.TIMEOUT: 1.0})
+async def test_a_timeout_has_no_answer_before_the_deadline_and_its_write_may_be_there() -> None:
+    watched, backend = await a_store({Fault.TIMEOUT: 1.0})
+    begun = now()
+    reads = reads_of(0)
+    assert await backend.read(reads, deadline=begun + 5.0) == [ReadOutcome.TIMED_OUT]
+    assert now() == begun + 5.0
+    assert not any(reads[0].buffers[0])
+    writes = writes_of(*range(100, 140))
+    outcomes = await backend.write(writes, deadline=begun + 9.0)
+    assert outcomes == [WriteOutcome.TIMED_OUT] * 40
+    assert now() == begun + 9.0
+    names = [write.name for write in writes]
+    assert 10 < sum(await watched.exists(names, deadline=a_while())) < 30
+    assert backend.injected().by_kind() == {Fault.TIMEOUT: 41}
+
+
+async def test_a_delay_is_no_longer_than_said_and_never_goes_past_the_deadline() -> None:
+    _, backend = await a_store({Fault.DELAY: 1.0})
+    delays: list[float] = []
+    for _ in range(50):
         begun = now()
-        reads = reads_of(0)
-        assert await backend.read(reads, deadline=begun + 5.0) == [ReadOutcome.TIMED_OUT]
-        assert now() == begun + 5.0
-        assert not any(reads[0].buffers[0])
-        writes = writes_of(*range(100, 140))
-        outcomes = await backend.write(writes, deadline=begun + 9.0)
-        assert outcomes == [WriteOutcome.TIMED_OUT] * 40
-        assert now() == begun + 9.0
-        names = [write.name for write in writes]
-        assert 10 < sum(await watched.exists(names, deadline=a_while())) < 30
-        assert backend.injected().by_kind() == {Fault.TIMEOUT: 41}
-
-    run_virtually(scenario())
+        assert await backend.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
+        delays.append(now() - begun)
+    assert 0 < min(delays) < 2
+    assert 6 < max(delays) <= 8.0
+    begun = now()
+    for _ in range(50):
+        await backend.write(writes_of(0), deadline=now() + 0.5)
+    assert now() - begun <= 25.0
+    assert backend.injected().by_kind() == {Fault.DELAY: 100}
 
 
-def test_a_delay_is_no_longer_than_said_and_never_goes_past_the_deadline() -> None:
-    async def scenario() -> None:
-        _, backend = await a_store({Fault.DELAY: 1.0})
-        delays: list[float] = []
-        for _ in range(50):
-            begun = now()
-            assert await backend.read(reads_of(0), deadline=a_while()) == [ReadOutcome.OK]
-            delays.append(now() - begun)
-        assert 0 < min(delays) < 2
-        assert 6 < max(delays) <= 8.0
-        begun = now()
-        for _ in range(50):
-            await backend.write(writes_of(0), deadline=now() + 0.5)
-        assert now() - begun <= 25.0
-        assert backend.injected().by_kind() == {Fault.DELAY: 100}
-
-    run_virtually(scenario())
+async def test_a_lost_write_is_said_to_be_ok_and_nothing_is_stored() -> None:
+    watched, backend = await a_store({Fault.LOST: 1.0})
+    assert await backend.write(writes_of(7, 8), deadline=a_while()) == [WriteOutcome.OK] * 2
+    assert await watched.read(reads_of(7, 8), deadline=a_while()) == [ReadOutcome.MISSING] * 2
+    assert backend.injected().writes == {Fault.LOST: 2}
 
 
-def test_a_lost_write_is_said_to_be_ok_and_nothing_is_stored() -> None:
-    async def scenario() -> None:
-        watched, backend = await a_store({Fault.LOST: 1.0})
-        assert await backend.write(writes_of(7, 8), deadline=a_while()) == [WriteOutcome.OK] * 2
-        assert await watched.read(reads_of(7, 8), deadline=a_while()) == [ReadOutcome.MISSING] * 2
-        assert backend.injected().writes == {Fault.LOST: 2}
-
-    run_virtually(scenario())
-
-
-def test_a_lie_turns_existence_round() -> None:
-    async def scenario() -> None:
-        _, backend = await a_store({Fault.LIE: 1.0})
-        names = [object_name(0), object_name(9)]
-        assert await backend.exists(names, deadline=a_while()) == [False, True]
-        assert backend.injected().existence == {Fault.LIE: 2}
-
-    run_virtually(scenario())
+async def test_a_lie_turns_existence_round() -> None:
+    _, backend = await a_store({Fault.LIE: 1.0})
+    names = [object_name(0), object_name(9)]
+    assert await backend.exists(names, deadline=a_while()) == [False, True]
+    assert backend.injected().existence == {Fault.LIE: 2}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_lies_below_the_verification_of_the_store_which_finds_it(kind: Fault) -> None:
-    async def scenario() -> None:
-        watched, backend = await a_store({kind: 1.0})
-        await backend.write(writes_of(10, 11, 12), deadline=a_while())
-        for number in (10, 11):
-            outcomes = await backend.read(reads_of(number), deadline=a_while())
-            assert outcomes == [ReadOutcome.CORRUPT]
-        assert backend.injected().reads == {kind: 2}
-        assert watched.counters().reads_corrupt == 2
-
-    run_virtually(scenario())
+async def test_damage_lies_below_the_verification_of_the_store_which_finds_it(kind: Fault) -> None:
+    watched, backend = await a_store({kind: 1.0})
+    await backend.write(writes_of(10, 11, 12), deadline=a_while())
+    for number in (10, 11):
+        outcomes = await backend.read(reads_of(number), deadline=a_while())
+        assert outcomes == [ReadOutcome.CORRUPT]
+    assert backend.injected().reads == {kind: 2}
+    assert watched.counters().reads_corrupt == 2
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_where_there_is_no_object_there_is_no_damage(kind: Fault) -> None:
-    async def scenario() -> None:
-        _, backend = await a_store({kind: 1.0})
-        assert await backend.read(reads_of(99), deadline=a_while()) == [ReadOutcome.MISSING]
-        assert backend.injected().total() == 0
-
-    run_virtually(scenario())
+async def test_where_there_is_no_object_there_is_no_damage(kind: Fault) -> None:
+    _, backend = await a_store({kind: 1.0})
+    assert await backend.read(reads_of(99), deadline=a_while()) == [ReadOutcome.MISSING]
+    assert backend.injected().total() == 0
 
 
-def test_a_call_that_comes_too_late_or_after_the_close_has_no_faults() -> None:
-    async def scenario() -> None:
-        _, backend = await a_store({Fault.ERROR: 0.5, Fault.LOST: 0.5})
-        assert await backend.write(writes_of(7) * 9, deadline=now()) == [WriteOutcome.TIMED_OUT] * 9
-        await backend.close()
-        assert (
-            await backend.write(writes_of(7) * 9, deadline=a_while()) == [WriteOutcome.FAILED] * 9
-        )
-        assert backend.injected().total() == 0
-
-    run_virtually(scenario())
+async def test_a_call_that_comes_too_late_or_after_the_close_has_no_faults() -> None:
+    _, backend = await a_store({Fault.ERROR: 0.5, Fault.LOST: 0.5})
+    assert await backend.write(writes_of(7) * 9, deadline=now()) == [WriteOutcome.TIMED_OUT] * 9
+    await backend.close()
+    assert await backend.write(writes_of(7) * 9, deadline=a_while()) == [WriteOutcome.FAILED] * 9
+    assert backend.injected().total() == 0
 
 
 def test_equal_seeds_inject_the_same_faults_and_other_seeds_other_ones() -> None:
@@ -276,19 +249,27 @@ def test_what_is_opened_for_looking_is_not_damaged(tmp_path: Path) -> None:
     assert isinstance(make_backend(looking), FaultBackend)
 
 
-def test_without_any_rate_a_store_that_cannot_damage_its_objects_has_the_other_kinds() -> None:
-    async def scenario() -> None:
-        store: Any = NoDamage()
-        backend = wrap(parse_uri("fault+other://?fault.seed=3&fault.delay_ms=0"), store)
-        await backend.open()
-        for number in range(600):
-            soon = now() + 0.02
-            await backend.write([a_write(number)], deadline=soon)
-            await backend.read([a_read(number)], deadline=soon)
-            await backend.exists([object_name(number)], deadline=soon)
-        assert set(backend.injected().by_kind()) == set(Fault) - set(DAMAGES)
+async def kinds_that_come(backend: StorageBackend) -> set[Fault]:
+    """Make so many calls that each kind of fault comes that the backend can bring about."""
+    assert isinstance(backend, FaultBackend)
+    await backend.open()
+    for number in range(600):
+        soon = now() + 0.02
+        await backend.write([a_write(number)], deadline=soon)
+        await backend.read([a_read(number)], deadline=soon)
+        await backend.exists([object_name(number)], deadline=soon)
+    return set(backend.injected().by_kind())
 
-    run(scenario())
+
+def test_without_any_rate_each_kind_comes_now_and_then() -> None:
+    backend = make_backend("fault+memory://?fault.seed=3&fault.delay_ms=0")
+    assert run(kinds_that_come(backend)) == set(Fault)
+
+
+def test_without_any_rate_a_store_that_cannot_damage_its_objects_has_the_other_kinds() -> None:
+    store: Any = NoDamage()
+    backend = wrap(parse_uri("fault+other://?fault.seed=3&fault.delay_ms=0"), store)
+    assert run(kinds_that_come(backend)) == set(Fault) - set(DAMAGES)
 
 
 @pytest.mark.parametrize(
@@ -297,18 +278,3 @@ def test_without_any_rate_a_store_that_cannot_damage_its_objects_has_the_other_k
 def test_rates_that_make_more_than_one_together_are_refused(rates: dict[Fault, float]) -> None:
     with pytest.raises(ConfigError, match="make more than 1 together"):
         FaultPlan(rates=rates)
-
-
-def test_without_any_rate_each_kind_comes_now_and_then() -> None:
-    async def scenario() -> None:
-        backend = make_backend("fault+memory://?fault.seed=3&fault.delay_ms=0")
-        assert isinstance(backend, FaultBackend)
-        await backend.open()
-        for number in range(600):
-            soon = now() + 0.02
-            await backend.write([a_write(number)], deadline=soon)
-            await backend.read([a_read(number)], deadline=soon)
-            await backend.exists([object_name(number)], deadline=soon)
-        assert set(backend.injected().by_kind()) == set(Fault)
-
-    run(scenario())

@@ -22,6 +22,8 @@ from tests.kit.storage.layers import (
     writes_of,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 QUIET = InFlight(calls=0, nbytes=0, waiting=0, turned_away=0)
 
 
@@ -46,112 +48,98 @@ async def a_store(calls: int = 64, nbytes: int = 1 << 30) -> Slow:
     return slow
 
 
-def test_no_more_calls_than_allowed_are_in_flight_and_all_get_their_turn_in_order() -> None:
-    async def scenario() -> None:
-        slow = await a_store(calls=2)
-        begun = now()
-        calls = [slow.backend.read(reads_of(number), deadline=a_while()) for number in range(7)]
-        assert await asyncio.gather(*calls) == [[ReadOutcome.OK]] * 7
-        assert [int(names[0].key, 16) for names in slow.watched.asked] == list(range(7))
-        assert max(seen.calls for seen in slow.seen) == 2
-        assert now() - begun == pytest.approx(4.0)
-        assert slow.backend.in_flight() == QUIET
-
-    run_virtually(scenario())
+async def test_no_more_calls_than_allowed_are_in_flight_and_all_get_their_turn_in_order() -> None:
+    slow = await a_store(calls=2)
+    begun = now()
+    calls = [slow.backend.read(reads_of(number), deadline=a_while()) for number in range(7)]
+    assert await asyncio.gather(*calls) == [[ReadOutcome.OK]] * 7
+    assert [int(names[0].key, 16) for names in slow.watched.asked] == list(range(7))
+    assert max(seen.calls for seen in slow.seen) == 2
+    assert now() - begun == pytest.approx(4.0)
+    assert slow.backend.in_flight() == QUIET
 
 
-def test_no_more_bytes_than_allowed_are_in_flight_and_a_larger_call_goes_alone() -> None:
-    async def scenario() -> None:
-        slow = await a_store(nbytes=3 * PAGE_BYTES)
-        sizes = [2, 1, 5, 1, 1]
-        calls = [slow.backend.read(reads_of(*range(size)), deadline=a_while()) for size in sizes]
-        await asyncio.gather(*calls)
-        assert [len(names) for names in slow.watched.asked] == sizes
-        in_flight = [(seen.calls, seen.nbytes // PAGE_BYTES) for seen in slow.seen]
-        assert in_flight == [(1, 2), (2, 3), (1, 3), (2, 2), (2, 2)]
-
-    run_virtually(scenario())
+async def test_no_more_bytes_than_allowed_are_in_flight_and_a_larger_call_goes_alone() -> None:
+    slow = await a_store(nbytes=3 * PAGE_BYTES)
+    sizes = [2, 1, 5, 1, 1]
+    calls = [slow.backend.read(reads_of(*range(size)), deadline=a_while()) for size in sizes]
+    await asyncio.gather(*calls)
+    assert [len(names) for names in slow.watched.asked] == sizes
+    in_flight = [(seen.calls, seen.nbytes // PAGE_BYTES) for seen in slow.seen]
+    assert in_flight == [(1, 2), (2, 3), (1, 3), (2, 2), (2, 2)]
 
 
-def test_all_kinds_of_calls_count() -> None:
-    async def scenario() -> None:
-        slow = await a_store(calls=1)
-        names = [object_name(1)]
-        calls = (
-            slow.backend.write(writes_of(1), deadline=a_while()),
-            slow.backend.exists(names, deadline=a_while()),
-            slow.backend.remove(names, deadline=a_while()),
-            slow.backend.read(reads_of(1), deadline=a_while()),
-        )
-        answers: list[object] = [*await asyncio.gather(*calls)]
-        assert answers == [[WriteOutcome.PRESENT], [True], [True], [ReadOutcome.MISSING]]
-        assert [seen.calls for seen in slow.seen] == [1, 1, 1, 1]
-
-    run_virtually(scenario())
+async def test_all_kinds_of_calls_count() -> None:
+    slow = await a_store(calls=1)
+    names = [object_name(1)]
+    calls = (
+        slow.backend.write(writes_of(1), deadline=a_while()),
+        slow.backend.exists(names, deadline=a_while()),
+        slow.backend.remove(names, deadline=a_while()),
+        slow.backend.read(reads_of(1), deadline=a_while()),
+    )
+    answers: list[object] = [*await asyncio.gather(*calls)]
+    assert answers == [[WriteOutcome.PRESENT], [True], [True], [ReadOutcome.MISSING]]
+    assert [seen.calls for seen in slow.seen] == [1, 1, 1, 1]
 
 
-def test_a_call_whose_deadline_comes_while_it_waits_is_timed_out_and_asks_for_nothing() -> None:
-    async def scenario() -> None:
-        slow = await a_store(calls=1)
-        begun = now()
-        first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
-        await asyncio.sleep(0)
-        soon, names = begun + 0.5, [object_name(1)] * 2
-        calls = (
-            slow.backend.read(reads_of(1, 2), deadline=soon),
-            slow.backend.write(writes_of(1), deadline=soon),
-            slow.backend.exists(names, deadline=soon),
-            slow.backend.remove(names, deadline=soon),
-        )
-        answers: list[object] = [*await asyncio.gather(*calls)]
-        assert answers == [
-            [ReadOutcome.TIMED_OUT] * 2,
-            [WriteOutcome.TIMED_OUT],
-            [False, False],
-            [False, False],
-        ]
-        assert now() == pytest.approx(soon)
-        assert await first == [ReadOutcome.OK]
-        assert len(slow.watched.asked) == 1
-        assert slow.backend.in_flight() == InFlight(calls=0, nbytes=0, waiting=0, turned_away=4)
-
-    run_virtually(scenario())
-
-
-def test_a_call_that_is_cancelled_while_it_waits_touches_nothing_and_holds_up_nobody() -> None:
-    async def scenario() -> None:
-        slow = await a_store(calls=2, nbytes=2 * PAGE_BYTES)
-        read, many = a_read(1), reads_of(2, 3, 4)
-        first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
-        large = asyncio.create_task(slow.backend.read([read, *many], deadline=a_while()))
-        behind = asyncio.create_task(slow.backend.read(reads_of(5), deadline=a_while()))
-        await asyncio.sleep(0.5)
-        assert slow.backend.in_flight().waiting == 2
-        large.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await large
-        await asyncio.sleep(0)
-        assert slow.backend.in_flight().calls == 2
-        assert [await first, await behind] == [[ReadOutcome.OK]] * 2
-        assert bytes(read.buffers[0]) == bytes(PAGE_BYTES)
-        assert slow.backend.in_flight() == QUIET
-
-    run_virtually(scenario())
+async def test_a_call_whose_deadline_comes_while_it_waits_is_timed_out_and_asks_for_nothing() -> (
+    None
+):
+    slow = await a_store(calls=1)
+    begun = now()
+    first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
+    await asyncio.sleep(0)
+    soon, names = begun + 0.5, [object_name(1)] * 2
+    calls = (
+        slow.backend.read(reads_of(1, 2), deadline=soon),
+        slow.backend.write(writes_of(1), deadline=soon),
+        slow.backend.exists(names, deadline=soon),
+        slow.backend.remove(names, deadline=soon),
+    )
+    answers: list[object] = [*await asyncio.gather(*calls)]
+    assert answers == [
+        [ReadOutcome.TIMED_OUT] * 2,
+        [WriteOutcome.TIMED_OUT],
+        [False, False],
+        [False, False],
+    ]
+    assert now() == pytest.approx(soon)
+    assert await first == [ReadOutcome.OK]
+    assert len(slow.watched.asked) == 1
+    assert slow.backend.in_flight() == InFlight(calls=0, nbytes=0, waiting=0, turned_away=4)
 
 
-def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_gives_its_room_back() -> None:
-    async def scenario() -> None:
-        slow = await a_store(calls=1)
-        first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
-        second = asyncio.create_task(slow.backend.read(reads_of(1), deadline=a_while()))
-        third = asyncio.create_task(slow.backend.read(reads_of(2), deadline=a_while()))
-        first.add_done_callback(lambda _: second.cancel())
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert await third == [ReadOutcome.OK]
-        assert slow.backend.in_flight() == QUIET
+async def test_a_call_that_is_cancelled_while_it_waits_touches_nothing_and_holds_up_nobody() -> (
+    None
+):
+    slow = await a_store(calls=2, nbytes=2 * PAGE_BYTES)
+    read, many = a_read(1), reads_of(2, 3, 4)
+    first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
+    large = asyncio.create_task(slow.backend.read([read, *many], deadline=a_while()))
+    behind = asyncio.create_task(slow.backend.read(reads_of(5), deadline=a_while()))
+    await asyncio.sleep(0.5)
+    assert slow.backend.in_flight().waiting == 2
+    large.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await large
+    await asyncio.sleep(0)
+    assert slow.backend.in_flight().calls == 2
+    assert [await first, await behind] == [[ReadOutcome.OK]] * 2
+    assert bytes(read.buffers[0]) == bytes(PAGE_BYTES)
+    assert slow.backend.in_flight() == QUIET
 
-    run_virtually(scenario())
+
+async def test_a_call_that_is_cancelled_in_the_moment_of_its_turn_gives_its_room_back() -> None:
+    slow = await a_store(calls=1)
+    first = asyncio.create_task(slow.backend.read(reads_of(0), deadline=a_while()))
+    second = asyncio.create_task(slow.backend.read(reads_of(1), deadline=a_while()))
+    third = asyncio.create_task(slow.backend.read(reads_of(2), deadline=a_while()))
+    first.add_done_callback(lambda _: second.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert await third == [ReadOutcome.OK]
+    assert slow.backend.in_flight() == QUIET
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from tests.kit.storage.layers import (
     writes_of,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} ([0-9.e+-]+)')
 
 
@@ -58,82 +60,68 @@ def test_every_outcome_is_counted_under_its_name() -> None:
     run_virtually(scenario())
 
 
-def test_latencies_fall_into_the_bucket_whose_bound_is_the_next_above() -> None:
+async def test_latencies_fall_into_the_bucket_whose_bound_is_the_next_above() -> None:
     took_s = [0.00001, 0.0003, 0.0004, 2.4, 2.6, 1000.0]
 
-    async def scenario() -> None:
-        watched = Watched(await memory_store([1]))
-        backend = MetricsBackend(watched, clock=now)
-        for each in took_s:
-            watched.before = lambda: asyncio.sleep(each * 0.99)
-            await backend.read(reads_of(1), deadline=a_while())
-        seen = backend.metrics()[Call.READ]
-        bounds = [*BOUNDS_S, float("inf")]
-        filled = {bound: n for bound, n in zip(bounds, seen.latencies, strict=True) if n}
-        assert filled == pytest.approx({1e-5: 1, 5e-4: 2, 2.5: 1, 5.0: 1, float("inf"): 1})
-        assert seen.latency_sum_s == pytest.approx(sum(took_s) * 0.99)
-
-    run_virtually(scenario())
+    watched = Watched(await memory_store([1]))
+    backend = MetricsBackend(watched, clock=now)
+    for each in took_s:
+        watched.before = lambda: asyncio.sleep(each * 0.99)
+        await backend.read(reads_of(1), deadline=a_while())
+    seen = backend.metrics()[Call.READ]
+    bounds = [*BOUNDS_S, float("inf")]
+    filled = {bound: n for bound, n in zip(bounds, seen.latencies, strict=True) if n}
+    assert filled == pytest.approx({1e-5: 1, 5e-4: 2, 2.5: 1, 5.0: 1, float("inf"): 1})
+    assert seen.latency_sum_s == pytest.approx(sum(took_s) * 0.99)
 
 
-def test_calls_in_flight_and_calls_that_were_cancelled_are_told_apart() -> None:
-    async def scenario() -> None:
-        watched = Watched(await memory_store([1]))
-        backend = MetricsBackend(watched, clock=now)
-        gate = asyncio.Event()
-        watched.before = gate.wait
-        calls = [
-            asyncio.create_task(backend.read(reads_of(1), deadline=a_while())) for _ in range(3)
-        ]
-        await asyncio.sleep(0)
-        assert backend.metrics()[Call.READ].in_flight == 3
-        calls[0].cancel()
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.gather(*calls, return_exceptions=True)
-        seen = backend.metrics()[Call.READ]
-        assert (seen.in_flight, seen.interrupted, sum(seen.latencies)) == (0, 1, 2)
-        assert seen.outcomes == {"ok": 2}
-
-    run_virtually(scenario())
+async def test_calls_in_flight_and_calls_that_were_cancelled_are_told_apart() -> None:
+    watched = Watched(await memory_store([1]))
+    backend = MetricsBackend(watched, clock=now)
+    gate = asyncio.Event()
+    watched.before = gate.wait
+    calls = [asyncio.create_task(backend.read(reads_of(1), deadline=a_while())) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert backend.metrics()[Call.READ].in_flight == 3
+    calls[0].cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*calls, return_exceptions=True)
+    seen = backend.metrics()[Call.READ]
+    assert (seen.in_flight, seen.interrupted, sum(seen.latencies)) == (0, 1, 2)
+    assert seen.outcomes == {"ok": 2}
 
 
-def test_the_exposition_has_one_well_formed_line_for_each_number() -> None:
-    async def scenario() -> None:
-        backend = MetricsBackend(await memory_store([1, 2]), clock=now)
-        await backend.read(reads_of(1, 2, 3), deadline=a_while())
-        text = exposition(backend.metrics(), {"store": 'a "b"\\c\nd'})
-        assert text.endswith("\n")
-        samples: dict[tuple[str, str], float] = {}
-        for line in text.splitlines():
-            if line.startswith("#"):
-                assert re.fullmatch(r"# (HELP|TYPE) lockstep_storage_\w+ .+", line)
-                continue
-            matched = SAMPLE.fullmatch(line)
-            assert matched is not None, line
-            samples[matched[1], matched[2]] = float(matched[3])
-        label = r'store="a \"b\"\\c\nd",call="read"'
-        assert samples["lockstep_storage_keys_total", f'{label},outcome="ok"'] == 2
-        assert samples["lockstep_storage_keys_total", f'{label},outcome="missing"'] == 1
-        assert samples["lockstep_storage_bytes_total", label] == 2 * PAGE_BYTES
-        buckets = [
-            value
-            for (name, labels), value in samples.items()
-            if name.endswith("_bucket") and 'call="read"' in labels
-        ]
-        assert buckets == sorted(buckets)
-        assert buckets[-1] == samples["lockstep_storage_call_seconds_count", label] == 1
-
-    run_virtually(scenario())
+async def test_the_exposition_has_one_well_formed_line_for_each_number() -> None:
+    backend = MetricsBackend(await memory_store([1, 2]), clock=now)
+    await backend.read(reads_of(1, 2, 3), deadline=a_while())
+    text = exposition(backend.metrics(), {"store": 'a "b"\\c\nd'})
+    assert text.endswith("\n")
+    samples: dict[tuple[str, str], float] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            assert re.fullmatch(r"# (HELP|TYPE) lockstep_storage_\w+ .+", line)
+            continue
+        matched = SAMPLE.fullmatch(line)
+        assert matched is not None, line
+        samples[matched[1], matched[2]] = float(matched[3])
+    label = r'store="a \"b\"\\c\nd",call="read"'
+    assert samples["lockstep_storage_keys_total", f'{label},outcome="ok"'] == 2
+    assert samples["lockstep_storage_keys_total", f'{label},outcome="missing"'] == 1
+    assert samples["lockstep_storage_bytes_total", label] == 2 * PAGE_BYTES
+    buckets = [
+        value
+        for (name, labels), value in samples.items()
+        if name.endswith("_bucket") and 'call="read"' in labels
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == samples["lockstep_storage_call_seconds_count", label] == 1
 
 
-def test_the_memory_of_a_histogram_does_not_grow_with_what_it_has_seen() -> None:
-    async def scenario() -> None:
-        backend = MetricsBackend(await memory_store(), clock=now)
-        for _ in range(100):
-            await backend.exists([object_name(1)], deadline=a_while())
-        seen = backend.metrics()[Call.EXISTS]
-        assert len(seen.latencies) == len(BOUNDS_S) + 1
-        assert len(exposition(backend.metrics(), {}).splitlines()) < 200
-
-    run_virtually(scenario())
+async def test_the_memory_of_a_histogram_does_not_grow_with_what_it_has_seen() -> None:
+    backend = MetricsBackend(await memory_store(), clock=now)
+    for _ in range(100):
+        await backend.exists([object_name(1)], deadline=a_while())
+    seen = backend.metrics()[Call.EXISTS]
+    assert len(seen.latencies) == len(BOUNDS_S) + 1
+    assert len(exposition(backend.metrics(), {}).splitlines()) < 200

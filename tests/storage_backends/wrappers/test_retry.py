@@ -24,6 +24,8 @@ from tests.kit.storage.layers import (
     writes_of,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 POLICY = RetryPolicy(attempts=4, base_s=1.0, cap_s=100.0)
 
 
@@ -31,22 +33,19 @@ def retrying(watched: Watched, policy: RetryPolicy = POLICY) -> RetryBackend:
     return RetryBackend(watched, policy, random=Random(1), clock=now)
 
 
-def test_a_key_that_failed_is_tried_again_until_it_is_answered() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store([1, 2]), {2: 2, 3: 1}))
-        backend = retrying(watched)
-        reads = reads_of(1, 2)
-        assert await backend.read(reads, deadline=a_while()) == [ReadOutcome.OK] * 2
-        assert await backend.write(writes_of(3, 1), deadline=a_while()) == [
-            WriteOutcome.OK,
-            WriteOutcome.PRESENT,
-        ]
-        one, two, three = object_name(1), object_name(2), object_name(3)
-        assert watched.asked == [[one, two], [two], [two], [three, one], [three]]
-        assert bytes(reads[1].buffers[0]) == bytes(a_write(2).buffers[0])
-        assert backend.retried() == Retried(tries=3, recovered=2, given_up=0)
-
-    run_virtually(scenario())
+async def test_a_key_that_failed_is_tried_again_until_it_is_answered() -> None:
+    watched = Watched(Failing(await memory_store([1, 2]), {2: 2, 3: 1}))
+    backend = retrying(watched)
+    reads = reads_of(1, 2)
+    assert await backend.read(reads, deadline=a_while()) == [ReadOutcome.OK] * 2
+    assert await backend.write(writes_of(3, 1), deadline=a_while()) == [
+        WriteOutcome.OK,
+        WriteOutcome.PRESENT,
+    ]
+    one, two, three = object_name(1), object_name(2), object_name(3)
+    assert watched.asked == [[one, two], [two], [two], [three, one], [three]]
+    assert bytes(reads[1].buffers[0]) == bytes(a_write(2).buffers[0])
+    assert backend.retried() == Retried(tries=3, recovered=2, given_up=0)
 
 
 def test_a_key_that_has_its_answer_is_not_asked_for_again() -> None:
@@ -70,83 +69,67 @@ def test_a_key_that_has_its_answer_is_not_asked_for_again() -> None:
     run_virtually(scenario())
 
 
-def test_existence_and_removal_are_asked_once() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store([1]), {1: 2}))
-        backend = retrying(watched)
-        assert await backend.exists([object_name(1)], deadline=a_while()) == [False]
-        assert await backend.remove([object_name(1)], deadline=a_while()) == [False]
-        assert len(watched.asked) == 2
-
-    run_virtually(scenario())
+async def test_existence_and_removal_are_asked_once() -> None:
+    watched = Watched(Failing(await memory_store([1]), {1: 2}))
+    backend = retrying(watched)
+    assert await backend.exists([object_name(1)], deadline=a_while()) == [False]
+    assert await backend.remove([object_name(1)], deadline=a_while()) == [False]
+    assert len(watched.asked) == 2
 
 
-def test_a_key_is_given_up_after_so_many_tries() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store(), {1: 99}))
-        backend = retrying(watched)
-        assert await backend.write(writes_of(1), deadline=a_while()) == [WriteOutcome.FAILED]
-        assert len(watched.asked) == POLICY.attempts
-        assert backend.retried() == Retried(tries=3, recovered=0, given_up=1)
-
-    run_virtually(scenario())
+async def test_a_key_is_given_up_after_so_many_tries() -> None:
+    watched = Watched(Failing(await memory_store(), {1: 99}))
+    backend = retrying(watched)
+    assert await backend.write(writes_of(1), deadline=a_while()) == [WriteOutcome.FAILED]
+    assert len(watched.asked) == POLICY.attempts
+    assert backend.retried() == Retried(tries=3, recovered=0, given_up=1)
 
 
-def test_a_pause_that_would_outlast_the_deadline_is_not_made() -> None:
-    async def scenario() -> None:
-        begun = now()
-        watched = Watched(Failing(await memory_store([1]), {1: 99}))
-        backend = retrying(watched, RetryPolicy(attempts=20, base_s=1.0, cap_s=1.0))
-        outcomes = await backend.read(reads_of(1), deadline=begun + 5.0)
-        assert outcomes == [ReadOutcome.FAILED]
-        assert begun + 3.0 < now() < begun + 5.0
-        assert 5 <= len(watched.asked) <= 10
-
-    run_virtually(scenario())
+async def test_a_pause_that_would_outlast_the_deadline_is_not_made() -> None:
+    begun = now()
+    watched = Watched(Failing(await memory_store([1]), {1: 99}))
+    backend = retrying(watched, RetryPolicy(attempts=20, base_s=1.0, cap_s=1.0))
+    outcomes = await backend.read(reads_of(1), deadline=begun + 5.0)
+    assert outcomes == [ReadOutcome.FAILED]
+    assert begun + 3.0 < now() < begun + 5.0
+    assert 5 <= len(watched.asked) <= 10
 
 
-def test_a_write_that_fails_and_then_times_out_may_have_been_stored_and_says_so() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store(), {1: 1}))
-        watched.before = lambda: asyncio.sleep(10.0)
-        backend = retrying(watched)
-        outcomes = await backend.write(writes_of(1), deadline=now() + 20.0)
-        assert outcomes == [WriteOutcome.TIMED_OUT]
-        assert backend.retried() == Retried(tries=1, recovered=0, given_up=0)
-
-    run_virtually(scenario())
+async def test_a_write_that_fails_and_then_times_out_may_have_been_stored_and_says_so() -> None:
+    watched = Watched(Failing(await memory_store(), {1: 1}))
+    watched.before = lambda: asyncio.sleep(10.0)
+    backend = retrying(watched)
+    outcomes = await backend.write(writes_of(1), deadline=now() + 20.0)
+    assert outcomes == [WriteOutcome.TIMED_OUT]
+    assert backend.retried() == Retried(tries=1, recovered=0, given_up=0)
 
 
-def test_a_call_that_is_cancelled_in_a_pause_returns_at_once_and_asks_for_nothing_more() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store([1]), {1: 1}))
-        backend = retrying(watched)
-        read = a_read(1)
-        call = asyncio.create_task(backend.read([read], deadline=a_while()))
-        await asyncio.sleep(0.25)
-        cancelled_at = now()
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert now() == cancelled_at
-        await asyncio.sleep(100.0)
-        assert len(watched.asked) == 1
-        assert bytes(read.buffers[0]) == bytes(read.shape.nbytes)
+async def test_a_call_that_is_cancelled_in_a_pause_returns_at_once_and_asks_for_nothing_more() -> (
+    None
+):
+    watched = Watched(Failing(await memory_store([1]), {1: 1}))
+    backend = retrying(watched)
+    read = a_read(1)
+    call = asyncio.create_task(backend.read([read], deadline=a_while()))
+    await asyncio.sleep(0.25)
+    cancelled_at = now()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert now() == cancelled_at
+    await asyncio.sleep(100.0)
+    assert len(watched.asked) == 1
+    assert bytes(read.buffers[0]) == bytes(read.shape.nbytes)
 
-    run_virtually(scenario())
 
-
-def test_a_store_that_is_closed_in_a_pause_is_not_asked_again() -> None:
-    async def scenario() -> None:
-        watched = Watched(Failing(await memory_store([1]), {1: 1}))
-        backend = retrying(watched)
-        call = asyncio.create_task(backend.read(reads_of(1), deadline=a_while()))
-        await asyncio.sleep(0.25)
-        await backend.close()
-        assert await call == [ReadOutcome.FAILED]
-        assert len(watched.asked) == 1
-
-    run_virtually(scenario())
+async def test_a_store_that_is_closed_in_a_pause_is_not_asked_again() -> None:
+    watched = Watched(Failing(await memory_store([1]), {1: 1}))
+    backend = retrying(watched)
+    call = asyncio.create_task(backend.read(reads_of(1), deadline=a_while()))
+    await asyncio.sleep(0.25)
+    await backend.close()
+    assert await call == [ReadOutcome.FAILED]
+    assert len(watched.asked) == 1
 
 
 @given(

@@ -1,11 +1,20 @@
-"""Tests of stores are coroutines: each runs in an event loop of its own."""
+"""Tests of stores are coroutines, each in an event loop of its own; and what stores are made from."""
 
 import asyncio
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.kit.launch.stores import Run, run_store
+from tests.kit.servers.mooncake_master import mooncake_store, shared
+from tests.kit.servers.redis_server import redis_server
+from tests.kit.storage.files import FileStore
 from tests.kit.storage.layers import VirtualTimeLoop
+from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
+
+__all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
 
 VIRTUAL_TIME = "virtual_time"
 
@@ -26,3 +35,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop if virtual else None) as runner:
         runner.run(test(**fixtures))
     return True
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """A store of files in a directory of its own, for a module that has none of another kind."""
+    return FileStore(tmp_path / "store")
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs `lockstep store` in this process."""
+    yield from run_store(monkeypatch, capfd)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage_backends.file.objects import Durability
-from tests.kit.storage.contract import StorageContract, StoreUnderTest
+from tests.kit.storage.calls import StoreUnderTest
+from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.files import FileStore, forbid_unnamed_files
 from tests.kit.storage.memory import MemoryStore
 

@@ -25,14 +25,7 @@ from lockstep.storage_backends.three_fs import reads as three_fs_reads
 from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 from tests.kit.servers.mooncake_master import MooncakeStore, needs_mooncake, process, usable
 from tests.kit.storage.by_name import (
-    bucket,
-    keys,
     make_store,
-    mooncake_store,
-    packed,
-    redis_server,
-    s3_endpoint,
-    shared,
 )
 from tests.kit.storage.calls import (
     EVERY,
@@ -53,8 +46,6 @@ from tests.kit.storage.damaging import damaged
 from tests.kit.storage.drill import Drill, check_counts
 from tests.kit.storage.three_fs import SlotStore, small_store
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
-
-__all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
 
 FAULTS = {
     "3fs-sqlite": 200,

@@ -17,7 +17,7 @@ from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.contract import (
+from tests.kit.storage.calls import (
     EVERY,
     KIB,
     columns,
@@ -37,11 +37,6 @@ from tests.kit.storage.files import FileStore, forbid_unnamed_files
 
 NAME = object_name(1)
 MODES = pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 @MODES

@@ -17,15 +17,10 @@ from lockstep.storage_backends.daemon_threads import DaemonThreads
 from lockstep.storage_backends.file import backend as file
 from lockstep.storage_backends.thread_calls import ThreadCalls
 from tests.kit.programs import program
-from tests.kit.storage.contract import get, object_name, opened, page, put
+from tests.kit.storage.calls import get, object_name, opened, page, put
 from tests.kit.storage.files import FileStore
 
 PROGRAM = "tests.kit.storage.hung"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 class Gate:

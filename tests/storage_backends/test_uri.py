@@ -17,7 +17,7 @@ from lockstep.storage_backends.uri import (
     telling_no_secrets,
     without_secrets,
 )
-from tests.kit.storage.contract import get, object_name, page, put
+from tests.kit.storage.calls import get, object_name, page, put
 
 
 @pytest.mark.parametrize(

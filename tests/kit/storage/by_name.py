@@ -1,32 +1,17 @@
 """Every kind of store under test, by its name, so that one suite can run over all of them.
 
-A test module imports all names of `__all__`: the fixtures are what the stores are made from, and
-each is only started for a test that needs it.
+What a store is made from (a server, a bucket) is a fixture of the test's folder, and is only started
+for a test that needs it.
 """
 
 from pathlib import Path
 
 import pytest
 
-from tests.kit.servers.mooncake_master import mooncake_store, shared
-from tests.kit.servers.redis_server import redis_server
 from tests.kit.storage.calls import StoreUnderTest
 from tests.kit.storage.files import FileStore
 from tests.kit.storage.memory import MemoryStore
-from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 from tests.kit.storage.three_fs import SlotStore
-
-__all__ = [
-    "STORES",
-    "bucket",
-    "keys",
-    "make_store",
-    "mooncake_store",
-    "packed",
-    "redis_server",
-    "s3_endpoint",
-    "shared",
-]
 
 STORES = ("memory", "file", "3fs-sqlite", "3fs-redis", "mooncake", "s3", "s3-packs")
 

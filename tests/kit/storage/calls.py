@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from itertools import pairwise
@@ -21,6 +21,8 @@ from lockstep.storage_backends.base import (
 )
 
 T = TypeVar("T")
+Found = tuple[ReadOutcome, bytearray]
+"""What became of a read, and what its buffer holds then."""
 KIB = 1 << 10
 SIZES = (1, 4095, 4 * KIB, 16 * KIB, 256 * KIB, 256 * KIB + 1, 1 << 20, (1 << 20) + 4097)
 OPTIONAL_BYTES = (4 * KIB, 4 * KIB, 9001)
@@ -125,7 +127,7 @@ async def put(
 
 async def get(
     backend: StorageBackend, name: ObjectName, shape: ObjectShape | int = 16 * KIB
-) -> tuple[ReadOutcome, bytearray]:
+) -> Found:
     """Read what `shape` holds, or the one part of so many bytes."""
     shape = ObjectShape.whole(shape) if isinstance(shape, int) else shape
     buffer = bytearray(shape.nbytes)
@@ -133,8 +135,46 @@ async def get(
     return outcome, buffer
 
 
+async def put_many(
+    backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
+) -> list[WriteOutcome]:
+    """Write the pages of these numbers in one call."""
+    writes = [writing(object_name(number), page(number, nbytes)) for number in numbers]
+    return await backend.write(writes, deadline=soon())
+
+
+async def get_many(
+    backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
+) -> list[Found]:
+    """Read the pages of these numbers in one call."""
+    buffers = {number: bytearray(nbytes) for number in numbers}
+    reads = [reading(object_name(number), buffer) for number, buffer in buffers.items()]
+    outcomes = await backend.read(reads, deadline=soon())
+    return list(zip(outcomes, buffers.values(), strict=True))
+
+
+async def outcomes_of(
+    backend: StorageBackend, numbers: Iterable[int], nbytes: int = 16 * KIB
+) -> list[ReadOutcome]:
+    """Read the pages of these numbers in one call, and say only what became of each."""
+    return [outcome for outcome, _ in await get_many(backend, numbers, nbytes)]
+
+
+def found(numbers: Iterable[int], nbytes: int = 16 * KIB) -> list[Found]:
+    """What `get_many` returns where all of these pages are there."""
+    return [(ReadOutcome.OK, page(number, nbytes)) for number in numbers]
+
+
 async def listed(backend: StorageBackend) -> list[StoredObject]:
     return [each async for each in backend.objects()]
+
+
+async def eventually(ask: Callable[[], Awaitable[bool]]) -> None:
+    """Ask until the answer is yes; fails where that takes longer than any healthy call."""
+    give_up = soon()
+    while not await ask():
+        assert now() < give_up, "it did not happen in time"
+        await asyncio.sleep(0.01)
 
 
 def columns(present: int, nbytes: int = 16 * KIB) -> ObjectShape:
@@ -165,7 +205,7 @@ async def put_columns(
 
 async def get_columns(
     backend: StorageBackend, name: ObjectName, present: int, nbytes: int = 16 * KIB
-) -> tuple[ReadOutcome, bytearray]:
+) -> Found:
     return await get(backend, name, columns(present, nbytes))
 
 

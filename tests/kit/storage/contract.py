@@ -14,58 +14,35 @@ from contextlib import suppress
 import pytest
 
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from tests.kit.storage.calls import (
-    EVERY,
     KIB,
-    OPTIONAL_BYTES,
     SIZES,
+    Found,
     StoreUnderTest,
-    columns,
-    cut,
-    full_page,
+    found,
     get,
-    get_columns,
-    listed,
+    now,
     object_name,
     opened,
     page,
     put,
-    put_columns,
     reading,
-    run,
     soon,
-    soon_off_loop,
     writing,
 )
 from tests.kit.storage.contract_buffers import BuffersContract
 from tests.kit.storage.contract_columns import ColumnsContract
 from tests.kit.storage.contract_parts import PartsContract
 
-__all__ = [
-    "EVERY",
-    "KIB",
-    "OPTIONAL_BYTES",
-    "SIZES",
-    "StorageContract",
-    "StoreUnderTest",
-    "columns",
-    "cut",
-    "full_page",
-    "get",
-    "get_columns",
-    "listed",
-    "object_name",
-    "opened",
-    "page",
-    "put",
-    "put_columns",
-    "reading",
-    "run",
-    "soon",
-    "soon_off_loop",
-    "writing",
-]
+
+async def get_once_there(backend: StorageBackend, name: ObjectName, nbytes: int) -> Found:
+    """Read again and again until the object is there, and return what was read then."""
+    give_up = soon()
+    while (read := await get(backend, name, nbytes))[0] is ReadOutcome.MISSING:
+        assert now() < give_up, "nobody has written it in time"
+        await asyncio.sleep(0)
+    return read
 
 
 class StorageContract(BuffersContract, ColumnsContract, PartsContract):
@@ -220,28 +197,24 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
         ]
 
         async with opened(store) as backend:
-            for number, name in enumerate(names):
-                assert await put(backend, name, page(number)) is WriteOutcome.OK
-            for number, name in enumerate(names):
-                assert await get(backend, name) == (ReadOutcome.OK, page(number))
+            written = [await put(backend, name, page(n)) for n, name in enumerate(names)]
+            assert written == [WriteOutcome.OK] * 5
+            assert [await get(backend, name) for name in names] == found(range(5))
 
     async def test_s5_a_reader_sees_a_write_whole_or_not_at_all(
         self, store: StoreUnderTest
     ) -> None:
         size = 1 << 20
+        content = page(1, size)
 
         async with opened(store) as writer, opened(store) as reader:
-            content = page(1, size)
-            for number in range(20):
-                write = asyncio.create_task(put(writer, object_name(number), content))
-                outcome = ReadOutcome.MISSING
-                while outcome is ReadOutcome.MISSING:
-                    outcome, buffer = await get(reader, object_name(number), size)
-                    if outcome is ReadOutcome.OK:
-                        assert buffer == content
-                    await asyncio.sleep(0)
-                assert outcome is ReadOutcome.OK
-                assert await write is WriteOutcome.OK
+            names = [object_name(number) for number in range(20)]
+            seen = [
+                await asyncio.gather(get_once_there(reader, name, size), put(writer, name, content))
+                for name in names
+            ]
+            assert [read for read, _ in seen] == [(ReadOutcome.OK, content)] * 20
+            assert [written for _, written in seen] == [WriteOutcome.OK] * 20
 
     async def test_s6_the_first_writer_wins_and_a_later_one_learns_it(
         self, store: StoreUnderTest
@@ -254,16 +227,20 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
 
     async def test_s6_of_many_writers_at_once_exactly_one_wins(self, store: StoreUnderTest) -> None:
         async with opened(store) as first, opened(store) as second:
-            for number in range(self.races):
-                outcomes = await asyncio.gather(
+            told = [
+                await asyncio.gather(
                     *(
                         put((first, second)[each % 2], object_name(number), page(each))
                         for each in range(6)
                     )
                 )
-                assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
-                winner = outcomes.index(WriteOutcome.OK)
-                assert await get(first, object_name(number)) == (ReadOutcome.OK, page(winner))
+                for number in range(self.races)
+            ]
+            one_wins = [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 5
+            assert [sorted(outcomes) for outcomes in told] == [one_wins] * self.races
+            winners = [outcomes.index(WriteOutcome.OK) for outcomes in told]
+            read = [await get(first, object_name(number)) for number in range(self.races)]
+            assert read == found(winners)
 
     async def test_bytes_go_to_and_from_memory_that_the_store_was_told_of_as_to_and_from_any_other(
         self, store: StoreUnderTest

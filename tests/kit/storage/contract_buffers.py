@@ -10,7 +10,9 @@ from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcom
 from tests.kit.storage.calls import (
     KIB,
     StoreUnderTest,
+    found,
     get,
+    get_many,
     object_name,
     opened,
     page,
@@ -35,6 +37,7 @@ UNFIT: dict[str, Callable[[], Views]] = {
     "none": tuple,
     "too short": lambda: (memoryview(bytearray(SIZE - 1)),),
     "too long": lambda: (memoryview(bytearray(SIZE + 1)),),
+    "far too long": lambda: (memoryview(bytearray(2 << 20)),),
     "too short together": lambda: (memoryview(bytearray(1)), memoryview(bytearray(SIZE - 2))),
     "too long together": lambda: (memoryview(bytearray(SIZE)), memoryview(bytearray(1))),
     "with gaps": lambda: (memoryview(bytearray(2 * SIZE))[::2],),
@@ -84,11 +87,7 @@ class BuffersContract:
                 WriteOutcome.FAILED,
                 WriteOutcome.OK,
             ]
-            for number in (0, 2):
-                assert await get(backend, object_name(number)) == (
-                    ReadOutcome.OK,
-                    page(number),
-                )
+            assert await get_many(backend, (0, 2)) == found((0, 2))
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
             assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
 

@@ -1,6 +1,9 @@
 """The contract's promises about optional columns (S8), for `contract.StorageContract`."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import chain, pairwise
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,9 @@ from tests.kit.storage.calls import (
     KIB,
     OPTIONAL_BYTES,
     SIZES,
+    Found,
     StoreUnderTest,
+    found,
     full_page,
     get,
     get_columns,
@@ -22,6 +27,21 @@ from tests.kit.storage.calls import (
     put_columns,
 )
 
+CHOICES = range(EVERY + 1)
+"""The presence bits of every choice of optional columns."""
+
+
+async def seen_during(
+    call: Coroutine[Any, Any, WriteOutcome], look: Callable[[], Awaitable[Found]]
+) -> tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]:
+    """Look again and again until the call is done; return its answer and what was seen."""
+    task, seen = asyncio.create_task(call), set[tuple[ReadOutcome, bytes]]()
+    while not task.done():
+        outcome, content = await look()
+        seen.add((outcome, bytes(content)))
+        await asyncio.sleep(0)
+    return await task, seen
+
 
 class ColumnsContract:
     """Objects have the columns that their writers kept, and only ever more of them."""
@@ -29,7 +49,7 @@ class ColumnsContract:
     races = 10
     """How often many writers meet; fewer times where a store of the tests is slow."""
 
-    @pytest.mark.parametrize("present", range(EVERY + 1))
+    @pytest.mark.parametrize("present", CHOICES)
     async def test_s8_a_page_with_optional_columns_comes_back_as_it_was_written(
         self, store: StoreUnderTest, present: int
     ) -> None:
@@ -46,24 +66,23 @@ class ColumnsContract:
     ) -> None:
         async with opened(store) as backend:
             await put_columns(backend, object_name(1), EVERY, nbytes=nbytes)
-            for asked in range(EVERY + 1):
-                assert await get_columns(backend, object_name(1), asked, nbytes) == (
-                    ReadOutcome.OK,
-                    full_page(asked, nbytes=nbytes),
-                )
+            assert [
+                await get_columns(backend, object_name(1), asked, nbytes) for asked in CHOICES
+            ] == [(ReadOutcome.OK, full_page(asked, nbytes=nbytes)) for asked in CHOICES]
 
-    @pytest.mark.parametrize("present", range(EVERY + 1))
+    @pytest.mark.parametrize("present", CHOICES)
     async def test_s8_an_object_that_lacks_a_column_is_a_miss_which_is_counted_apart(
         self, store: StoreUnderTest, present: int
     ) -> None:
         async with opened(store) as backend:
             await put_columns(backend, object_name(1), present)
-            too_much = [asked for asked in range(EVERY + 1) if asked & ~present]
-            for asked in too_much:
-                outcome, _ = await get_columns(backend, object_name(1), asked)
-                assert outcome is ReadOutcome.LACKING
+            read = {
+                asked: (await get_columns(backend, object_name(1), asked))[0] for asked in CHOICES
+            }
+            lacking = {asked for asked in CHOICES if asked & ~present}
+            assert {asked for asked in CHOICES if read[asked] is ReadOutcome.LACKING} == lacking
             seen = backend.counters()
-            assert (seen.reads_lacking, seen.reads_missing) == (len(too_much), 0)
+            assert (seen.reads_lacking, seen.reads_missing) == (len(lacking), 0)
             assert await get_columns(backend, object_name(1), present) == (
                 ReadOutcome.OK,
                 full_page(present),
@@ -80,11 +99,9 @@ class ColumnsContract:
             assert await put_columns(lean, name, 0, author=3) is WriteOutcome.PRESENT
             assert await put_columns(full, name, EVERY, author=4) is WriteOutcome.PRESENT
             assert await put_columns(full, name, 0b010, author=5) is WriteOutcome.PRESENT
-            for asked in (0, 0b101, EVERY):
-                assert await get_columns(lean, name, asked) == (
-                    ReadOutcome.OK,
-                    full_page(asked, author=2),
-                )
+            assert [await get_columns(lean, name, asked) for asked in (0, 0b101, EVERY)] == [
+                (ReadOutcome.OK, full_page(asked, author=2)) for asked in (0, 0b101, EVERY)
+            ]
 
     async def test_s8_columns_that_two_writers_bring_come_together_in_one_object(
         self, store: StoreUnderTest
@@ -113,8 +130,8 @@ class ColumnsContract:
             assert await put(backend, name, page(1), having) is WriteOutcome.OK
             assert await put(backend, name, page(1), having) is WriteOutcome.PRESENT
             assert await put(backend, name, page(1), without) is WriteOutcome.PRESENT
-            for shape in (having, without):
-                assert await get(backend, name, shape) == (ReadOutcome.OK, page(1))
+            read = [await get(backend, name, shape) for shape in (having, without)]
+            assert read == found((1, 1))
 
     async def test_s8_what_is_not_sound_is_not_carried_over_into_a_fuller_object(
         self, store: StoreUnderTest
@@ -134,40 +151,40 @@ class ColumnsContract:
     async def test_s8_a_reader_finds_a_whole_object_all_the_time_that_it_is_replaced(
         self, store: StoreUnderTest
     ) -> None:
-        size = 1 << 20
+        size, names = 1 << 20, [object_name(number) for number in range(5)]
+        contents = [(ReadOutcome.OK, bytes(full_page(0, author, size))) for author in range(4)]
 
         async with opened(store) as writer, opened(store) as reader:
-            contents = [full_page(0, author, size) for author in range(4)]
-            for number in range(5):
-                name = object_name(number)
+            told: list[tuple[WriteOutcome, set[tuple[ReadOutcome, bytes]]]] = []
+            for name in names:
                 await put_columns(writer, name, 0, 0, size)
                 for author, present in ((1, 0b001), (2, 0b011), (3, EVERY)):
-                    write = asyncio.create_task(put_columns(writer, name, present, author, size))
-                    while not write.done():
-                        outcome, buffer = await get_columns(reader, name, 0, size)
-                        assert outcome is ReadOutcome.OK
-                        assert buffer in contents[author - 1 : author + 1]
-                        await asyncio.sleep(0)
-                    assert await write is WriteOutcome.OK
+                    write = put_columns(writer, name, present, author, size)
+                    told.append(
+                        await seen_during(write, lambda: get_columns(reader, name, 0, size))
+                    )
+            assert [outcome for outcome, _ in told] == [WriteOutcome.OK] * 15
+            either = [set(pair) for pair in pairwise(contents)] * 5
+            assert all(seen <= two for (_, seen), two in zip(told, either, strict=True))
 
     async def test_s8_of_many_writers_at_once_no_column_is_lost(
         self, store: StoreUnderTest
     ) -> None:
+        names = [object_name(number) for number in range(self.races)]
+
         async with opened(store) as first, opened(store) as second:
-            for number in range(self.races):
-                name = object_name(number)
-                outcomes = await asyncio.gather(
+            told = [
+                await asyncio.gather(
                     *(
                         put_columns((first, second)[each % 2], name, present)
                         for each, present in enumerate((0, 0b001, 0b010, 0b100, 0b001, 0))
                     )
                 )
-                assert set(outcomes) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
-                for asked in range(EVERY + 1):
-                    assert await get_columns(first, name, asked) == (
-                        ReadOutcome.OK,
-                        full_page(asked),
-                    )
+                for name in names
+            ]
+            assert set(chain.from_iterable(told)) <= {WriteOutcome.OK, WriteOutcome.PRESENT}
+            read = [await get_columns(first, name, asked) for name in names for asked in CHOICES]
+            assert read == [(ReadOutcome.OK, full_page(asked)) for asked in CHOICES] * self.races
 
     @pytest.mark.parametrize(
         "other", [(), (4 * KIB,), (4 * KIB, 4 * KIB, 9000), (9001, 4 * KIB)], ids=str

@@ -7,7 +7,14 @@ import pytest
 from lockstep.errors import UsageError
 from lockstep.page_format.object_header import PIECE_BYTES
 from lockstep.page_format.object_shape import ObjectShape, Part
-from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from lockstep.storage_backends.base import (
+    Read,
+    ReadOutcome,
+    StorageBackend,
+    StoredObject,
+    Write,
+    WriteOutcome,
+)
 from tests.kit.storage.calls import (
     EVERY,
     KIB,
@@ -16,13 +23,13 @@ from tests.kit.storage.calls import (
     cut,
     full_page,
     get,
+    get_columns,
     listed,
     object_name,
     opened,
     page,
     put,
     put_columns,
-    run,
     soon,
 )
 
@@ -66,6 +73,15 @@ async def get_in_pieces(
     return outcome, content
 
 
+async def listed_if_it_can(backend: StorageBackend) -> list[StoredObject]:
+    """What is in a store; nothing where the store says that it cannot list, and refuses to."""
+    if backend.capabilities.lists:
+        return await listed(backend)
+    with pytest.raises(UsageError):
+        await listed(backend)
+    return []
+
+
 class PartsContract:
     """Readers get the parts that they ask for, each verified alone."""
 
@@ -76,11 +92,10 @@ class PartsContract:
         async with opened(store) as backend:
             content = page(1, sum(sizes))
             assert await put(backend, object_name(1), content, shape_of(sizes)) is (WriteOutcome.OK)
-            for held in subsets(sizes):
-                wanted = (ReadOutcome.OK, parts_of_page(sizes, held))
-                shape = shape_of(sizes, held)
-                assert await get(backend, object_name(1), shape) == wanted
-                assert await get_in_pieces(backend, 1, shape) == wanted
+            shapes = [shape_of(sizes, held) for held in subsets(sizes)]
+            wanted = [(ReadOutcome.OK, parts_of_page(sizes, held)) for held in subsets(sizes)]
+            assert [await get(backend, object_name(1), shape) for shape in shapes] == wanted
+            assert [await get_in_pieces(backend, 1, shape) for shape in shapes] == wanted
 
     @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
     async def test_s8_an_object_may_be_written_from_several_buffers(
@@ -96,11 +111,10 @@ class PartsContract:
                 ReadOutcome.OK,
                 content,
             )
-            for number in range(len(sizes)):
-                assert await get(backend, object_name(1), shape_of(sizes, (number,))) == (
-                    ReadOutcome.OK,
-                    parts_of_page(sizes, (number,)),
-                )
+            alone = [(number,) for number in range(len(sizes))]
+            assert [
+                await get(backend, object_name(1), shape_of(sizes, held)) for held in alone
+            ] == [(ReadOutcome.OK, parts_of_page(sizes, held)) for held in alone]
             seen = backend.counters()
             assert seen.bytes_written == len(content)
             assert seen.bytes_read == 2 * len(content)
@@ -113,11 +127,8 @@ class PartsContract:
 
         async with opened(store) as backend:
             await put(backend, object_name(1), page(1, sum(sizes)), shape_of(sizes))
-            for _ in range(2):
-                assert await get(backend, object_name(1), shape_of(sizes, held)) == (
-                    ReadOutcome.OK,
-                    parts_of_page(sizes, held),
-                )
+            read = [await get(backend, object_name(1), shape_of(sizes, held)) for _ in range(2)]
+            assert read == [(ReadOutcome.OK, parts_of_page(sizes, held))] * 2
 
     async def test_s8_one_call_reads_other_parts_of_each_object(
         self, store: StoreUnderTest
@@ -138,26 +149,29 @@ class PartsContract:
                 parts_of_page(SMALL, held, number) for number, held in enumerate(wanted)
             ]
 
-    @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
+    @pytest.mark.parametrize(
+        ("sizes", "number"),
+        [
+            pytest.param(sizes, number, id=f"{size}-{number}")
+            for size, sizes in (("small", SMALL), ("large", LARGE))
+            for number in range(len(sizes))
+        ],
+    )
     async def test_s8_a_bit_that_is_wrong_is_found_by_whoever_wants_its_part(
-        self, store: StoreUnderTest, sizes: tuple[int, ...]
+        self, store: StoreUnderTest, sizes: tuple[int, ...], number: int
     ) -> None:
+        name, others = object_name(1), tuple(each for each in range(len(sizes)) if each != number)
+
         async with opened(store) as backend:
-            for number, nbytes in enumerate(sizes):
-                content = page(number, sum(sizes))
-                name = object_name(number)
-                await put(backend, name, content, shape_of(sizes))
-                store.spoil(name, sum(sizes[:number]) + nbytes // 2)
-                others = tuple(each for each in range(len(sizes)) if each != number)
-                assert await get(backend, name, shape_of(sizes, others)) == (
-                    ReadOutcome.OK,
-                    parts_of_page(sizes, others, number),
-                )
-                outcome, _ = await get(backend, name, shape_of(sizes, (number,)))
-                assert outcome is ReadOutcome.CORRUPT
-                # It will not be served again, also not what of it is sound.
-                outcome, _ = await get(backend, name, shape_of(sizes, others))
-                assert outcome is ReadOutcome.MISSING
+            await put(backend, name, page(1, sum(sizes)), shape_of(sizes))
+            store.spoil(name, sum(sizes[:number]) + sizes[number] // 2)
+            assert await get(backend, name, shape_of(sizes, others)) == (
+                ReadOutcome.OK,
+                parts_of_page(sizes, others),
+            )
+            assert (await get(backend, name, shape_of(sizes, (number,))))[0] is ReadOutcome.CORRUPT
+            # It will not be served again, also not what of it is sound.
+            assert (await get(backend, name, shape_of(sizes, others)))[0] is ReadOutcome.MISSING
 
     async def test_s8_a_bit_that_is_wrong_in_a_column_is_found_by_whoever_wants_the_column(
         self, store: StoreUnderTest
@@ -167,11 +181,12 @@ class PartsContract:
         async with opened(store) as backend:
             await put_columns(backend, name, EVERY)
             store.spoil(name, 16 * KIB + 5000)
-            for asked in (0, 0b001, 0b101):
-                wanted = (ReadOutcome.OK, full_page(asked))
-                assert await get(backend, name, columns(asked)) == wanted
-            assert (await get(backend, name, columns(0b010)))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, name, columns(0b001)))[0] is ReadOutcome.MISSING
+            others = (0, 0b001, 0b101)
+            assert [await get_columns(backend, name, asked) for asked in others] == [
+                (ReadOutcome.OK, full_page(asked)) for asked in others
+            ]
+            assert (await get_columns(backend, name, 0b010))[0] is ReadOutcome.CORRUPT
+            assert (await get_columns(backend, name, 0b001))[0] is ReadOutcome.MISSING
 
     @pytest.mark.parametrize(
         "other",
@@ -194,49 +209,38 @@ class PartsContract:
             assert (await get(backend, object_name(1), other))[0] is ReadOutcome.CORRUPT
             assert (await get(backend, object_name(1), shape_of(SMALL)))[0] is (ReadOutcome.MISSING)
 
-    def test_a_store_that_lists_tells_what_was_written_with_names_and_parts(
+    async def test_a_store_that_lists_tells_what_was_written_with_names_and_parts(
         self, store: StoreUnderTest
     ) -> None:
         optional = columns(0b101)
-        expected = {
+        written = {
             object_name(1): tuple(Part(nbytes) for nbytes in SMALL),
             object_name(2): tuple(optional.parts[each] for each in optional.held),
             object_name(3, "window"): (Part(16 * KIB),),
         }
 
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                if not backend.capabilities.lists:
-                    with pytest.raises(UsageError):
-                        await listed(backend)
-                    return
-                assert await listed(backend) == []
-                await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
-                await put_columns(backend, object_name(2), 0b101)
-                await put(backend, object_name(3, "window"), page(3))
-                await put(backend, object_name(4), page(4))
-                assert await backend.remove([object_name(4)], deadline=soon()) == [True]
-                found = await listed(backend)
-                assert {each.name: each.shape.parts for each in found} == expected
-                assert len(found) == len(expected)
-                assert all(each.shape.is_whole for each in found)
-                assert all(each.age_s is None or each.age_s >= 0 for each in found)
+        async with opened(store) as backend:
+            assert await listed_if_it_can(backend) == []
+            await put(backend, object_name(1), page(1, sum(SMALL)), shape_of(SMALL))
+            await put_columns(backend, object_name(2), 0b101)
+            await put(backend, object_name(3, "window"), page(3))
+            await put(backend, object_name(4), page(4))
+            assert await backend.remove([object_name(4)], deadline=soon()) == [True]
+            told = await listed_if_it_can(backend)
+            expected = written if backend.capabilities.lists else {}
+            assert {each.name: each.shape.parts for each in told} == expected
+            assert len(told) == len(expected)
+            assert all(each.shape.is_whole for each in told)
+            assert all(each.age_s is None or each.age_s >= 0 for each in told)
 
-        run(scenario())
-
-    def test_what_a_store_lists_can_be_read_as_it_is_listed(self, store: StoreUnderTest) -> None:
-        async def scenario() -> None:
-            async with opened(store) as backend:
-                if not backend.capabilities.lists:
-                    return
-                await put_columns(backend, object_name(2), 0b110)
-                (found,) = await listed(backend)
-                assert await get(backend, found.name, found.shape) == (
-                    ReadOutcome.OK,
-                    full_page(0b110),
-                )
-
-        run(scenario())
+    async def test_what_a_store_lists_can_be_read_as_it_is_listed(
+        self, store: StoreUnderTest
+    ) -> None:
+        async with opened(store) as backend:
+            await put_columns(backend, object_name(2), 0b110)
+            told = await listed_if_it_can(backend)
+            read = [await get(backend, each.name, each.shape) for each in told]
+            assert read == [(ReadOutcome.OK, full_page(0b110))] * backend.capabilities.lists
 
     async def test_what_a_store_can_do_does_not_change_when_it_is_opened(
         self, store: StoreUnderTest

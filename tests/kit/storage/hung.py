@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.storage_backends.file.backend import FileBackend
-from tests.kit.storage.contract import get, object_name, page, put
+from tests.kit.storage.calls import get, object_name, page, put
 
 hung = threading.Event()
 

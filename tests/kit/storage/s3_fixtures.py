@@ -22,7 +22,7 @@ def s3_endpoint() -> str:
     return serve()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)

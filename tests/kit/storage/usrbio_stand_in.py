@@ -70,7 +70,7 @@ class Ioring:
             operations, self._prepared = self._prepared, []
             self._busy += len(operations)
         if operations:
-            threading.Thread(target=self._do, args=(operations,), daemon=True).start()
+            self._client.work(lambda: self._do(operations))
         return self
 
     def wait(
@@ -117,6 +117,18 @@ class UsrbioStandIn:
         self.begun = threading.Event()
         self.registered: set[int] = set()
         self.iovecs = 0
+        self._working: list[threading.Thread] = []
+
+    def work(self, operations: Callable[[], None]) -> None:
+        """Let operations be done beside whoever has submitted them."""
+        self._working.append(threading.Thread(target=operations, daemon=True))
+        self._working[-1].start()
+
+    def finish(self) -> None:
+        """Open the gate, and return when all is done that was submitted so far."""
+        self.gate.set()
+        for each in self._working:
+            each.join(60)
 
     def make_iovec(
         self, shm: SharedSegment, hf3fs_mount_point: str, block_size: int = 0, numa: int = -1

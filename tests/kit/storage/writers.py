@@ -20,7 +20,7 @@ from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.contract import (
+from tests.kit.storage.calls import (
     columns,
     full_page,
     object_name,

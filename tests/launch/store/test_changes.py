@@ -32,7 +32,7 @@ from tests.kit.launch.stores import (
     page_name,
     page_write,
 )
-from tests.kit.storage.contract import soon, soon_off_loop
+from tests.kit.storage.calls import soon, soon_off_loop
 
 HOUR_S = 3600.0
 

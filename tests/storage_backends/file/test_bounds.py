@@ -38,11 +38,6 @@ SIZE = 16 * KIB
 NAME = object_name(1)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
-
-
 def opened_files(store: FileStore, *, direct: bool = False) -> ObjectFiles:
     files = ObjectFiles(store.root, Durability.NONE, direct=direct)
     files.open()

@@ -22,7 +22,7 @@ from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.quarantine import PLACES
-from tests.kit.storage.contract import (
+from tests.kit.storage.calls import (
     KIB,
     get,
     listed,
@@ -38,11 +38,6 @@ from tests.kit.storage.contract import (
 from tests.kit.storage.files import FileStore, forbid_unnamed_files
 
 SIZE = 16 * KIB
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def replace_by_directory(path: Path) -> None:

@@ -3,13 +3,12 @@
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lockstep.storage_backends.base import ReadOutcome
 from tests.kit.programs import program
-from tests.kit.storage.contract import (
+from tests.kit.storage.calls import (
     EVERY,
     full_page,
     get,
@@ -24,11 +23,6 @@ from tests.kit.storage.writers import PAGE_BYTES, PAGES
 
 PROGRAM = "tests.kit.storage.writers"
 MODES = ["unnamed", "named"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def start(*arguments: object) -> "subprocess.Popen[str]":

@@ -15,15 +15,10 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.contract import get, object_name, opened, page, put, soon_off_loop
+from tests.kit.storage.calls import get, object_name, opened, page, put, soon_off_loop
 from tests.kit.storage.files import FileStore, forbid_unnamed_files
 
 NAME = object_name(1)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -58,11 +58,6 @@ PATIENCE_S = 30.0
 """What only a thread takes that does not end; shorter than what a sweeper sleeps."""
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
-
-
 @contextmanager
 def root_of(store: FileStore) -> Generator[int]:
     fd = os.open(store.root, os.O_RDONLY)

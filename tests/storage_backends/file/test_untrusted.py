@@ -33,11 +33,6 @@ TERABYTES = 1 << 42
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
-
-
-@pytest.fixture
 def few_bytes() -> Generator[None]:
     """Fails the test if it takes more memory than a few pages; what Python itself counts."""
     tracemalloc.start()

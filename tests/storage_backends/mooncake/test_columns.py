@@ -13,10 +13,8 @@ from lockstep.storage_backends.mooncake.pieces import Code
 from lockstep.storage_backends.mooncake.reads import ObjectReader
 from lockstep.storage_backends.mooncake.writes import New, ObjectWriter, RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.servers.mooncake_master import MooncakeStore, mooncake_store, shared
+from tests.kit.servers.mooncake_master import MooncakeStore
 from tests.kit.storage.calls import EVERY, columns, digest_of, full_page, object_name, soon_off_loop
-
-__all__ = ["mooncake_store", "shared"]
 
 NAME = object_name(1)
 

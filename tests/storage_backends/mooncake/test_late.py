@@ -21,14 +21,10 @@ from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.servers.mooncake_master import (
     LentClient,
     MooncakeStore,
-    mooncake_store,
     pool,
-    shared,
     until,
 )
 from tests.kit.storage.calls import KIB, get, object_name, opened, page, put, reading, run, soon
-
-__all__ = ["mooncake_store", "shared"]
 
 OLD = bytes([0xAA]) * (16 * KIB)
 """What lies in a buffer that a read has not filled."""

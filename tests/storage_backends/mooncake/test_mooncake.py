@@ -17,7 +17,7 @@ from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 from lockstep.storage_backends.uri import parse_uri
-from tests.kit.servers.mooncake_master import MooncakeStore, free_port, mooncake_store, pool, shared
+from tests.kit.servers.mooncake_master import MooncakeStore, free_port, pool
 from tests.kit.storage.calls import (
     KIB,
     StoreUnderTest,
@@ -36,8 +36,6 @@ from tests.kit.storage.calls import (
     writing,
 )
 from tests.kit.storage.contract import StorageContract
-
-__all__ = ["mooncake_store", "shared"]
 
 
 def anything(_: RegisteredMemory, views: Sequence[memoryview]) -> bool:

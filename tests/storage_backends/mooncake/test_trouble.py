@@ -28,7 +28,6 @@ from tests.kit.servers.mooncake_master import (
     line_of,
     pool,
     process,
-    shared,
     stop_process,
     tell,
     until,
@@ -48,8 +47,6 @@ from tests.kit.storage.calls import (
     soon_off_loop,
     writing,
 )
-
-__all__ = ["shared"]
 
 
 @pytest.fixture(scope="module")

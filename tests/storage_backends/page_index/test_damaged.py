@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,6 @@ from lockstep.storage_backends.three_fs.backend import RINGS_MAX
 from tests.kit.servers.redis_server import RedisServer
 
 LONG_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Generator[RedisServer]:
-    with RedisServer() as started:
-        yield started
 
 
 def key(number: int) -> bytes:
@@ -85,11 +78,13 @@ def test_a_sqlite_index_that_was_damaged_costs_errors_of_the_store(tmp_path: Pat
         make_index(f"sqlite://{tmp_path}/pages.db", "").open()
 
 
-def test_a_redis_index_that_was_damaged_costs_errors_of_the_store(server: RedisServer) -> None:
+def test_a_redis_index_that_was_damaged_costs_errors_of_the_store(
+    redis_server: RedisServer,
+) -> None:
     redis = pytest.importorskip("redis")
-    index = make_index(server.url(), "damaged")
+    index = make_index(redis_server.url(), "damaged")
     index.open()
-    client = redis.Redis.from_url(server.url())
+    client = redis.Redis.from_url(redis_server.url())
     settings, slots = "{lockstep:damaged}:settings", "{lockstep:damaged}:slots"
     client.hset(settings, "slot_bytes", "x")
     with pytest.raises(StorageError, match="damaged"):
@@ -116,9 +111,9 @@ def forgetting_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_redis_that_forgets_everything_in_between_has_what_it_is_told_next(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = make_index(server.url(), "forgotten")
+    index = make_index(redis_server.url(), "forgotten")
     index.open()
     forgetting_before("HGET", monkeypatch)
     assert index.identity("ours") == "ours"
@@ -126,12 +121,14 @@ def test_a_redis_that_forgets_everything_in_between_has_what_it_is_told_next(
     index.close()
 
 
-def test_as_many_threads_as_a_store_may_have_can_ask_a_redis_at_once(server: RedisServer) -> None:
+def test_as_many_threads_as_a_store_may_have_can_ask_a_redis_at_once(
+    redis_server: RedisServer,
+) -> None:
     redis = pytest.importorskip("redis")
-    index = make_index(server.url(), "crowded")
+    index = make_index(redis_server.url(), "crowded")
     index.open()
     index.provide(1)
-    client = redis.Redis.from_url(server.url())
+    client = redis.Redis.from_url(redis_server.url())
     answers: list[object] = []
 
     def ask() -> None:

@@ -29,19 +29,13 @@ Connect = Callable[[], PageIndex]
 """Opens one more connection to the index under test, as another process would."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Generator[RedisServer]:
-    with RedisServer() as started:
-        yield started
-
-
 @pytest.fixture(params=["sqlite", "redis"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect]:
     opened: list[PageIndex] = []
     if request.param == "sqlite":
         text = f"sqlite://{tmp_path}/pages.db"
     else:
-        text = request.getfixturevalue("server").url()
+        text = request.getfixturevalue("redis_server").url()
     name = f"test-{next(_numbers)}"
 
     def one_more() -> PageIndex:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.manifest import MANIFEST_BYTES, Manifest, claim_model
 from lockstep.storage_backends.wrappers.claimed import ClaimedBackend
-from tests.kit.storage.contract import opened, run, soon, soon_off_loop, writing
+from tests.kit.storage.calls import opened, run, soon, soon_off_loop, writing
 from tests.kit.storage.files import FileStore
 
 KEYS = Column(name="k", layers=4, heads=8, elements=64)
@@ -91,11 +90,6 @@ OTHER_POOLS: dict[str, tuple[dict[str, PageLayout], str]] = {
         "pool 'kv': the columns are k, v in the store and k here",
     ),
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "store")
 
 
 @pytest.mark.parametrize(("other", "complaint"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS.keys())

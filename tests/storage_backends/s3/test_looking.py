@@ -1,15 +1,14 @@
 """`s3://` with `read_only=1`: what is there is read, and nothing in the bucket or its index changes."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.kit.launch.stores import Run, run_store
+from tests.kit.launch.stores import Run
 from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
 from tests.kit.storage.damaging import damaged
-from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 from lockstep.errors import ConfigError
@@ -19,8 +18,6 @@ from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3.backend import S3Backend
 from lockstep.storage_backends.s3.requests import S3Requests
 from tests.kit.storage.s3 import BucketStore, PackedStore, Proxy
-
-__all__ = ["bucket", "keys", "packed", "s3_endpoint"]
 
 LOOKING = "&read_only=1"
 
@@ -44,11 +41,6 @@ class Kept:
 
     def paths(self) -> list[str]:
         return self._store.paths()
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    yield from run_store(monkeypatch, capfd)
 
 
 @pytest.fixture(params=["single", "packed"])

@@ -5,15 +5,12 @@ import asyncio
 import pytest
 
 from tests.kit.storage.calls import run
-from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 from lockstep.errors import ConfigError
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3 import backend as s3
 from tests.kit.storage.s3 import BucketStore, Proxy
-
-__all__ = ["bucket", "keys", "s3_endpoint"]
 
 WRONG = "the server refuses the credentials of this process (403 Forbidden, InvalidAccessKeyId); "
 NONE = "the server refuses requests without credentials (403 Forbidden, InvalidAccessKeyId); "

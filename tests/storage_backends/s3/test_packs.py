@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.kit.servers.redis_server import RedisServer, redis_server
+from tests.kit.servers.redis_server import RedisServer
 from tests.kit.storage.calls import (
     KIB,
     StoreUnderTest,
@@ -28,7 +28,6 @@ from tests.kit.storage.calls import (
 )
 from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.damaging import damaged
-from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
@@ -47,8 +46,6 @@ from lockstep.storage_backends.s3.ranges import (
     join_ranges,
 )
 from tests.kit.storage.s3 import BucketStore, PackedStore, Proxy, unfitting_buffers
-
-__all__ = ["bucket", "keys", "packed", "redis_server", "s3_endpoint"]
 
 OBJECT_BYTES = HEADER_BYTES + 16 * KIB
 

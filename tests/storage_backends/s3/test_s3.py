@@ -24,7 +24,6 @@ from tests.kit.storage.calls import (
 )
 from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.damaging import damaged
-from tests.kit.storage.s3_fixtures import bucket, keys, s3_endpoint
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
@@ -39,8 +38,6 @@ from lockstep.storage_backends.s3 import backend as s3
 from lockstep.storage_backends.s3 import requests as s3_requests
 from lockstep.storage_backends.s3.backend import S3Backend
 from tests.kit.storage.s3 import BucketStore, Proxy, existing, unfitting_buffers
-
-__all__ = ["bucket", "keys", "s3_endpoint"]
 
 HEADERS_BYTES_MAX = 2 * KIB
 """What the headers of one HTTP response may come to."""

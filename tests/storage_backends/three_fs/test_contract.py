@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
-from tests.kit.servers.redis_server import redis_server
 from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.three_fs import SlotStore
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
-
-__all__ = ["redis_server"]
 
 
 @pytest.fixture(params=["sqlite", "redis", "sqlite-usrbio"])

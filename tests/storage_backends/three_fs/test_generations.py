@@ -4,16 +4,13 @@ import asyncio
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from tests.kit.programs import program
-from tests.kit.servers.redis_server import RedisServer
 from tests.kit.storage.calls import (
     full_page,
     get,
@@ -31,20 +28,6 @@ from tests.kit.storage.three_fs import SlotStore, WatchedIndex, small_store
 from tests.kit.storage.three_fs_writers import FIRST_KILLED, PAGE_BYTES, PHASES, store_at
 
 PROGRAM = "tests.kit.storage.three_fs_writers"
-
-
-@pytest.fixture(scope="module")
-def server() -> Generator[RedisServer]:
-    with RedisServer() as started:
-        yield started
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        url: str = request.getfixturevalue("server").url()
-        return url
-    return f"sqlite://{tmp_path}/index.db"
 
 
 def in_another_loop(scenario: Any) -> None:

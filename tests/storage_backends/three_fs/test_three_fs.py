@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,6 @@ from tests.kit.storage.three_fs import WatchedIndex, small_store
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
-@pytest.fixture(scope="module")
-def server() -> Generator[RedisServer]:
-    with RedisServer() as started:
-        yield started
-
-
 async def give_up_once(begun: threading.Event, call: Coroutine[Any, Any, Any]) -> None:
     """Cancel a call after an operation of it has come to its ring, and let it return."""
     task = asyncio.create_task(call)
@@ -50,14 +44,6 @@ async def give_up_once(begun: threading.Event, call: Coroutine[Any, Any, Any]) -
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        url: str = request.getfixturevalue("server").url()
-        return url
-    return f"sqlite://{tmp_path}/index.db"
 
 
 async def test_unknown_keys_cost_one_question_for_all_of_them(tmp_path: Path) -> None:
@@ -305,7 +291,7 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
         stand_in.gate.clear()
         writes = [writing(object_name(1), page(1))]
         await give_up_once(stand_in.begun, backend.write(writes, deadline=soon()))
-        stand_in.gate.set()
+        stand_in.finish()
         assert await put(backend, object_name(2), page(2)) is WriteOutcome.FAILED
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
         store.end_leases()

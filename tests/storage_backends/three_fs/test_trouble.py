@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.three_fs import files as three_fs_files
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Kept, Run, run_store
-from tests.kit.servers.redis_server import RedisServer, redis_server
+from tests.kit.launch.stores import LAYOUT, OTHER_LAYOUT, Kept, Run
+from tests.kit.servers.redis_server import RedisServer
 from tests.kit.storage.calls import (
     get,
     listed,
@@ -36,29 +36,14 @@ from tests.kit.storage.calls import (
 )
 from tests.kit.storage.three_fs import WatchedIndex, small_store
 
-__all__ = ["redis_server"]
-
 A_WHILE_S = 60.0
 """What only a call that does not come back waits for."""
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def index(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        url: str = request.getfixturevalue("redis_server").url()
-        return url
-    return f"sqlite://{tmp_path}/index.db"
 
 
 def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the time of every call be up that runs now."""
     real_time = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real_time() + 1000)
-
-
-@pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    yield from run_store(monkeypatch, capfd)
 
 
 def the_call(

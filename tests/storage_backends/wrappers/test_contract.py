@@ -10,19 +10,11 @@ from lockstep.storage_backends.registry import WrapBackend
 from lockstep.storage_backends.wrappers import breaker, fault, limit, metrics, retry
 from tests.kit.storage.by_name import (
     STORES,
-    bucket,
-    keys,
     make_store,
-    mooncake_store,
-    packed,
-    redis_server,
-    s3_endpoint,
-    shared,
 )
-from tests.kit.storage.contract import StorageContract, StoreUnderTest
+from tests.kit.storage.calls import StoreUnderTest
+from tests.kit.storage.contract import StorageContract
 from tests.kit.storage.layers import wrapped
-
-__all__ = ["bucket", "keys", "mooncake_store", "packed", "redis_server", "s3_endpoint", "shared"]
 
 WRAPPERS: dict[str, list[tuple[WrapBackend, str]]] = {
     "breaker": [(breaker.wrap, "?breaker.calls=3")],

@@ -1,12 +1,10 @@
 """What becomes of the threads of `file://` when the kernel holds them."""
 
 import asyncio
-import os
 import subprocess
 import threading
-from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,27 +16,9 @@ from lockstep.storage_backends.file import backend as file
 from lockstep.storage_backends.thread_calls import ThreadCalls
 from tests.kit.programs import program
 from tests.kit.storage.calls import get, object_name, opened, page, put
-from tests.kit.storage.files import FileStore
+from tests.kit.storage.files import FileStore, Gate, files_open_below
 
 PROGRAM = "tests.kit.storage.hung"
-
-
-class Gate:
-    """Stands in the kernel's place: calls of one function stop in it until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-        self._function: Callable[..., Any] = getattr(os, function)
-        self._opened = threading.Event()
-        self.entered = threading.Event()
-        monkeypatch.setattr(os, function, self._pass)
-
-    def _pass(self, *arguments: Any, **named: Any) -> Any:
-        self.entered.set()
-        assert self._opened.wait(60)
-        return self._function(*arguments, **named)
-
-    def open(self) -> None:
-        self._opened.set()
 
 
 others: set[threading.Thread] = set()
@@ -59,16 +39,6 @@ def wait_for_threads() -> None:
             assert not thread.is_alive()
 
 
-def files_open_below(root: Path) -> list[str]:
-    links = [Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names are enough.
-    return [str(link.readlink()) for link in links if link.is_symlink() and root in reach(link)]
-
-
-def reach(link: Path) -> list[Path]:
-    target = link.readlink()
-    return [target, *target.parents]
-
-
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_a_process_ends_after_close_though_the_kernel_never_gives_a_thread_back(
     store: FileStore, call: str
@@ -81,7 +51,7 @@ def test_a_process_ends_after_close_though_the_kernel_never_gives_a_thread_back(
 async def test_a_close_gives_back_the_threads_and_the_directory(store: FileStore) -> None:
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
-        assert files_open_below(store.root) == [str(store.root)]
+        assert files_open_below(store.root) == [store.root]
     assert files_open_below(store.root) == []
     wait_for_threads()
 
@@ -97,7 +67,7 @@ async def test_a_close_that_is_too_short_gives_everything_back_when_the_last_cal
     await put(backend, object_name(1), page(1))
     gate = Gate(monkeypatch, "preadv")
     reading = asyncio.create_task(get(backend, object_name(1)))
-    assert await asyncio.to_thread(gate.entered.wait, 60)
+    await gate.entered()
     closing = asyncio.create_task(backend.close())
     await asyncio.wait([closing], timeout=0.01 if cancelled else 60)
     closing.cancel()
@@ -134,7 +104,7 @@ async def test_a_store_that_is_closed_while_it_opens_leaves_nothing_open(
 
     backend = store.backend()
     opening = asyncio.create_task(backend.open())
-    assert await asyncio.to_thread(gate.entered.wait, 60)
+    await gate.entered()
     await backend.close()
     gate.open()
     with pytest.raises(UsageError, match="closed while it opened"):
@@ -153,8 +123,7 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
 
     threads = DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end"))
     running = [threads.submit(work) for _ in range(2)]
-    for _ in running:
-        assert begun.acquire(timeout=60)
+    assert [begun.acquire(timeout=60) for _ in running] == [True, True]
     queued = threads.submit(work)
     ended = threads.end()
     assert threads.end() is ended
@@ -168,8 +137,9 @@ def test_threads_that_end_cancel_what_waits_and_the_last_one_to_leave_says_so_on
     assert said == ["end"]
 
 
-@pytest.mark.parametrize("ended_by", ["close", "cancel"])
-async def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_by: str) -> None:
+@asynccontextmanager
+async def one_thread_held() -> AsyncGenerator[ThreadCalls]:
+    """Calls whose one thread is busy while in here, and which end behind it."""
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -179,19 +149,29 @@ async def test_a_call_that_never_began_is_cancelled_only_if_its_caller_is(ended_
     calls = ThreadCalls(1, "lockstep-file", at_end=lambda: None)
     running = asyncio.create_task(calls.once(work, 60))
     assert await asyncio.to_thread(begun.wait, 60)
-    queued = asyncio.create_task(calls.once(work, 60))
-    await asyncio.sleep(0)
-    if ended_by == "cancel":
+    yield calls
+    go_on.set()
+    assert await calls.close(60)
+    await running
+
+
+async def test_a_call_that_never_began_is_cancelled_if_its_caller_is() -> None:
+    async with one_thread_held() as calls:
+        queued = asyncio.create_task(calls.once(lambda: None, 60))
+        await asyncio.sleep(0)
         queued.cancel()
         with pytest.raises(asyncio.CancelledError):
             await queued
-    closing = asyncio.create_task(calls.close(60))
-    if ended_by == "close":
+
+
+async def test_a_call_that_never_began_says_that_the_store_was_closed() -> None:
+    async with one_thread_held() as calls:
+        queued = asyncio.create_task(calls.once(lambda: None, 60))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(calls.close(60))
         with pytest.raises(StorageError, match="closed before it answered"):
             await queued
-    go_on.set()
     assert await closing
-    await running
 
 
 def test_threads_that_never_began_end_at_once() -> None:

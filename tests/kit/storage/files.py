@@ -1,17 +1,27 @@
-"""What the tests of `file://` share: a store in a directory, and a kernel without unnamed files."""
+"""What the tests of `file://` share: a store in a directory, and a kernel that does not do its best."""
 
+import asyncio
 import errno
 import os
+import random
+import resource
 import shutil
+import stat
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from lockstep.page_format.object_name import ObjectName, name_digest, object_path
+from lockstep.storage_backends.base import StorageBackend
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.objects import Durability
+from lockstep.storage_backends.file.objects import Durability, ObjectFiles
+from lockstep.storage_backends.file.sweeper import Sweeper
+from tests.kit.storage.calls import HEALTHY_S, KIB
 
 _open = os.open
 
@@ -30,6 +40,16 @@ class FileStore:
         return FileBackend(
             self.root, durability=self.durability, direct=self.direct, threads=threads
         )
+
+    @contextmanager
+    def files(self) -> Generator[ObjectFiles]:
+        """The store's files as a backend's threads see them, open while in here."""
+        files = ObjectFiles(self.root, self.durability, direct=self.direct)
+        files.open()
+        try:
+            yield files
+        finally:
+            files.close()
 
     def path(self, name: ObjectName) -> Path:
         digest = name_digest(name)
@@ -53,19 +73,142 @@ class FileStore:
         return list((self.root / "quarantine").iterdir())
 
 
+def sweeper_of(backend: StorageBackend) -> Sweeper:
+    """What sweeps for a backend, so that a test can make its turns itself."""
+    assert isinstance(backend, FileBackend)
+    sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
+    assert sweeper is not None
+    return sweeper
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """The content with one bit the other way round."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << (bit % 8)
+    return bytes(changed)
+
+
 def flip(path: Path, bit: int) -> None:
     """Flip one bit of a file in place."""
-    content = bytearray(path.read_bytes())
-    content[bit // 8] ^= 1 << (bit % 8)
-    path.write_bytes(content)
+    path.write_bytes(flipped(path.read_bytes(), bit))
 
 
-def open_without_unnamed_files(path: Any, flags: int, *args: Any, **named: Any) -> int:
-    """`os.open` as it is on a filesystem that has no unnamed files."""
-    if flags & os.O_TMPFILE == os.O_TMPFILE:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    return _open(path, flags, *args, **named)
+def modes_in(root: Path) -> set[tuple[str, int]]:
+    """Who may do what with the files and directories at and below `root`: the kinds, and modes."""
+    return {
+        ("directory" if path.is_dir() else "file", stat.S_IMODE(path.stat().st_mode))
+        for path in [root, *root.rglob("*")]
+    }
+
+
+def descriptors_open() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def files_open_below(root: Path) -> list[Path]:
+    """What this process has open at or below `root`."""
+    targets: list[Path] = []
+    for link in Path("/proc/self/fd").iterdir():
+        # Somebody else's may go meanwhile.
+        with suppress(FileNotFoundError):
+            targets.append(link.readlink())
+    return [target for target in targets if target.is_relative_to(root)]
+
+
+@contextmanager
+def no_umask() -> Generator[None]:
+    """What is made in here is open to everybody, unless its maker takes care."""
+    before = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def limited(what: int, most: int) -> Generator[None]:
+    """This process may have at most so much of a resource, such as `RLIMIT_FSIZE`, while in here."""
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+def failing(error: int = errno.EIO) -> Callable[..., NoReturn]:
+    """A call to the kernel that ends in this error, whatever it is asked for."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
+def open_refusing(refuses: Callable[[str, int], bool], error: int) -> Callable[..., int]:
+    """`os.open` that ends in this error for the paths and flags that `refuses` says yes to."""
+
+    def instead(path: Any, flags: int, *args: Any, **named: Any) -> int:
+        if refuses(str(path), flags):
+            raise OSError(error, os.strerror(error))
+        return _open(path, flags, *args, **named)
+
+    return instead
+
+
+open_without_unnamed_files = open_refusing(
+    lambda _, flags: flags & os.O_TMPFILE == os.O_TMPFILE, errno.EOPNOTSUPP
+)
+"""`os.open` as it is on a filesystem that has no unnamed files."""
 
 
 def forbid_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", open_without_unnamed_files)
+
+
+@pytest.fixture(params=["unnamed", "named"])
+def each_kind_of_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the filesystem has unnamed files, and where it has none."""
+    if request.param == "named":
+        forbid_unnamed_files(monkeypatch)
+
+
+def move_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Let every read and write move only some of the bytes that it is asked for."""
+    draw, preadv, pwritev = random.Random(seed), os.preadv, os.pwritev
+
+    def some(views: Any) -> list[memoryview]:
+        first = next(view for view in views if len(view))
+        return [memoryview(first)[: draw.randint(1, 40 * KIB)]]
+
+    def read_some(fd: int, views: Any, at: int) -> int:
+        return preadv(fd, some(views), at)
+
+    def write_some(fd: int, views: Any, at: int) -> int:
+        return pwritev(fd, some(views), at)
+
+    monkeypatch.setattr(os, "preadv", read_some)
+    monkeypatch.setattr(os, "pwritev", write_some)
+
+
+class Gate:
+    """Stands in the kernel's place: calls of one function of `os` stop in it until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str = "preadv") -> None:
+        self._function: Callable[..., Any] = getattr(os, function)
+        self._entered = threading.Event()
+        self._opened = threading.Event()
+        monkeypatch.setattr(os, function, self._pass)
+
+    def _pass(self, *arguments: Any, **named: Any) -> Any:
+        self._entered.set()
+        assert self._opened.wait(HEALTHY_S)
+        return self._function(*arguments, **named)
+
+    async def entered(self) -> None:
+        """Wait until a call has come to it."""
+        assert await asyncio.to_thread(self._entered.wait, HEALTHY_S)
+
+    def open(self) -> None:
+        self._opened.set()

@@ -16,7 +16,6 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
-from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.file.unsound import unsound_files
@@ -27,21 +26,17 @@ from tests.kit.storage.calls import (
     listed,
     object_name,
     opened,
+    outcomes_of,
     page,
     put,
+    put_many,
     run,
     soon_off_loop,
 )
-from tests.kit.storage.files import FileStore
+from tests.kit.storage.files import FileStore, failing, open_refusing
 
 SIZE = 16 * KIB
 NAME = object_name(1)
-
-
-def opened_files(store: FileStore, *, direct: bool = False) -> ObjectFiles:
-    files = ObjectFiles(store.root, Durability.NONE, direct=direct)
-    files.open()
-    return files
 
 
 def fill_places(store: FileStore, depth: int, files: int) -> None:
@@ -71,17 +66,17 @@ async def test_a_quarantine_full_of_directories_takes_files_and_directories_all_
 
     async with opened(store) as backend:
         fill_places(store, depth, files=3)
-        for number in range(PLACES):
-            place = store.root / "quarantine" / f"{number:02x}"
+        for place in store.quarantined():
             (place / "link").symlink_to(outside)
         for number in range(3):
             make_directory_of(store, number)
-            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+        found_twice = [[ReadOutcome.CORRUPT] * 3, [ReadOutcome.MISSING] * 3]
+        assert [await outcomes_of(backend, range(3)) for _ in range(2)] == found_twice
+        assert await put_many(backend, range(3)) == [WriteOutcome.OK] * 3
+        for number in range(3):
             store.spoil(object_name(number))
-            assert (await get(backend, object_name(number)))[0] is ReadOutcome.CORRUPT
-            assert (await get(backend, object_name(number)))[0] is ReadOutcome.MISSING
+        assert [await outcomes_of(backend, range(3)) for _ in range(2)] == found_twice
+
     assert len(store.quarantined()) <= PLACES
     assert (outside / "precious").exists()
 
@@ -149,27 +144,29 @@ def test_nobody_waits_for_a_turn_beyond_the_deadline(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_turns, "_TIMEOUT_S", 20.0)
-    files = opened_files(store)
     content, shape = [memoryview(page(1))], ObjectShape.whole(SIZE)
-    assert files.write(NAME, content, shape, Stop(soon_off_loop())) is WriteOutcome.OK
-    store.spoil(NAME)
-    held = os.open(store.root / "quarantine", os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
     stop = Impatient(5)
+    with store.files() as files:
+        assert files.write(NAME, content, shape, Stop(soon_off_loop())) is WriteOutcome.OK
+        store.spoil(NAME)
+        held = os.open(store.root / "quarantine", os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
 
-    assert files.read(NAME, [memoryview(bytearray(SIZE))], shape, stop) is ReadOutcome.CORRUPT
+        outcome = files.read(NAME, [memoryview(bytearray(SIZE))], shape, stop)
 
-    assert stop.left < 0
-    assert store.path(NAME).exists()
-    os.close(held)
-    files.close()
+        assert outcome is ReadOutcome.CORRUPT
+        assert stop.left < 0
+        assert store.path(NAME).exists()
+        os.close(held)
 
 
-@pytest.mark.parametrize("nbytes", [SIZE, 2 << 20])
+@pytest.mark.parametrize(
+    ("nbytes", "outcome"), [(SIZE, WriteOutcome.OK), (2 << 20, WriteOutcome.TIMED_OUT)]
+)
 def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
-    store: FileStore, nbytes: int, monkeypatch: pytest.MonkeyPatch
+    store: FileStore, nbytes: int, outcome: WriteOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = opened_files(store)
+    """What is one piece is done by then."""
     pwritev, stop, written = os.pwritev, Stop(soon_off_loop()), list[int]()
 
     def write_the_last(*arguments: Any) -> int:
@@ -177,46 +174,38 @@ def test_a_write_that_is_too_late_for_its_next_piece_is_given_up(
         written.append(pwritev(*arguments))
         return written[-1]
 
-    monkeypatch.setattr(os, "pwritev", write_the_last)
-    outcome = files.write(NAME, [memoryview(page(1, nbytes))], ObjectShape.whole(nbytes), stop)
-    monkeypatch.undo()
-
-    # What is one piece is done by then.
-    assert outcome is (WriteOutcome.OK if nbytes == SIZE else WriteOutcome.TIMED_OUT)
-    assert files.exists(NAME) == (nbytes == SIZE)
-    assert sum(written) < 1 << 20
-    assert store.temporary() == []
-    files.close()
+    with store.files() as files:
+        monkeypatch.setattr(os, "pwritev", write_the_last)
+        content = [memoryview(page(1, nbytes))]
+        assert files.write(NAME, content, ObjectShape.whole(nbytes), stop) is outcome
+        assert files.exists(NAME) == (outcome is WriteOutcome.OK)
+        assert sum(written) < 1 << 20
+        assert store.temporary() == []
 
 
 def test_the_sweep_of_another_who_opens_does_not_spoil_the_trial_of_unnamed_files(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = opened_files(store)
     link = os.link
-    root_fd = os.open(store.root, os.O_RDONLY)
+    with store.files():
+        root_fd = os.open(store.root, os.O_RDONLY)
 
-    def link_and_be_swept(*names: Any, **directories: Any) -> None:
-        link(*names, **directories)
-        sweep(root_fd)
+        def link_and_be_swept(*names: Any, **directories: Any) -> None:
+            link(*names, **directories)
+            sweep(root_fd)
 
-    monkeypatch.setattr(os, "link", link_and_be_swept)
-    assert isinstance(choose_publisher(root_fd, 0), UnnamedFiles)
-    os.close(root_fd)
-    files.close()
+        monkeypatch.setattr(os, "link", link_and_be_swept)
+        assert isinstance(choose_publisher(root_fd, 0), UnnamedFiles)
+        os.close(root_fd)
+
     assert store.temporary() == []
 
 
 def broken_open(broken: Path, error: int) -> Any:
     """`os.open` that fails for what has this last name."""
-    real_open = os.open
-
-    def refuse(path: Any, flags: int, *args: Any, **named: Any) -> int:
-        if str(path).endswith(broken.name) and not flags & os.O_PATH:
-            raise OSError(error, os.strerror(error))
-        return real_open(path, flags, *args, **named)
-
-    return refuse
+    return open_refusing(
+        lambda path, flags: path.endswith(broken.name) and not flags & os.O_PATH, error
+    )
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE])
@@ -242,12 +231,9 @@ async def test_what_cannot_be_read_is_told_and_not_passed_over(
 async def test_a_header_that_cannot_be_read_is_told_and_not_passed_over(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     async with opened(store) as backend:
         await put(backend, NAME, page(1))
-        monkeypatch.setattr(os, "preadv", broken)
+        monkeypatch.setattr(os, "preadv", failing())
         with pytest.raises(StorageError, match="cannot be read"):
             await listed(backend)
         with pytest.raises(StorageError, match="cannot be read"):

@@ -4,27 +4,21 @@ import errno
 import os
 import resource
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.file.complaints import WriteComplaints
 from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import KIB, get, object_name, page, put
-from tests.kit.storage.files import FileStore
+from tests.kit.storage.calls import KIB, get, object_name, page, put_many
+from tests.kit.storage.files import FileStore, failing, limited
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-
-
-async def put_all(backend: StorageBackend, first: int, count: int) -> set[WriteOutcome]:
-    numbers = range(first, first + count)
-    return {await put(backend, object_name(number), page(number)) for number in numbers}
 
 
 @pytest.mark.parametrize(
@@ -45,12 +39,9 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
     error: int,
     told: str,
 ) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError(error, os.strerror(error))
-
     backend = await open_backend(f"file://{tmp_path}/store?durability=data")
-    monkeypatch.setattr(os, "fdatasync", refuse)
-    assert await put_all(backend, 0, 10) == {WriteOutcome.FAILED}
+    monkeypatch.setattr(os, "fdatasync", failing(error))
+    assert await put_many(backend, range(10)) == [WriteOutcome.FAILED] * 10
     await backend.close()
     (warning,) = said(caplog)
     assert warning.startswith(f"store file://{tmp_path}/store?durability=data: a page could not")
@@ -60,31 +51,25 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
 async def test_a_file_that_may_not_become_so_long_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
     backend = await open_backend(f"file://{tmp_path}/store")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * KIB, limits[1]))
-    try:
-        assert await put_all(backend, 0, 3) == {WriteOutcome.FAILED}
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert await put_all(backend, 0, 3) == {WriteOutcome.OK}
+    with limited(resource.RLIMIT_FSIZE, 8 * KIB):
+        assert await put_many(backend, range(3)) == [WriteOutcome.FAILED] * 3
+    assert await put_many(backend, range(3)) == [WriteOutcome.OK] * 3
     await backend.close()
+
     (warning,) = said(caplog)
     assert "File too large; raise the limit of the size of a file" in warning
 
 
 async def test_a_directory_that_was_removed_under_an_open_store_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: FileStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FileStore(tmp_path / "store")
-
     backend = store.backend()
     await backend.open()
     for each in ("objects", "quarantine", "temporary"):
         (store.root / each).rmdir()
     store.root.rmdir()
-    assert await put_all(backend, 0, 2) == {WriteOutcome.FAILED}
+    assert await put_many(backend, range(2)) == [WriteOutcome.FAILED] * 2
     await backend.close()
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
@@ -95,10 +80,10 @@ async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = await open_backend(f"file://{tmp_path}/store")
-    await put_all(backend, 0, 1)
+    await put_many(backend, range(1))
     await backend.close()
     looking = await open_backend(f"file://{tmp_path}/store?read_only=1")
-    assert await put_all(looking, 5, 3) == {WriteOutcome.FAILED}
+    assert await put_many(looking, range(5, 8)) == [WriteOutcome.FAILED] * 3
     assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
     await looking.close()
     (warning,) = said(caplog)

@@ -9,7 +9,17 @@ from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOut
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import get, listed, object_name, page, put, run, soon
+from tests.kit.storage.calls import (
+    get,
+    listed,
+    object_name,
+    opened,
+    outcomes_of,
+    page,
+    put_many,
+    run,
+    soon,
+)
 from tests.kit.storage.files import FileStore
 
 
@@ -19,11 +29,8 @@ def store(tmp_path: Path) -> FileStore:
     store = FileStore(tmp_path / "store")
 
     async def fill() -> None:
-        backend = store.backend()
-        await backend.open()
-        for number in (1, 2):
-            await put(backend, object_name(number), page(number))
-        await backend.close()
+        async with opened(store) as backend:
+            await put_many(backend, (1, 2))
 
     run(fill())
     store.spoil(object_name(2))
@@ -47,12 +54,12 @@ async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_st
     before = everything(store.root)
 
     backend = await looking(store)
-    for _ in range(2):
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-        assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
-        assert (await get(backend, object_name(3)))[0] is ReadOutcome.MISSING
+    each_time = [ReadOutcome.OK, ReadOutcome.CORRUPT, ReadOutcome.MISSING]
+    assert [await outcomes_of(backend, (1, 2, 3)) for _ in range(2)] == [each_time] * 2
+    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
     assert len(await listed(backend)) == 2
     await backend.close()
+
     assert everything(store.root) == before
 
 
@@ -60,8 +67,7 @@ async def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
     before = everything(store.root)
 
     backend = await looking(store)
-    for number in (1, 2, 3):
-        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
+    assert await put_many(backend, (1, 2, 3)) == [WriteOutcome.FAILED] * 3
     names = [object_name(number) for number in (1, 3)]
     assert await backend.remove(names, deadline=soon()) == [False, True]
     await backend.close()
@@ -76,15 +82,16 @@ async def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -
     await backend.close()
 
 
-@pytest.mark.parametrize("missing", ["store", "objects"])
-def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path: Path, missing: str) -> None:
-    nowhere = FileStore(tmp_path / "nowhere")
-    if missing == "objects":
-        nowhere.root.mkdir()
+@pytest.mark.parametrize("there", [(), ("nowhere",)], ids=["store", "objects"])
+def test_a_store_that_is_not_there_is_refused_and_not_made(
+    tmp_path: Path, there: tuple[str, ...]
+) -> None:
+    for each in there:
+        (tmp_path / each).mkdir()
     before = list(tmp_path.rglob("*"))
 
     with pytest.raises(ConfigError, match=r"this process may read$|no folder 'objects'"):
-        run(looking(nowhere))
+        run(looking(FileStore(tmp_path / "nowhere")))
 
     assert list(tmp_path.rglob("*")) == before
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,61 +14,65 @@ from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
-from tests.kit.storage.calls import get, object_name, opened, page, put, soon_off_loop
-from tests.kit.storage.files import FileStore, forbid_unnamed_files
+from tests.kit.storage.calls import Found, get, object_name, opened, page, put, soon_off_loop
+from tests.kit.storage.files import FileStore, descriptors_open, failing, forbid_unnamed_files
 
 NAME = object_name(1)
 
 
-def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.mark.parametrize("bad", ["torn", "gone"])
-def test_a_writer_never_takes_away_what_another_has_just_published(
-    store: FileStore, bad: str, monkeypatch: pytest.MonkeyPatch
+def after_the_next_look(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
-    files = [ObjectFiles(store.root, store.durability, direct=False) for _ in range(2)]
-    for each in files:
-        each.open()
-    mine, theirs = files
-    stop = Stop(soon_off_loop())
-    content = memoryview(page(1))
-    shape = ObjectShape.whole(len(content))
-    mine.write(NAME, [content], shape, stop)
-    store.path(NAME).write_bytes(b"torn")
+    """Let something happen when a writer has just looked at the object's file."""
     real_stat = os.stat
-    outcomes: list[WriteOutcome] = []
 
     def look_and_lose_time(path: Any, **named: Any) -> os.stat_result:
         status = real_stat(path, **named)
         if store.path(NAME) == store.root / str(path):
             monkeypatch.setattr(os, "stat", real_stat)
-            if bad == "gone":
-                store.path(NAME).unlink()
-            else:
-                outcomes.append(theirs.write(NAME, [content], shape, stop))
+            act()
         return status
 
     monkeypatch.setattr(os, "stat", look_and_lose_time)
-    outcomes.append(mine.write(NAME, [content], shape, stop))
-    buffer = bytearray(len(content))
-    assert mine.read(NAME, [memoryview(buffer)], shape, stop) is ReadOutcome.OK
-    if bad == "gone":
-        assert outcomes == [WriteOutcome.OK]
-        assert store.quarantined() == []
-    else:
+
+
+def write(files: ObjectFiles) -> WriteOutcome:
+    content = memoryview(page(1))
+    return files.write(NAME, [content], ObjectShape.whole(len(content)), Stop(soon_off_loop()))
+
+
+def read(files: ObjectFiles) -> Found:
+    buffer = page(0)
+    shape, stop = ObjectShape.whole(len(buffer)), Stop(soon_off_loop())
+    return files.read(NAME, [memoryview(buffer)], shape, stop), buffer
+
+
+def test_a_writer_never_takes_away_what_another_has_just_published(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[WriteOutcome] = []
+    with store.files() as mine, store.files() as theirs:
+        write(mine)
+        store.path(NAME).write_bytes(b"torn")
+        after_the_next_look(store, monkeypatch, lambda: outcomes.append(write(theirs)))
+        outcomes.append(write(mine))
+
         assert outcomes == [WriteOutcome.OK, WriteOutcome.PRESENT]
+        assert read(mine) == (ReadOutcome.OK, page(1))
         assert [path.read_bytes() for path in store.quarantined()] == [b"torn"]
-    for each in files:
-        each.close()
+
+
+def test_a_writer_that_finds_something_in_its_way_which_has_just_gone_stores_its_object(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.files() as files:
+        write(files)
+        store.path(NAME).write_bytes(b"torn")
+        after_the_next_look(store, monkeypatch, store.path(NAME).unlink)
+
+        assert write(files) is WriteOutcome.OK
+        assert read(files) == (ReadOutcome.OK, page(1))
+        assert store.quarantined() == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
@@ -77,13 +80,13 @@ async def test_a_filesystem_without_locks_and_unnamed_files_stores_all_the_same(
     store: FileStore, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_unnamed_files(monkeypatch)
-    refuse_locks(monkeypatch, number)
+    monkeypatch.setattr(fcntl, "flock", failing(number))
 
     async with opened(store) as backend:
-        before = open_files()
+        before = descriptors_open()
         assert await put(backend, NAME, page(1)) is WriteOutcome.OK
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-        assert open_files() == before
+        assert descriptors_open() == before
         assert store.temporary() == []
 
 
@@ -93,17 +96,17 @@ async def test_a_draft_that_cannot_be_locked_leaves_neither_a_file_nor_a_descrip
     forbid_unnamed_files(monkeypatch)
 
     async with opened(store) as backend:
-        before = open_files()
-        refuse_locks(monkeypatch, errno.EIO)
+        before = descriptors_open()
+        monkeypatch.setattr(fcntl, "flock", failing())
         assert await put(backend, NAME, page(1)) is WriteOutcome.FAILED
-        assert open_files() == before
+        assert descriptors_open() == before
         assert store.temporary() == []
 
 
 async def test_without_locks_only_old_temporary_files_are_swept(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_locks(monkeypatch, errno.ENOLCK)
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
 
     async with opened(store):
         pass
@@ -132,13 +135,10 @@ async def test_a_published_object_is_ok_though_a_cleaner_took_its_temporary_name
         assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+@pytest.mark.usefixtures("each_kind_of_file")
 async def test_directories_that_were_removed_below_an_open_store_come_back_with_the_next_write(
-    store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
+    store: FileStore,
 ) -> None:
-    if named:
-        forbid_unnamed_files(monkeypatch)
-
     async with opened(store) as backend:
         assert await put(backend, NAME, page(1)) is WriteOutcome.OK
         shutil.rmtree(store.root / "objects")

@@ -1,6 +1,5 @@
 """`file://` with a quota and a time to live: what goes, what stays, and who does it. Virtual time."""
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -8,7 +7,8 @@ import random
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.storage_backends.base import ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
-from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.sweep import (
     EMPTY_AGE_S,
     LOCK,
@@ -34,18 +33,20 @@ from lockstep.storage_backends.records.manifest import Manifest
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.storage.calls import (
+    eventually,
+    found,
     get,
+    get_many,
     object_name,
     opened,
     page,
     put,
-    reading,
+    put_many,
     run,
     soon,
     soon_off_loop,
-    writing,
 )
-from tests.kit.storage.files import FileStore, flip
+from tests.kit.storage.files import FileStore, failing, files_open_below, flip, sweeper_of
 
 SIZE = 16 << 10
 ROOM = SIZE + BLOCK_BYTES
@@ -69,15 +70,13 @@ def root_of(store: FileStore) -> Generator[int]:
 
 def fill(store: FileStore, ages_s: list[float]) -> None:
     """Write an object for each age, and let it be that old."""
-    files = ObjectFiles(store.root, Durability.NONE, direct=False)
-    files.open()
     shape = ObjectShape.whole(SIZE)
-    for number, age_s in enumerate(ages_s):
-        content = [memoryview(page(number, SIZE))]
-        outcome = files.write(object_name(number), content, shape, Stop(soon_off_loop()))
-        assert outcome is WriteOutcome.OK
-        make_old(store.path(object_name(number)), age_s)
-    files.close()
+    with store.files() as files:
+        for number, age_s in enumerate(ages_s):
+            content = [memoryview(page(number, SIZE))]
+            outcome = files.write(object_name(number), content, shape, Stop(soon_off_loop()))
+            assert outcome is WriteOutcome.OK
+            make_old(store.path(object_name(number)), age_s)
 
 
 def make_old(path: Path, age_s: float) -> None:
@@ -116,16 +115,14 @@ def no_turns(sweeper: Sweeper) -> None:
 
 
 @contextmanager
-def sweeper_of(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
+def sweeping(store: FileStore, limits: SweepLimits) -> Generator[Sweeper]:
     """A sweeper whose turns a test makes itself, by the filesystem's clock."""
-    files = ObjectFiles(store.root, Durability.NONE, direct=False)
-    files.open()
-    sweeper = files.sweeper(limits)
-    try:
-        yield sweeper
-    finally:
-        sweeper.end().result(60)
-        files.close()
+    with store.files() as files:
+        sweeper = files.sweeper(limits)
+        try:
+            yield sweeper
+        finally:
+            sweeper.end().result(60)
 
 
 def test_what_nobody_has_used_for_the_time_to_live_goes(store: FileStore) -> None:
@@ -273,7 +270,7 @@ def test_only_one_sweeps_at_a_time_and_the_others_go_on(store: FileStore) -> Non
     fill(store, [1e5])
     make_really_old(store.path(object_name(0)), 1e5)
     limits = SweepLimits(ttl_s=1)
-    with sweeper_of(store, limits) as sweeper:
+    with sweeping(store, limits) as sweeper:
         with (store.root / LOCK).open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
             assert sweeper.turn(wanted=True) is None
@@ -287,7 +284,7 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
     store: FileStore,
 ) -> None:
     limits = SweepLimits(quota_bytes=1 << 30)
-    with sweeper_of(store, limits) as first, sweeper_of(store, limits) as second:
+    with sweeping(store, limits) as first, sweeping(store, limits) as second:
         assert first.turn(wanted=False) is not None
         assert second.turn(wanted=False) is None
         assert second.turn(wanted=True) is not None
@@ -302,7 +299,7 @@ def test_of_many_processes_one_walks_in_each_interval_unless_much_was_written(
 def test_a_pass_that_ended_in_the_future_by_a_wrong_clock_puts_off_nobody(
     store: FileStore,
 ) -> None:
-    with sweeper_of(store, SweepLimits(ttl_s=100)) as sweeper:
+    with sweeping(store, SweepLimits(ttl_s=100)) as sweeper:
         assert sweeper.turn(wanted=False) is not None
         make_really_old(store.root / LOCK, -YEARS_S)
         assert sweeper.turn(wanted=False) is not None
@@ -311,13 +308,10 @@ def test_a_pass_that_ended_in_the_future_by_a_wrong_clock_puts_off_nobody(
 def test_without_locks_each_sweeps_for_itself(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     fill(store, [1e5])
     make_really_old(store.path(object_name(0)), 1e5)
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with sweeper_of(store, SweepLimits(ttl_s=1)) as sweeper:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    with sweeping(store, SweepLimits(ttl_s=1)) as sweeper:
         assert sweeper.turn(wanted=True) is not None
     assert left(store) == []
 
@@ -326,7 +320,7 @@ def test_what_was_read_is_as_good_as_new(store: FileStore) -> None:
     fill(store, [1e5, 1e5, 1e5])
     for number in range(3):
         make_really_old(store.path(object_name(number)), 1e5)
-    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+    with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
         sweeper.used([object_name(1), object_name(77)])
         sweeper.turn(wanted=True)
     assert left(store) == [1]
@@ -339,7 +333,7 @@ def test_a_name_that_no_file_can_have_does_not_keep_the_others_from_being_marked
     for number in range(2):
         make_really_old(store.path(object_name(number)), 1e5)
     no_name = ObjectName("\ud800", "0", "kv", "all")
-    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+    with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
         sweeper.used([no_name, object_name(1)])
         sweeper.turn(wanted=True)
     assert left(store) == [1]
@@ -357,11 +351,9 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     await backend.open()
     assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
     assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-    sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
-    assert sweeper is not None
-    sweeper.turn(wanted=True)
+    sweeper_of(backend).turn(wanted=True)
     await backend.close()
-    with sweeper_of(store, SweepLimits(ttl_s=1000)) as sweeper:
+    with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
         sweeper.turn(wanted=True)
     assert left(store) == [0, 2]
 
@@ -452,79 +444,72 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
     room = BLOCK_BYTES + max(nbytes, BLOCK_BYTES)
     quota = 40 * room
 
+    async def is_kept() -> bool:
+        return len(left(store)) * room <= quota
+
     backend = FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))
     await backend.open()
-    for number in range(120):
-        written = await put(backend, object_name(number), page(number, nbytes))
-        assert written is WriteOutcome.OK
-    give_up = time.monotonic() + 30
-    while len(left(store)) * room > quota:
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.01)
+    written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
+    assert written == {WriteOutcome.OK}
+    await eventually(is_kept)
     # A pass may still be on its way down to the mark that it ends at.
     await backend.close()
     async with opened(store) as reader:
-        for number in left(store):
-            assert await get(reader, object_name(number), nbytes) == (
-                ReadOutcome.OK,
-                page(number, nbytes),
-            )
+        assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
 
-async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
-    """Whatever a pass takes: each read is right or a miss, and each write succeeds."""
+@contextmanager
+def all_swept_away(store: FileStore) -> Generator[None]:
+    """Sweep again and again while in here, later than everything, so that directories go as well."""
     ended = threading.Event()
 
     def sweep_all() -> None:
         with root_of(store) as root_fd:
             while not ended.is_set():
-                # Later than everything, so that empty directories go as well.
                 later = time.time() + 2 * EMPTY_AGE_S
                 sweep_store(root_fd, SweepLimits(ttl_s=1), now=later, stop=ended.is_set)
 
-    backend = store.backend()
-    await backend.open()
-    sweeping = threading.Thread(target=sweep_all)
-    sweeping.start()
+    thread = threading.Thread(target=sweep_all)
+    thread.start()
     try:
-        for start in range(0, 200, 20):
-            numbers = range(start, start + 20)
-            writes = [writing(object_name(n), page(n, SIZE)) for n in numbers]
-            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-            buffers = [bytearray(SIZE) for _ in numbers]
-            reads = [
-                reading(object_name(n), each) for n, each in zip(numbers, buffers, strict=True)
-            ]
-            outcomes = await backend.read(reads, deadline=soon())
-            for number, outcome, each in zip(numbers, outcomes, buffers, strict=True):
-                assert outcome in (ReadOutcome.OK, ReadOutcome.MISSING)
-                assert outcome is ReadOutcome.MISSING or each == page(number, SIZE)
+        yield
     finally:
         ended.set()
-        await asyncio.to_thread(sweeping.join)
-        await backend.close()
+        thread.join()
+
+
+async def test_reading_and_writing_go_on_while_everything_is_swept_away(store: FileStore) -> None:
+    """Whatever a pass takes: each read is right or a miss, and each write succeeds."""
+    batches = [range(start, start + 20) for start in range(0, 200, 20)]
+    async with opened(store) as backend:
+        with all_swept_away(store):
+            told = [
+                (await put_many(backend, numbers), await get_many(backend, numbers))
+                for numbers in batches
+            ]
+
+    assert [written for written, _ in told] == [[WriteOutcome.OK] * 20] * 10
+    read = zip(range(200), chain.from_iterable(read for _, read in told), strict=True)
+    assert [
+        number
+        for number, (outcome, content) in read
+        if outcome is not ReadOutcome.MISSING
+        and (outcome, content) != (ReadOutcome.OK, page(number))
+    ] == []
     assert store.quarantined() == []
 
 
 async def test_closing_ends_the_sweep_and_gives_its_descriptors_back(store: FileStore) -> None:
-    def descriptors() -> int:
-        found = 0
-        for each in Path("/proc/self/fd").iterdir():
-            # Somebody else's may go meanwhile.
-            with suppress(FileNotFoundError):
-                found += each.readlink().is_relative_to(store.root)
-        return found
-
-    def sweeping() -> set[threading.Thread]:
+    def sweepers() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name.startswith("lockstep-sweep")}
 
-    before = sweeping()
+    before = sweepers()
     backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
     await backend.open()
-    (thread,) = sweeping() - before
-    assert descriptors() > 0
+    (thread,) = sweepers() - before
+    assert files_open_below(store.root)
     await backend.close()
-    assert descriptors() == 0
+    assert files_open_below(store.root) == []
     # What it was waited for is the last thing that it does.
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
@@ -632,9 +617,6 @@ def test_a_record_that_cannot_be_read_now_stays(
 ) -> None:
     kept = keep_records(store)
 
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "preadv", broken)
+    monkeypatch.setattr(os, "preadv", failing())
     sweep(store, SweepLimits(ttl_s=100))
     assert all(path.exists() for path in kept)

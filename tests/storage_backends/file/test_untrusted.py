@@ -8,7 +8,7 @@ import resource
 import socket
 import stat
 import tracemalloc
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,32 @@ from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import encode_header
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ALWAYS, ObjectShape, Part
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.file.trust import Trust
 from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
-from tests.kit.storage.files import FileStore
+from tests.kit.storage.calls import (
+    get,
+    listed,
+    object_name,
+    opened,
+    outcomes_of,
+    page,
+    put,
+    put_many,
+    run,
+    soon,
+)
+from tests.kit.storage.files import (
+    FileStore,
+    descriptors_open,
+    limited,
+    modes_in,
+    no_umask,
+    sweeper_of,
+)
 
 SIZE = 16 << 10
 NAME = object_name(1)
@@ -117,29 +135,42 @@ async def test_what_is_no_object_is_a_miss_for_a_read_and_out_of_the_way_of_a_wr
         assert await backend.exists([NAME], deadline=soon()) == [False]
 
 
-@pytest.mark.parametrize("level", ["digits", "namespace"])
-@pytest.mark.parametrize("first", ["read", "write", "remove"])
+async def read(backend: StorageBackend) -> ReadOutcome:
+    return (await get(backend, NAME))[0]
+
+
+async def write(backend: StorageBackend) -> WriteOutcome:
+    return await put(backend, NAME, page(2))
+
+
+async def remove(backend: StorageBackend) -> list[bool]:
+    return await backend.remove([NAME], deadline=soon())
+
+
+@pytest.mark.parametrize("above", [0, 1], ids=["digits", "namespace"])
+@pytest.mark.parametrize(
+    ("first", "answer"),
+    [(read, ReadOutcome.CORRUPT), (write, WriteOutcome.OK), (remove, [True])],
+    ids=["read", "write", "remove"],
+)
 async def test_a_directory_that_is_a_link_out_of_the_store_is_not_followed(
-    store: FileStore, tmp_path: Path, level: str, first: str
+    store: FileStore,
+    tmp_path: Path,
+    above: int,
+    first: Callable[[StorageBackend], Awaitable[object]],
+    answer: object,
 ) -> None:
     outside = tmp_path / "outside"
-
     async with opened(store) as backend:
         await put(backend, NAME, page(1))
-    directory = store.path(NAME).parent
-    directory = directory if level == "digits" else directory.parent
+    directory = store.path(NAME).parents[above]
     directory.rename(outside)
     directory.symlink_to(outside)
     before = sorted(outside.rglob("*"))
+
     async with opened(store) as backend:
         assert await listed(backend) == []
-        match first:
-            case "read":
-                assert (await get(backend, NAME))[0] is ReadOutcome.CORRUPT
-            case "write":
-                assert await put(backend, NAME, page(2)) is WriteOutcome.OK
-            case _:
-                assert await backend.remove([NAME], deadline=soon()) == [True]
+        assert await first(backend) == answer
         assert sorted(outside.rglob("*")) == before
         assert await put(backend, NAME, page(2)) in (WriteOutcome.OK, WriteOutcome.PRESENT)
         assert await get(backend, NAME) == (ReadOutcome.OK, page(2))
@@ -166,27 +197,18 @@ async def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
         assert len(store.objects()) == allowed
 
 
-def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:
-    async def scenario() -> None:
+async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:
+    with no_umask():
         backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
         await backend.open()
-        await put(backend, NAME, page(1))
-        await put(backend, object_name(2), page(2))
-        store.spoil(object_name(2))
-        assert (await get(backend, object_name(2)))[0] is ReadOutcome.CORRUPT
-        sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
-        assert sweeper is not None
-        sweeper.turn(wanted=True)
+        await put_many(backend, (1, 2))
+        store.spoil(NAME)
+        assert await outcomes_of(backend, (1, 2)) == [ReadOutcome.CORRUPT, ReadOutcome.OK]
+        sweeper_of(backend).turn(wanted=True)
         await backend.close()
 
-    before = os.umask(0)
-    try:
-        run(scenario())
-    finally:
-        os.umask(before)
     assert store.quarantined()
-    for path in [store.root, *store.root.rglob("*")]:
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    assert modes_in(store.root) == {("directory", 0o700), ("file", 0o600)}
 
 
 @pytest.mark.parametrize("below", ["", "objects", "temporary", "quarantine"])
@@ -252,7 +274,7 @@ def test_in_a_sticky_directory_what_others_made_first_is_refused(
         run(FileBackend(store.root).open())
 
 
-def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
+async def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
     """Strange things in every directory of the store, with descriptors running short."""
     for below in (".", "objects", "temporary", "quarantine"):
         directory = store.root / below
@@ -260,18 +282,9 @@ def test_nothing_that_lies_around_hinders_the_opening(store: FileStore) -> None:
         os.mkfifo(directory / "pipe")
         (directory / "link").symlink_to("/dev/zero")
         (directory / "inside").mkdir()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 32, hard)
-    )
 
-    async def scenario() -> None:
+    with limited(resource.RLIMIT_NOFILE, descriptors_open() + 32):
         async with opened(store) as backend:
             assert await listed(backend) == []
             assert await put(backend, NAME, page(1)) is WriteOutcome.OK
             assert await get(backend, NAME) == (ReadOutcome.OK, page(1))
-
-    try:
-        run(scenario())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,6 +1,5 @@
-"""Presence bits beyond the contract: how `file://` replaces a file by a fuller one."""
+"""Optional columns beyond the contract: how `file://` replaces a file by a fuller one."""
 
-import errno
 import fcntl
 import mmap
 import os
@@ -31,44 +30,33 @@ from tests.kit.storage.calls import (
     reading,
     soon,
     soon_off_loop,
-    writing,
 )
-from tests.kit.storage.files import FileStore, forbid_unnamed_files
+from tests.kit.storage.files import FileStore, failing, move_few_bytes_at_a_time
 
 NAME = object_name(1)
-MODES = pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
 
 
-@MODES
-async def test_a_replacement_leaves_one_object_and_no_temporary_file(
-    store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if named:
-        forbid_unnamed_files(monkeypatch)
-
+@pytest.mark.usefixtures("each_kind_of_file")
+async def test_a_replacement_leaves_one_object_and_no_temporary_file(store: FileStore) -> None:
     async with opened(store) as backend:
-        for present in (0, 0b001, 0b011, EVERY):
-            assert await put_columns(backend, NAME, present) is WriteOutcome.OK
+        fuller = (0, 0b001, 0b011, EVERY)
+        outcomes = [await put_columns(backend, NAME, present) for present in fuller]
+
+    assert outcomes == [WriteOutcome.OK] * 4
     assert store.objects() == [store.path(NAME)]
     assert store.path(NAME).stat().st_size == BLOCK_BYTES + len(full_page(EVERY))
     assert store.path(NAME).stat().st_nlink == 1
     assert store.temporary() == store.quarantined() == []
 
 
-@MODES
+@pytest.mark.usefixtures("each_kind_of_file")
 async def test_a_replacement_that_fails_leaves_the_object_as_it_was(
-    store: FileStore, named: bool, monkeypatch: pytest.MonkeyPatch
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    if named:
-        forbid_unnamed_files(monkeypatch)
-
     async with opened(store) as backend:
         await put_columns(backend, NAME, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", broken)
+            patch.setattr(os, "replace", failing())
             assert await put_columns(backend, NAME, EVERY) is WriteOutcome.FAILED
         assert await get_columns(backend, NAME, 0) == (ReadOutcome.OK, full_page(0))
         assert store.temporary() == []
@@ -80,18 +68,16 @@ async def test_a_sweep_spares_the_name_that_a_replacement_has_for_a_moment(
 ) -> None:
     real_replace = os.replace
 
-    async with opened(store) as backend:
-        await put_columns(backend, NAME, 0)
-        other = ObjectFiles(store.root, store.durability, direct=False)
-
-        def sweep_first(*names: Any, **directories: Any) -> None:
-            monkeypatch.setattr(os, "replace", real_replace)
-            other.open()
+    def sweep_first(*names: Any, **directories: Any) -> None:
+        monkeypatch.setattr(os, "replace", real_replace)
+        # Opening sweeps.
+        with store.files():
             real_replace(*names, **directories)
 
+    async with opened(store) as backend:
+        await put_columns(backend, NAME, 0)
         monkeypatch.setattr(os, "replace", sweep_first)
         assert await put_columns(backend, NAME, EVERY) is WriteOutcome.OK
-        other.close()
 
 
 async def test_a_turn_that_does_not_come_fails_the_write_in_time_and_changes_nothing(
@@ -112,9 +98,6 @@ async def test_a_turn_that_does_not_come_fails_the_write_in_time_and_changes_not
 def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, theirs = (ObjectFiles(store.root, store.durability, direct=False) for _ in range(2))
-    for each in (mine, theirs):
-        each.open()
     stop, real_write = Stop(soon_off_loop()), os.pwritev
     outcomes: list[WriteOutcome] = []
 
@@ -127,16 +110,15 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
         write(theirs, 0b110)
         return real_write(*arguments)
 
-    write(mine, 0)
-    monkeypatch.setattr(os, "pwritev", be_overtaken)
-    write(mine, 0b001)
+    with store.files() as mine, store.files() as theirs:
+        write(mine, 0)
+        monkeypatch.setattr(os, "pwritev", be_overtaken)
+        write(mine, 0b001)
 
-    buffer = bytearray(len(full_page(EVERY)))
-    assert mine.read(NAME, [memoryview(buffer)], columns(EVERY), stop) is ReadOutcome.OK
-    assert buffer == full_page(EVERY)
-    assert outcomes == [WriteOutcome.OK] * 3
-    for each in (mine, theirs):
-        each.close()
+        buffer = bytearray(len(full_page(EVERY)))
+        assert mine.read(NAME, [memoryview(buffer)], columns(EVERY), stop) is ReadOutcome.OK
+        assert buffer == full_page(EVERY)
+        assert outcomes == [WriteOutcome.OK] * 3
 
 
 async def test_columns_that_are_there_are_found_by_the_file_s_length_alone(
@@ -194,16 +176,13 @@ async def test_direct_io_reads_what_it_needs_out_of_an_object_of_any_length(
     store = FileStore(tmp_path / "store", direct=True)
 
     async with opened(store) as backend:
-        for author in range(3):
-            name = object_name(author)
-            aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
-            aligned[:] = full_page(present, author)
-            writes = [writing(name, aligned, columns(present))]
-            assert await backend.write(writes, deadline=soon()) == [WriteOutcome.OK]
-            buffer = memoryview(mmap.mmap(-1, 16 * KIB))
-            reads = [reading(name, buffer, columns(0))]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert buffer == full_page(0, author)
+        aligned = memoryview(mmap.mmap(-1, len(full_page(present))))
+        aligned[:] = full_page(present)
+        assert await put(backend, NAME, aligned, columns(present)) is WriteOutcome.OK
+        buffer = memoryview(mmap.mmap(-1, 16 * KIB))
+        reads = [reading(NAME, buffer, columns(0))]
+        assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
+        assert buffer == full_page(0)
 
 
 @pytest.mark.parametrize("between", [5000, 8 * KIB])
@@ -225,22 +204,11 @@ async def test_direct_io_reads_columns_that_begin_anywhere_in_an_object(
 async def test_reads_and_writes_that_move_only_a_few_bytes_are_continued_with_columns_too(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preadv, pwritev = os.preadv, os.pwritev
-
-    def some(views: Any) -> list[memoryview]:
-        return [memoryview(next(view for view in views if len(view)))[:7001]]
-
-    def read_some(fd: int, views: Any, at: int) -> int:
-        return preadv(fd, some(views), at)
-
-    def write_some(fd: int, views: Any, at: int) -> int:
-        return pwritev(fd, some(views), at)
-
-    monkeypatch.setattr(os, "preadv", read_some)
-    monkeypatch.setattr(os, "pwritev", write_some)
+    move_few_bytes_at_a_time(monkeypatch, seed=1)
 
     async with opened(store) as backend:
-        for present in (0, 0b001, 0b110):
-            assert await put_columns(backend, NAME, present) is WriteOutcome.OK
-        for asked in range(EVERY + 1):
-            assert await get_columns(backend, NAME, asked) == (ReadOutcome.OK, full_page(asked))
+        written = [await put_columns(backend, NAME, present) for present in (0, 0b001, 0b110)]
+        assert written == [WriteOutcome.OK] * 3
+        assert [await get_columns(backend, NAME, asked) for asked in range(EVERY + 1)] == [
+            (ReadOutcome.OK, full_page(asked)) for asked in range(EVERY + 1)
+        ]

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.kit.launch.stores import Run, run_store
-from tests.kit.servers.mooncake_master import mooncake_store, shared
+from tests.kit.servers.mooncake_master import begun, mooncake_store, shared
 from tests.kit.servers.redis_server import redis_server
 from tests.kit.storage.files import FileStore, each_kind_of_file
 from tests.kit.storage.layers import VirtualTimeLoop
 from tests.kit.storage.s3_fixtures import bucket, keys, packed, s3_endpoint
 
 __all__ = [
+    "begun",
     "bucket",
     "each_kind_of_file",
     "keys",

@@ -5,7 +5,6 @@ is served, nothing hangs, and each fault is counted under its name, as `test_fau
 for the other two. A store fails alike for one seed, so the test's name says how to run it again.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Generator, Sequence
@@ -23,7 +22,7 @@ from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.s3 import ranges as s3_ranges
 from lockstep.storage_backends.three_fs import reads as three_fs_reads
 from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
-from tests.kit.servers.mooncake_master import MooncakeStore, needs_mooncake, process, usable
+from tests.kit.servers.mooncake_master import MooncakeStore, a_store, brought_back, usable
 from tests.kit.storage.by_name import (
     make_store,
 )
@@ -31,9 +30,12 @@ from tests.kit.storage.calls import (
     EVERY,
     KIB,
     StoreUnderTest,
+    eventually,
+    found,
     full_page,
     get,
     get_columns,
+    get_many,
     object_name,
     opened,
     page,
@@ -112,8 +114,7 @@ class TestKinds:
             assert await damaged(backend, kind)
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            for number in (2, 3):
-                assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))
+            assert await get_many(backend, (2, 3)) == found((2, 3))
             assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
             assert backend.counters().reads_corrupt == 1
@@ -149,13 +150,15 @@ class TestKinds:
 
     async def test_no_damage_is_said_to_be_done_that_is_not(self, store: StoreUnderTest) -> None:
         async with opened(store) as backend:
-            for kind in DamageKind:
-                assert not await damaged(backend, kind)
+            assert not any([await damaged(backend, kind) for kind in DamageKind])
             await put(backend, object_name(1), page(1))
-            for kind in DamageKind:
-                assert not await damaged(backend, kind, deadline=time.monotonic())
-            for other in (None, 1, 2):
-                assert not await damaged(backend, DamageKind.WRONG, other=other)
+            late = time.monotonic()
+            assert not any([await damaged(backend, kind, deadline=late) for kind in DamageKind])
+            # There is no other object whose bytes these could be.
+            for_want_of_another = [
+                await damaged(backend, DamageKind.WRONG, other=other) for other in (None, 1, 2)
+            ]
+            assert not any(for_want_of_another)
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
         assert not await damaged(backend, DamageKind.FLIP)
 
@@ -205,6 +208,13 @@ class TestSlots:
             assert all(a != b for a, b in zip(after[at:], before[at:], strict=True))
 
 
+async def fill_up(backend: StorageBackend, nbytes: int) -> None:
+    """Write pages of numbers from 3 on until there is no room for one."""
+    number = 3
+    while await put(backend, object_name(number), page(3, nbytes)) is WriteOutcome.OK:
+        number += 1
+
+
 class TestMooncake:
     async def test_an_object_is_damaged_while_somebody_has_a_lease_on_it(
         self, shared: MooncakeStore
@@ -232,58 +242,32 @@ class TestMooncake:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", [DamageKind.FLIP, DamageKind.SHORT])
-    def test_an_object_on_a_disk_is_damaged_as_one_in_memory_is(
+    async def test_an_object_on_a_disk_is_damaged_as_one_in_memory_is(
         self, tmp_path: Path, kind: DamageKind
     ) -> None:
-        needs_mooncake()
-        environment = {
-            "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
-            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
-            "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
-            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "2",
-        }
-
-        async def scenario(store: MooncakeStore) -> None:
+        with brought_back(tmp_path) as store:
             async with opened(store) as backend:
-                deadline = soon()
-                while not all(await backend.exists([object_name(1)], deadline=soon())):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
+
+                async def is_back() -> bool:
+                    return all(await backend.exists([object_name(1)], deadline=soon()))
+
+                await eventually(is_back)
                 await usable(backend, 2)
                 assert await damaged(backend, kind)
                 assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
                 assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
                 assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
 
-        for once_more in (False, True):
-            store = MooncakeStore("--enable_offload=true", segment_bytes=0)
-            try:
-                with process("disk", store, str(tmp_path), **environment):
-                    if once_more:
-                        run(scenario(store))
-            finally:
-                store.close()
-
     @pytest.mark.slow
-    def test_a_damage_that_a_full_store_has_no_room_for_leaves_the_object_sound(self) -> None:
-        needs_mooncake()
-        store = MooncakeStore("--eviction_high_watermark_ratio=1.0", segment_bytes=32 << 20)
-        small, large = 1 << 20, 6 << 20
-
-        async def scenario() -> None:
+    async def test_a_damage_that_a_full_store_has_no_room_for_leaves_the_object_sound(self) -> None:
+        small, large, room = 1 << 20, 6 << 20, 32 << 20
+        with a_store("--eviction_high_watermark_ratio=1.0", segment_bytes=room) as store:
             async with opened(store) as backend:
                 await put(backend, object_name(1), page(1, small))
                 await put(backend, object_name(2), page(2, large))
-                number = 3
-                while await put(backend, object_name(number), page(3, small)) is WriteOutcome.OK:
-                    number += 1
+                await fill_up(backend, small)
                 assert not await damaged(backend, DamageKind.WRONG)
                 assert await get(backend, object_name(1), small) == (ReadOutcome.OK, page(1, small))
-
-        try:
-            run(scenario())
-        finally:
-            store.close()
 
 
 @pytest.fixture

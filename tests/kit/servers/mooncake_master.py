@@ -9,11 +9,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -24,7 +24,7 @@ from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
 from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of
 from tests.kit.programs import program
-from tests.kit.storage.calls import get, object_name, page, put, soon
+from tests.kit.storage.calls import eventually, get, object_name, page, put, soon
 
 if TYPE_CHECKING:
     from mooncake.store import MooncakeDistributedStore
@@ -96,11 +96,9 @@ class Master:
         )
         until(self._listens)
 
-    def stop(self) -> None:
-        stop_process(self._process.pid)
-
-    def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+    def stopped(self) -> AbstractContextManager[None]:
+        """It answers nobody while in here."""
+        return stopped_process(self._process.pid)
 
     def links(self) -> int:
         """How many connections all clients together have to it."""
@@ -122,11 +120,16 @@ class Master:
         return True
 
 
-def stop_process(pid: int) -> None:
-    """Stop every thread of a process: the signal alone may leave some time to a few of them."""
+@contextmanager
+def stopped_process(pid: int) -> Generator[None]:
+    """Every thread of a process stands still: the signal alone may leave some time to a few."""
     os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+    try:
+        tasks = Path(f"/proc/{pid}/task")
+        until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def _state(task: Path) -> str:
@@ -213,8 +216,7 @@ class MooncakeStore:
         """
         client = self.lend(self.settings())
         before = self.master.links()
-        self.master.stop()
-        try:
+        with self.master.stopped():
             # One connection is taken for each call that the stopped master holds.
             calls = [
                 threading.Thread(target=client.exist, args=[["any"]]) for _ in range(before + links)
@@ -222,8 +224,6 @@ class MooncakeStore:
             for each in calls:
                 each.start()
             until(lambda: self.master.links() >= links)
-        finally:
-            self.master.go_on()
         for each in calls:
             each.join(30)
         client.close()
@@ -303,6 +303,62 @@ def process(
             child.kill()
 
 
+@contextmanager
+def brought_back(folder: Path) -> Generator[MooncakeStore]:
+    """A store with pages 0 and 1, which another one before it has left on a disk; both hold page 1."""
+    with _on_disk(folder):
+        pass
+    with _on_disk(folder) as store:
+        yield store
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Generator[MooncakeStore]:
+    environment = {
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(folder),
+        "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
+        "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+        "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "2",
+    }
+    with (
+        a_store("--enable_offload=true", segment_bytes=0) as store,
+        process("disk", store, str(folder), **environment),
+    ):
+        yield store
+
+
+class Begun:
+    """Knows of every thread that is about to ask a master for what it reads or writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun = threading.Semaphore(0)
+        for name in ("reading", "exist"):
+            monkeypatch.setattr(MooncakeClient, name, self._telling(getattr(MooncakeClient, name)))
+
+    def _telling(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(*arguments: Any) -> Any:
+            self._begun.release()
+            return call(*arguments)
+
+        return tell
+
+    def forget(self) -> None:
+        """Count anew."""
+        while self._begun.acquire(blocking=False):
+            pass
+
+    async def wait(self, threads: int = 1) -> None:
+        """Return when so many have come to it."""
+        for _ in range(threads):
+            assert await asyncio.to_thread(self._begun.acquire, timeout=60)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    """What tells when a thread asks the master."""
+    return Begun(monkeypatch)
+
+
 def line_of(child: "subprocess.Popen[str]") -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()
@@ -321,9 +377,10 @@ def pool(nbytes: int) -> memoryview:
 
 async def usable(backend: StorageBackend, number: int) -> None:
     """Wait until the store takes writes again."""
-    deadline = soon()
-    while await put(backend, object_name(number), page(number)) is not WriteOutcome.OK:
-        assert time.monotonic() < deadline
+
+    async def takes_one() -> bool:
         await backend.remove([object_name(number)], deadline=soon())
-        await asyncio.sleep(0.02)
+        return await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+
+    await eventually(takes_one)
     assert await get(backend, object_name(number)) == (ReadOutcome.OK, page(number))

@@ -165,6 +165,17 @@ def found(numbers: Iterable[int], nbytes: int = 16 * KIB) -> list[Found]:
     return [(ReadOutcome.OK, page(number, nbytes)) for number in numbers]
 
 
+def wrongly_served(
+    numbers: Iterable[int], read: Iterable[Found], nbytes: int = 16 * KIB
+) -> list[int]:
+    """Which of these pages were read as OK with other bytes than their own."""
+    return [
+        number
+        for number, (outcome, content) in zip(numbers, read, strict=True)
+        if outcome is ReadOutcome.OK and content != page(number, nbytes)
+    ]
+
+
 async def listed(backend: StorageBackend) -> list[StoredObject]:
     return [each async for each in backend.objects()]
 

@@ -59,6 +59,19 @@ def meanwhile(by: Engine, others: Sequence[int]) -> Callable[[], None]:
     return write
 
 
+def late(
+    engine: Engine, happens: Callable[[], None]
+) -> Callable[[list[str], list[int]], list[int]]:
+    """`begin` of the engine's client, before which something happens."""
+    begin = engine.client.begin
+
+    def begin_late(keys: list[str], sizes: list[int]) -> list[int]:
+        happens()
+        return begin(keys, sizes)
+
+    return begin_late
+
+
 class TestOvertakenWriters:
     """One has looked what there is, and before it begins others replace that, and remove it."""
 
@@ -75,18 +88,13 @@ class TestOvertakenWriters:
         others: Sequence[int],
     ) -> None:
         slow, quick = Engine.of(shared), Engine.of(shared)
-        begin, overtake = slow.client.begin, meanwhile(quick, others)
-
-        def late(keys: list[str], sizes: list[int]) -> list[int]:
-            overtake()
-            return begin(keys, sizes)
-
         for present in standing:
             quick.put(present)
-        monkeypatch.setattr(slow.client, "begin", late)
+        monkeypatch.setattr(slow.client, "begin", late(slow, meanwhile(quick, others)))
         assert slow.put(0b100) is WriteOutcome.OK
-        for asked in range(EVERY + 1):
-            assert quick.get(asked) == (ReadOutcome.OK, full_page(asked))
+        assert [quick.get(asked) for asked in range(EVERY + 1)] == [
+            (ReadOutcome.OK, full_page(asked)) for asked in range(EVERY + 1)
+        ]
         slow.client.close()
         quick.client.close()
 
@@ -94,16 +102,11 @@ class TestOvertakenWriters:
         self, shared: MooncakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slow, quick = Engine.of(shared), Engine.of(shared)
-        begin, overtake = slow.client.begin, meanwhile(quick, (0b001, 0b010))
-
-        def late(keys: list[str], sizes: list[int]) -> list[int]:
-            overtake()
-            return begin(keys, sizes)
-
-        monkeypatch.setattr(slow.client, "begin", late)
+        monkeypatch.setattr(slow.client, "begin", late(slow, meanwhile(quick, (0b001, 0b010))))
         assert slow.put(0b010, author=2) is WriteOutcome.PRESENT
-        for asked in range(0b011 + 1):
-            assert quick.get(asked) == (ReadOutcome.OK, full_page(asked))
+        assert [quick.get(asked) for asked in range(0b011 + 1)] == [
+            (ReadOutcome.OK, full_page(asked)) for asked in range(0b011 + 1)
+        ]
         slow.client.close()
         quick.client.close()
 
@@ -123,6 +126,25 @@ class TestOvertakenWriters:
         engine.client.close()
 
 
+class SlowLook:
+    """Looks for the keys of a question in the worst order; something happens after one of them."""
+
+    def __init__(self, engine: Engine, after: int, happens: Callable[[], None]) -> None:
+        self._presence = engine.client.presence
+        self._after = after
+        self._happens = happens
+        self.asked: list[str] = []
+
+    def __call__(self, keys: list[str]) -> list[int]:
+        codes: list[int] = []
+        for key in reversed(keys):
+            codes.insert(0, self._presence([key])[0])
+            self.asked.append(key)
+            if len(self.asked) > self._after:
+                self._happens()
+        return codes
+
+
 class TestReadersOfWhatIsReplaced:
     @pytest.mark.parametrize("question", range(4))
     def test_s8_a_reader_finds_an_object_that_is_replaced_between_any_two_of_its_steps(
@@ -132,20 +154,10 @@ class TestReadersOfWhatIsReplaced:
         quick, other = Engine.of(shared), Engine.of(shared)
         quick.put(0)
         quick.put(0b001)
-        presence, replace = other.client.presence, meanwhile(quick, (0b010,))
-        asked: list[str] = []
-
-        def slowly(keys: list[str]) -> list[int]:
-            codes: list[int] = []
-            for key in reversed(keys):
-                codes.insert(0, presence([key])[0])
-                asked.append(key)
-                if len(asked) > question:
-                    replace()
-            return codes
+        slowly = SlowLook(other, question, meanwhile(quick, (0b010,)))
 
         monkeypatch.setattr(other.client, "presence", slowly)
         assert other.get(0b001) == (ReadOutcome.OK, full_page(0b001))
-        assert asked[0] == key_of(digest_of(NAME), 1)
+        assert slowly.asked[0] == key_of(digest_of(NAME), 1)
         other.client.close()
         quick.client.close()

@@ -3,10 +3,9 @@
 import asyncio
 import ctypes
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import chain
 
@@ -19,6 +18,7 @@ from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSe
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.servers.mooncake_master import (
+    Begun,
     LentClient,
     MooncakeStore,
     pool,
@@ -114,64 +114,41 @@ async def test_over_tcp_the_library_hangs_up_first_and_nothing_is_written_off(
 
 
 class TestStoppedMaster:
-    @pytest.fixture
-    def begun(self, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-        """Released whenever a thread is about to ask the master for what it reads."""
-        begun = threading.Semaphore(0)
-        find = MooncakeClient.reading
-
-        def telling(client: MooncakeClient, keys: list[str]) -> AbstractContextManager[list[int]]:
-            begun.release()
-            return find(client, keys)
-
-        monkeypatch.setattr(MooncakeClient, "reading", telling)
-        return begun
-
     @pytest.mark.parametrize(("timeout_s", "cancelled"), [(0.2, False), (600.0, True)])
     async def test_a_read_that_it_holds_ends_without_it_and_never_reaches_the_buffer(
-        self,
-        shared: MooncakeStore,
-        begun: threading.Semaphore,
-        timeout_s: float,
-        *,
-        cancelled: bool,
+        self, shared: MooncakeStore, begun: Begun, timeout_s: float, *, cancelled: bool
     ) -> None:
         memory = pool(16 * KIB)
 
         async with opened(shared, [memory]) as backend:
             await put(backend, object_name(1), page(1))
-            shared.master.stop()
-            try:
+            begun.forget()
+            with shared.master.stopped():
                 reads = [reading(object_name(1), memory)]
                 deadline = time.monotonic() + timeout_s
                 call = asyncio.create_task(backend.read(reads, deadline=deadline))
-                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await begun.wait()
                 await asyncio.wait([call], timeout=0 if cancelled else None)
                 call.cancel()
                 await asyncio.wait([call])
                 assert call.cancelled() or call.result() == [ReadOutcome.TIMED_OUT]
                 memory[:] = OLD
-            finally:
-                shared.master.go_on()
             await asyncio.to_thread(until, lambda: not held(backend))
             assert memory == OLD
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
     async def test_while_reads_that_were_given_up_hold_every_thread_others_are_failed_at_once(
-        self, shared: MooncakeStore, begun: threading.Semaphore
+        self, shared: MooncakeStore, begun: Begun
     ) -> None:
         async with opened(shared) as backend:
             await put(backend, object_name(1), page(1))
-            shared.master.stop()
-            try:
+            begun.forget()
+            with shared.master.stopped():
                 calls = asyncio.gather(*[get(backend, object_name(1)) for _ in range(THREADS)])
-                for _ in range(THREADS):
-                    assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await begun.wait(THREADS)
                 calls.cancel()
                 await asyncio.wait([calls])
                 assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-            finally:
-                shared.master.go_on()
             await asyncio.to_thread(until, lambda: not held(backend))
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 

@@ -8,9 +8,8 @@ import pytest
 
 from lockstep.errors import ConfigError
 from lockstep.page_format.object_header import HEADER_BYTES
-from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.addresses import address_of
-from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend, from_uri, settings_of
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
@@ -95,33 +94,11 @@ class TestMemory:
         client = shared.lend(shared.settings())
         registered = RegisteredMemory(client, [around[4 * KIB : 8 * KIB], around[12 * KIB :]])
         cases = {(4, 8): True, (5, 6): True, (12, 16): True, (3, 5): False, (7, 13): False}
-        for (start, end), covered in cases.items():
-            view = around[start * KIB : end * KIB]
-            assert registered.covers([view]) is covered
-            assert registered.covers([around[4 * KIB : 5 * KIB], view]) is covered
+        views = {(start, end): around[start * KIB : end * KIB] for start, end in cases}
+        first = around[4 * KIB : 5 * KIB]
+        assert {case: registered.covers([view]) for case, view in views.items()} == cases
+        assert {case: registered.covers([first, view]) for case, view in views.items()} == cases
         client.close()
-
-    async def test_buffers_that_do_not_fit_cost_their_key_alone(
-        self, shared: MooncakeStore
-    ) -> None:
-        shape = ObjectShape.whole(16 * KIB)
-        strided = memoryview(bytes(32 * KIB))[::2]
-        wrong = [memoryview(page(1, 16 * KIB + each)) for each in (-1, 1)]
-
-        async with opened(shared) as backend:
-            writes = [writing(object_name(0), page(0))]
-            for content in (*wrong, strided):
-                writes.append(Write(object_name(len(writes)), (content,), shape))
-            writes.append(writing(object_name(4), page(4)))
-            good, bad = WriteOutcome.OK, WriteOutcome.FAILED
-            assert await backend.write(writes, deadline=soon()) == [good, bad, bad, bad, good]
-            room = bytearray(16 * KIB)
-            unfit = [*wrong, memoryview(bytearray(32 * KIB))[::2], memoryview(bytes(16 * KIB))]
-            reads = [Read(object_name(0), (view,), shape) for view in unfit]
-            reads.append(reading(object_name(4), room))
-            outcomes = await backend.read(reads, deadline=soon())
-            assert outcomes == [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK]
-            assert room == page(4)
 
     async def test_closing_gives_the_pool_back(self, shared: MooncakeStore) -> None:
         memory = pool(64 * KIB)
@@ -148,22 +125,18 @@ class TestLeases:
         part: int,
         parts: int,
     ) -> None:
-        buffer = bytearray(nbytes)
-        fetch = MooncakeClient.fetch
-        fetched: list[object] = []
+        leases_end = [lambda: None] * part + [shared.outlast_leases] + [lambda: None] * parts
+        fetch, fetched = MooncakeClient.fetch, list[object]()
 
         def late(*arguments: Any) -> list[int]:
-            if len(fetched) == part:
-                shared.outlast_leases()
+            leases_end[len(fetched)]()
             fetched.append(arguments)
             return fetch(*arguments)
 
         async with opened(shared) as backend:
             await put(backend, object_name(1), page(1, nbytes))
             monkeypatch.setattr(MooncakeClient, "fetch", late)
-            reads = [reading(object_name(1), buffer)]
-            assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK]
-            assert buffer == page(1, nbytes)
+            assert await get(backend, object_name(1), nbytes) == (ReadOutcome.OK, page(1, nbytes))
             assert len(fetched) == parts
 
     def test_a_reader_goes_on_where_another_has_lost_the_lease_that_they_share(

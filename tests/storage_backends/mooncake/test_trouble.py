@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import os
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -18,17 +16,19 @@ from lockstep.launch.environment import MOONCAKE_TIMEOUTS, prepare_for_mooncake
 from lockstep.storage_backends.addresses import address_of
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.mooncake.backend import THREADS, MooncakeBackend
-from lockstep.storage_backends.mooncake.client import MooncakeClient, left_behind
+from lockstep.storage_backends.mooncake.client import left_behind
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.mooncake.writes import RoomComplaint
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.servers.mooncake_master import (
+    Begun,
     MooncakeStore,
     a_store,
+    brought_back,
     line_of,
     pool,
     process,
-    stop_process,
+    stopped_process,
     tell,
     until,
     usable,
@@ -36,16 +36,20 @@ from tests.kit.servers.mooncake_master import (
 from tests.kit.servers.mooncake_process import NAMES
 from tests.kit.storage.calls import (
     KIB,
+    eventually,
+    found,
     get,
+    get_many,
     object_name,
     opened,
     page,
     put,
+    put_many,
     reading,
-    run,
     soon,
     soon_off_loop,
     writing,
+    wrongly_served,
 )
 
 
@@ -82,34 +86,21 @@ class TestManyProcesses:
     ) -> None:
         async with opened(lonely.store) as second:
             assert await put(second, object_name(1), page(9)) is WriteOutcome.PRESENT
-            for number in range(4):
-                assert await get(second, object_name(number)) == (
-                    ReadOutcome.OK,
-                    page(number),
-                )
+            assert await get_many(second, range(4)) == found(range(4))
             assert await put(second, object_name(9), page(9)) is WriteOutcome.OK
 
-    def test_of_processes_that_write_the_same_keys_each_key_has_one_winner(
+    async def test_of_processes_that_write_the_same_keys_each_key_has_one_winner(
         self, shared: MooncakeStore
     ) -> None:
-        async def winners(writers: list[int]) -> list[int]:
-            contents = {writer: page(writer) for writer in writers}
-            async with opened(shared) as backend:
-                found: list[int] = []
-                for number in range(NAMES):
-                    outcome, content = await get(backend, object_name(number))
-                    assert outcome is ReadOutcome.OK
-                    found += [each for each in writers if contents[each] == content]
-                return found
-
         with process("race", shared) as one, process("race", shared) as two:
             tell(one)
             tell(two)
             said = [line_of(child).split() for child in (one, two)]
         won = {int(writer): int(count) for writer, count in said}
         assert sum(won.values()) == NAMES
-        found = run(winners(list(won)))
-        assert {writer: found.count(writer) for writer in won} == won
+        async with opened(shared) as backend:
+            read = await get_many(backend, range(NAMES))
+        assert {writer: read.count((ReadOutcome.OK, page(writer))) for writer in won} == won
 
     async def test_a_stopped_owner_holds_one_object_of_a_write_and_no_read_beyond_its_deadline(
         self, lonely: Lonely
@@ -121,99 +112,75 @@ class TestManyProcesses:
             opened(lonely.store, [memory]) as straight,
             opened(lonely.store) as copying,
         ):
-            calls: list[Awaitable[list[ReadOutcome] | list[WriteOutcome]]] = []
             some = [views[start : start + 4] for start in range(0, 16, 4)]
             reads = [[reading(object_name(n), each[n]) for n in range(4)] for each in some[:2]]
             writes = [
                 [writing(object_name(10 * at + n), each[n]) for n in range(4)]
                 for at, each in enumerate(some[2:], start=2)
             ]
-            for at, backend in enumerate((straight, copying)):
-                before = await backend.read(reads[at], deadline=soon())
-                assert before == [ReadOutcome.OK] * 4
-            stop_process(lonely.owner.pid)
-            try:
+            calls = list(zip((straight, copying), reads, writes, strict=True))
+            before = [await backend.read(some, deadline=soon()) for backend, some, _ in calls]
+            assert before == [[ReadOutcome.OK] * 4] * 2
+            with stopped_process(lonely.owner.pid):
                 # Sooner than the library gives the owner up.
-                deadline = time.monotonic() + 0.8
-                for at, backend in enumerate((straight, copying)):
-                    calls.append(backend.read(reads[at], deadline=deadline))
-                    calls.append(backend.write(writes[at], deadline=deadline))
-                outcomes = await asyncio.gather(*calls)
-            finally:
-                os.kill(lonely.owner.pid, signal.SIGCONT)
-            read = [ReadOutcome.TIMED_OUT] * 4
-            written = [WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3
-            assert outcomes == [read, written] * 2
+                late = time.monotonic() + 0.8
+                read, written = await asyncio.gather(
+                    asyncio.gather(*[one.read(some, deadline=late) for one, some, _ in calls]),
+                    asyncio.gather(*[one.write(some, deadline=late) for one, _, some in calls]),
+                )
+            assert read == [[ReadOutcome.TIMED_OUT] * 4] * 2
+            assert written == [[WriteOutcome.FAILED] + [WriteOutcome.TIMED_OUT] * 3] * 2
 
-    def test_existence_outlives_the_owner_and_the_read_decides(self) -> None:
+    async def test_existence_outlives_the_owner_and_the_read_decides(self) -> None:
         names = [object_name(number) for number in range(4)]
 
-        async def scenario(store: MooncakeStore, owner: "subprocess.Popen[str]") -> None:
+        flags = "--client_ttl=60"
+        with a_store(flags, segment_bytes=0) as store, process("own", store) as owner:
             async with opened(store) as backend:
                 assert await backend.exists(names, deadline=soon()) == [True] * 4
                 owner.kill()
                 owner.wait()
                 assert await backend.exists(names, deadline=soon()) == [True] * 4
-                for name in names:
-                    assert (await get(backend, name))[0] is ReadOutcome.FAILED
+                outcomes = [(await get(backend, name))[0] for name in names]
+                assert outcomes == [ReadOutcome.FAILED] * 4
                 assert await put(backend, names[0], page(9)) is WriteOutcome.FAILED
                 # It was not taken for corrupt, and removed: the owner may only be out of reach.
                 assert await backend.exists(names, deadline=soon()) == [True] * 4
 
-        flags = "--client_ttl=60"
-        with a_store(flags, segment_bytes=0) as store, process("own", store) as owner:
-            run(scenario(store, owner))
-
     @pytest.mark.slow
-    def test_what_a_dead_owner_had_is_missing_once_the_master_has_let_go_of_it(self) -> None:
+    async def test_what_a_dead_owner_had_is_missing_once_the_master_has_let_go_of_it(self) -> None:
         names = [object_name(number) for number in range(4)]
 
-        async def scenario(store: MooncakeStore, owner: "subprocess.Popen[str]") -> None:
+        with a_store(segment_bytes=0) as store, process("own", store) as owner:
             async with opened(store) as backend:
+
+                async def all_are_gone() -> bool:
+                    return not any(await backend.exists(names, deadline=soon()))
+
                 owner.kill()
                 owner.wait()
-                deadline = soon()
-                while any(await backend.exists(names, deadline=soon())):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
+                await eventually(all_are_gone)
                 assert (await get(backend, names[0]))[0] is ReadOutcome.MISSING
-
-        with a_store(segment_bytes=0) as store, process("own", store) as owner:
-            run(scenario(store, owner))
 
 
 class TestDisks:
     @pytest.mark.slow
-    def test_other_bytes_that_a_reused_directory_brings_back_are_corrupt_and_go(
+    async def test_other_bytes_that_a_reused_directory_brings_back_are_corrupt_and_go(
         self, tmp_path: Path
     ) -> None:
-        environment = {
-            "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
-            "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "bucket_storage_backend",
-            "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
-            "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "2",
-        }
+        names = [object_name(0), object_name(1)]
 
-        async def scenario(store: MooncakeStore) -> None:
+        with brought_back(tmp_path) as store:
             async with opened(store) as backend:
-                deadline = soon()
-                names = [object_name(0), object_name(1)]
-                while not all(await backend.exists(names, deadline=soon())):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
-                assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
-                assert (await get(backend, object_name(0)))[0] is ReadOutcome.MISSING
-                assert await put(backend, object_name(0), page(0)) is WriteOutcome.OK
-                assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
-                assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
-        for once_more in (False, True):
-            with (
-                a_store("--enable_offload=true", segment_bytes=0) as store,
-                process("disk", store, str(tmp_path), **environment),
-            ):
-                if once_more:
-                    run(scenario(store))
+                async def both_are_back() -> bool:
+                    return all(await backend.exists(names, deadline=soon()))
+
+                await eventually(both_are_back)
+                assert (await get(backend, names[0]))[0] is ReadOutcome.CORRUPT
+                assert (await get(backend, names[0]))[0] is ReadOutcome.MISSING
+                assert await put(backend, names[0], page(0)) is WriteOutcome.OK
+                assert await get_many(backend, range(2)) == found(range(2))
 
 
 class TestFullStore:
@@ -221,8 +188,7 @@ class TestFullStore:
         self, shared: MooncakeStore
     ) -> None:
         async with opened(shared) as backend:
-            writes = [writing(object_name(n), page(n, 1 << 20)) for n in range(40)]
-            outcomes = await backend.write(writes, deadline=soon())
+            outcomes = await put_many(backend, range(40), 1 << 20)
             failed = outcomes.count(WriteOutcome.FAILED)
             assert set(outcomes) == {WriteOutcome.OK, WriteOutcome.FAILED}
             seen = backend.counters()
@@ -232,17 +198,15 @@ class TestFullStore:
             shared.clear()
             assert await put(backend, late, page(1)) is WriteOutcome.OK
 
-    def test_a_store_whose_members_give_no_memory_says_so_once_and_what_to_do(
+    async def test_a_store_whose_members_give_no_memory_says_so_once_and_what_to_do(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def scenario(store: MooncakeStore) -> None:
-            async with opened(store) as backend:
-                for number in range(3):
-                    assert await put(backend, object_name(number), page(1)) is WriteOutcome.FAILED
-
         with a_store(segment_bytes=0) as store, caplog.at_level(logging.WARNING):
-            run(scenario(store))
+            async with opened(store) as backend:
+                written = [await put(backend, object_name(n), page(1)) for n in range(3)]
             address = store.master.address
+
+        assert written == [WriteOutcome.FAILED] * 3
         said = [each.getMessage() for each in caplog.records if "no member" in each.getMessage()]
         remedy = "start a process that owns a segment, or give segment_bytes=N"
         assert said == [
@@ -272,86 +236,54 @@ class TestFullStore:
 
 
 class TestMaster:
-    @pytest.fixture
-    def begun(self, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-        """Released whenever a thread is about to ask the master for what it reads or writes."""
-        begun = threading.Semaphore(0)
-
-        def telling(call: Callable[..., Any]) -> Callable[..., Any]:
-            def tell(*arguments: Any) -> Any:
-                begun.release()
-                return call(*arguments)
-
-            return tell
-
-        for name in ("reading", "exist"):
-            monkeypatch.setattr(MooncakeClient, name, telling(getattr(MooncakeClient, name)))
-        return begun
-
     async def test_what_a_stopped_master_holds_is_waited_for_and_what_has_not_begun_is_late(
-        self, shared: MooncakeStore, begun: threading.Semaphore
+        self, shared: MooncakeStore, begun: Begun
     ) -> None:
         async with opened(shared) as backend:
             for number in range(THREADS):
                 await put(backend, object_name(number), page(number))
-            while begun.acquire(blocking=False):
-                pass
-            shared.master.stop()
-            try:
+            begun.forget()
+            with shared.master.stopped():
                 held = [asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)]
-                for _ in held:
-                    assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await begun.wait(THREADS)
                 # Every thread is held.
                 reads = [reading(object_name(0), bytearray(16 * KIB))]
                 late = await backend.read(reads, deadline=time.monotonic() + 0.05)
                 assert late == [ReadOutcome.TIMED_OUT]
                 assert not any(call.done() for call in held)
-            finally:
-                shared.master.go_on()
-            for number, (outcome, content) in enumerate(await asyncio.gather(*held)):
-                if outcome is ReadOutcome.OK:
-                    assert content == page(number)
+            assert wrongly_served(range(THREADS), await asyncio.gather(*held)) == []
             await usable(backend, 100)
 
     async def test_a_write_that_was_given_up_while_the_master_was_stopped_is_not_half_there(
-        self, shared: MooncakeStore, begun: threading.Semaphore
+        self, shared: MooncakeStore, begun: Begun
     ) -> None:
         async with opened(shared) as backend:
-            shared.master.stop()
-            try:
+            with shared.master.stopped():
                 content = page(1)
                 call = asyncio.create_task(put(backend, object_name(1), content))
-                assert await asyncio.to_thread(begun.acquire, timeout=60)
+                await begun.wait()
                 call.cancel()
                 # It returns only when nothing touches the buffer any more.
                 await asyncio.wait([call], timeout=0.1)
                 assert not call.done()
-            finally:
-                shared.master.go_on()
             with pytest.raises(asyncio.CancelledError):
                 await call
             content[:] = bytes(16 * KIB)
             await usable(backend, 1)
 
     async def test_closing_ends_while_the_master_is_stopped(
-        self,
-        shared: MooncakeStore,
-        begun: threading.Semaphore,
-        monkeypatch: pytest.MonkeyPatch,
+        self, shared: MooncakeStore, begun: Begun, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("lockstep.storage_backends.threaded_backend.CLOSE_TIMEOUT_S", 0.1)
 
         backend = shared.backend()
         await backend.open()
-        shared.master.stop()
-        try:
+        with shared.master.stopped():
             held = asyncio.create_task(get(backend, object_name(1)))
-            assert await asyncio.to_thread(begun.acquire, timeout=60)
+            await begun.wait()
             await backend.close()
             assert not held.done()
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
-        finally:
-            shared.master.go_on()
         await held
 
     async def test_a_process_goes_on_when_it_leaves_a_store_with_a_stopped_master_or_enters_it(
@@ -361,16 +293,13 @@ class TestMaster:
 
         owner = MooncakeBackend(shared.settings(segment_bytes=16 << 20))
         await owner.open()
-        shared.master.stop()
-        try:
+        with shared.master.stopped():
             # The library would hold all threads of the process, and this one's clock, for a
             # minute.
             async with asyncio.timeout(25):
                 await owner.close()
                 with pytest.raises(ConfigError, match="no master answers"):
                     await MooncakeBackend(shared.settings()).open()
-        finally:
-            shared.master.go_on()
         left_behind.pop().close()
 
     async def test_a_restarted_master_has_lost_its_keys_and_takes_new_ones(

@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import pytest
 
 from lockstep.page_format.object_header import HEADER_BYTES
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.mooncake import staged_reads as mooncake_staged
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory

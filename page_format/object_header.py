@@ -108,10 +108,10 @@ class PartHashes:
         while at < end:
             if self._begun is None and not self._left:
                 self._left = self._next()
-            taken = min(self._left, end - at)
-            part = piece[at : at + taken]
-            at += taken
-            self._left -= taken
+            count = min(self._left, end - at)
+            part = piece[at : at + count]
+            at += count
+            self._left -= count
             if self._begun is None and not self._left:
                 # Nearly always: the whole part is here.
                 self._done.append(xxhash.xxh3_128_digest(part))
@@ -234,7 +234,7 @@ def encode_object(
     return encode_header(name, digest, shape.present, plan, checksums)
 
 
-def take_parts(
+def extract_parts(
     payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> HeaderFinding:
     """Fill `buffers` with what `shape` holds of an object whose header was checked, and check it."""

@@ -218,11 +218,11 @@ def pieces_of(buffers: Sequence[memoryview], sizes: Sequence[int]) -> Iterator[l
         missing = size
         while missing:
             buffer = buffers[at]
-            taken = min(missing, len(buffer) - offset)
-            if taken:
-                views.append(buffer[offset : offset + taken])
-            missing -= taken
-            offset += taken
+            width = min(missing, len(buffer) - offset)
+            if width:
+                views.append(buffer[offset : offset + width])
+            missing -= width
+            offset += width
             if offset == len(buffer):
                 at, offset = at + 1, 0
         yield views

@@ -179,11 +179,11 @@ ComponentConfig = SlidingWindow | Recurrent
 
 
 def _check_pool(component: ComponentConfig) -> None:
-    taken = (KV_POOL, *RECORD_POOLS)
-    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool in taken:
+    reserved = (KV_POOL, *RECORD_POOLS)
+    if not re.fullmatch("[a-z0-9.-]{1,32}", component.pool) or component.pool in reserved:
         raise ConfigError(
             f"a pool cannot be called {component.pool!r}; use up to 32 lower-case letters and"
-            f" digits, and not {', '.join(map(repr, taken))}, which have a meaning already"
+            f" digits, and not {', '.join(map(repr, reserved))}, which have a meaning already"
         )
     for name in ("device_pages", "host_pages"):
         value = getattr(component, name)

@@ -7,7 +7,7 @@ copies that touch them have ended on every rank. That is so for every pool that 
     admission:  prefetch -> begin_step ... until prefetch_done -> hit -> load -> ... until READY
     compute:    back_up after each chunk whose pages are whole
     preemption: fence, before anything overwrites the request's pages
-    finish:     release; if that says False, the pages are free once `take_freed` names the request
+    finish:     release; if that says False, the pages are free once `collect_freed` names the request
 
 Once per engine step, also when nothing is in flight: `begin_step`, decisions and commands, `end_step`;
 then, where the engine launches its forward pass, `begin_loads` before it and `begin_backups` after it.
@@ -110,7 +110,7 @@ class HostCache(RankCache):
         """Copy to host memory what of `tokens` is not there, and then to storage.
 
         `device_pages` are the pages of the whole prefix in token order; their KV is written, or is
-        ordered before `begin_backups`. They must not be overwritten before `take_freed` names the
+        ordered before `begin_backups`. They must not be overwritten before `collect_freed` names the
         request, after its `release`, or before a `fence`. Returns the number of tokens that are on
         the host or on their way; it is smaller where there is no room.
         """
@@ -174,7 +174,7 @@ class HostCache(RankCache):
     def release(self, request: str) -> bool:
         """Forget a request; say whether its device pages are free on every rank.
 
-        If not, they are free once `take_freed` returns the request's name, which may not be used
+        If not, they are free once `collect_freed` returns the request's name, which may not be used
         again before. Those of a request that is not known are free.
         """
         if not self._replica.knows(request):
@@ -201,7 +201,7 @@ class HostCache(RankCache):
         self._step_until(lambda: not replica.waits_for_frees, times.copy_s + times.quiesce_s)
         return not replica.leaving
 
-    def take_freed(self) -> list[str]:
+    def collect_freed(self) -> list[str]:
         """Return the released requests whose device pages have become free since the last call."""
         freed, self._freed = self._freed, []
         return freed

@@ -18,9 +18,9 @@ from ..page_format.object_header import (
     check_header,
     check_object,
     encode_object,
+    extract_parts,
     presence_bits,
     read_statement,
-    take_parts,
 )
 from ..page_format.object_name import ObjectName, name_digest
 from ..page_format.object_shape import ObjectShape
@@ -131,7 +131,7 @@ class MemoryBackend:
         if finding is HeaderFinding.LACKING:
             return ReadOutcome.LACKING
         if finding is HeaderFinding.SOUND:
-            finding = take_parts(payload, header, buffers, read.shape)
+            finding = extract_parts(payload, header, buffers, read.shape)
         if finding is HeaderFinding.SOUND:
             return ReadOutcome.OK
         with self.shelf.lock:

@@ -17,7 +17,7 @@ class _Exchange:
     """One round, or one gathering, as far as it has come."""
 
     given: dict[int, Vector | bytes] = field(default_factory=dict[int, Vector | bytes])
-    taken: int = 0
+    received: int = 0
 
 
 class InProcessGroup:
@@ -43,7 +43,7 @@ class InProcessGroup:
             self._exchanges.setdefault(key, _Exchange()).given[rank] = value
             self._changed.notify_all()
 
-    def take(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
+    def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
         """Wait until all ranks have given, and return what they gave, by rank."""
         with self._changed:
             exchange = self._exchanges[key]
@@ -62,8 +62,8 @@ class InProcessGroup:
                 raise CollectiveTimeout(
                     f"rank {missing[0]} did not come to {key[0]} {key[1]} within {timeout_s} s"
                 )
-            exchange.taken += 1
-            if exchange.taken == self.world_size:
+            exchange.received += 1
+            if exchange.received == self.world_size:
                 del self._exchanges[key]
             return [exchange.given[rank] for rank in range(self.world_size)]
 
@@ -81,7 +81,7 @@ class _InProcessRound:
 
     def wait(self, timeout_s: float) -> Vector:
         """See `PendingRound`."""
-        given = self._collective.take(("round", self._number), timeout_s)
+        given = self._collective.receive(("round", self._number), timeout_s)
         return fold([vector for vector in given if not isinstance(vector, bytes)])
 
 
@@ -108,12 +108,12 @@ class InProcessCollective:
         self._gathers += 1
         key = ("gather", self._gathers)
         self._give(key, payload)
-        return [each for each in self.take(key, timeout_s) if isinstance(each, bytes)]
+        return [each for each in self.receive(key, timeout_s) if isinstance(each, bytes)]
 
-    def take(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
+    def receive(self, key: tuple[str, int], timeout_s: float) -> list[Vector | bytes]:
         """Wait for an exchange; if it fails, so does every later call."""
         try:
-            return self._group.take(key, timeout_s)
+            return self._group.receive(key, timeout_s)
         except GroupError as error:
             self._broken_by = error
             raise

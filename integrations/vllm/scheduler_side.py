@@ -286,7 +286,7 @@ class SchedulerSide:
             if state is LoadState.FAILED:
                 failed.append(tracked)
         freed: list[TrackedRequest] = []
-        for name in self.cache.take_freed():
+        for name in self.cache.collect_freed():
             ended = self._leaving.pop(name)
             # That the load is over says no more than that the blocks are free.
             (loaded if ended.loading else freed).append(ended.tracked)

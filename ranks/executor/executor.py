@@ -164,7 +164,7 @@ class RankExecutor:
         for order in orders:
             match order:
                 case CopyToHost() | CopyToDevice() if self._lent:
-                    self._flights.hold(order)
+                    self._flights.put_off(order)
                     self._held[order.operation] = order
                 case CopyToHost() | CopyToDevice():
                     self._begin_copy(order, now)
@@ -199,7 +199,7 @@ class RankExecutor:
             except Empty:
                 break
         self._flights.pass_until(time.monotonic())
-        return self._flights.take()
+        return self._flights.collect()
 
     def wait(self, timeout_s: float) -> None:
         """See `Executor`."""

@@ -63,15 +63,15 @@ class Flights:
         return operation in self._flights
 
     def has_progress(self) -> bool:
-        """Say whether `take` would return anything."""
+        """Say whether `collect` would return anything."""
         return bool(self._progress)
 
-    def take(self) -> list[Progress]:
+    def collect(self) -> list[Progress]:
         """Return what has happened since the last call, in the order in which it happened."""
         happened, self._progress = self._progress, []
         return happened
 
-    def hold(self, order: Tracked) -> None:
+    def put_off(self, order: Tracked) -> None:
         """Take in an operation that does not begin yet; it has all the time until `begin`."""
         self._flights[order.operation] = _Flight(order)
 

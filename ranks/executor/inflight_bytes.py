@@ -66,7 +66,7 @@ class InflightBytes:
             raise
         return share
 
-    def give(self, share: int) -> None:
+    def give_back(self, share: int) -> None:
         """Give back what `take` returned."""
         with self._lock:
             self._taken -= share

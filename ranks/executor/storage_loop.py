@@ -260,7 +260,7 @@ class StorageLoop:
         for batch in transfer.batches(self._room.bytes_max):
             share = await self._room.take(batch.nbytes)
             if not transfer.wants(batch) or time.monotonic() >= transfer.deadline:
-                self._room.give(share)
+                self._room.give_back(share)
                 return
             call = self._loop.create_task(transfer.call(self._backend, batch))
             transfer.calls.add(call)
@@ -282,7 +282,7 @@ class StorageLoop:
         call: asyncio.Task[Sequence[int]],
     ) -> None:
         transfer.calls.discard(call)
-        self._room.give(share)
+        self._room.give_back(share)
         self._late.note(began, transfer.deadline)
         if self._trouble is not None:
             _is_told_of(call)

@@ -70,7 +70,7 @@ class Outbox:
         self.notices: list[Notice] = []
         self._noticed = 0
 
-    def leave(self) -> Effects:
+    def collect(self) -> Effects:
         """Return all that was put in since the last time."""
         notices, expectations, orders = self.notices, self.expectations, self.orders
         rare = self.decisions or self.freed or self.lost

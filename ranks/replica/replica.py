@@ -50,7 +50,7 @@ def _command(
     def with_effects(self: "Replica", /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, Effects]:
         answer = method(self, *args, **kwargs)
         self.prefixes.mend()
-        return answer, self.outbox.leave()
+        return answer, self.outbox.collect()
 
     # Without the type that it gives, which hides that the first argument is the replica.
     update_wrapper(with_effects, method)
@@ -328,7 +328,7 @@ class Replica:
         self.prefixes.room.enforce_limits(clock.agreed_ms)
         self.device.after_verdict()
         self.prefixes.mend()
-        return self.outbox.leave()
+        return self.outbox.collect()
 
     @property
     def _owned(self) -> OwnedDevice:

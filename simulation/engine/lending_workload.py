@@ -57,7 +57,7 @@ class LendingWorkload(Engine[HostCache]):
     def decide(self, *, active: bool) -> float:
         """See `Engine`."""
         random = self._random
-        self._take_freed()
+        self._collect_freed()
         if not active:
             return 0.0
         if random.random() < self._resets:
@@ -330,10 +330,12 @@ class LendingWorkload(Engine[HostCache]):
             self._coverage["delayed frees"] += 1
             self._leaving[request.name] = held
 
-    def _take_freed(self) -> None:
-        for name in self._ask_all("take_freed", lambda c: c.take_freed()):
+    def _collect_freed(self) -> None:
+        for name in self._ask_all("collect_freed", lambda c: c.collect_freed()):
             if name not in self._leaving:
-                raise Violated(ImpossibleAnswer("a take_freed", f"names {name}, which is staying"))
+                raise Violated(
+                    ImpossibleAnswer("a collect_freed", f"names {name}, which is staying")
+                )
             self._freed(name, self._leaving.pop(name))
         # Pages of a copy that is quarantined may never be free, and nobody is to wait for them.
         if self._ask_all("pending_frees", lambda c: c.pending_frees) and not self._leaving:

@@ -412,7 +412,7 @@ def test_a_transport_that_breaks_a_promise_of_ours_ends_the_epoch_too(
 
     rounds = group_of_rounds(2)
     open_all(rounds)
-    monkeypatch.setattr(InProcessCollective, "take", break_down)
+    monkeypatch.setattr(InProcessCollective, "receive", break_down)
     with pytest.raises(InternalError, match="nonsense") as first:
         rounds[0].close()
 

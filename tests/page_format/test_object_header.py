@@ -18,11 +18,11 @@ from lockstep.page_format.object_header import (
     check_object,
     encode_header,
     encode_object,
+    extract_parts,
     part_checksums,
     presence_bits,
     read_statement,
     stated_checksums,
-    take_parts,
 )
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ALWAYS, PARTS_MAX, ObjectShape, Part, Plan
@@ -66,7 +66,8 @@ def test_a_header_is_a_block_and_sound() -> None:
     assert len(HEADER) == HEADER_BYTES == 4096
     assert check_header(HEADER, DIGEST, SHAPE) is HeaderFinding.SOUND
     assert (
-        take_parts(memoryview(PAYLOAD), HEADER, [memoryview(buffer)], SHAPE) is HeaderFinding.SOUND
+        extract_parts(memoryview(PAYLOAD), HEADER, [memoryview(buffer)], SHAPE)
+        is HeaderFinding.SOUND
     )
     assert buffer == PAYLOAD
 
@@ -246,7 +247,7 @@ def test_parts_are_taken_out_of_a_payload_and_only_they_are_checked() -> None:
         payload[at] ^= 1
         buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
 
-        finding = take_parts(memoryview(payload), header, buffers, wanted)
+        finding = extract_parts(memoryview(payload), header, buffers, wanted)
 
         if 1000 <= at < 1280 or 1380 <= at < 1480:
             assert finding is HeaderFinding.PAYLOAD
@@ -257,7 +258,7 @@ def test_parts_are_taken_out_of_a_payload_and_only_they_are_checked() -> None:
         payload = bytearray(content)
         payload = payload[:length] if length < 0 else payload + b"x"
         buffers = [memoryview(bytearray(wanted.nbytes))]
-        assert take_parts(memoryview(payload), header, buffers, wanted) is finding
+        assert extract_parts(memoryview(payload), header, buffers, wanted) is finding
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 4096, PIECE_BYTES])

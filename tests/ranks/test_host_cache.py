@@ -112,13 +112,13 @@ def test_a_finished_request_s_pages_are_free_when_every_rank_has_copied_them() -
     assert not ranks.every(lambda cache: cache.release("r"))
     ranks.executors[0].said.append(Ended(backup, ok=True))
     ranks.step()
-    assert ranks.every(lambda cache: cache.take_freed()) == []
+    assert ranks.every(lambda cache: cache.collect_freed()) == []
     with pytest.raises(UsageError, match="still lends pages"):
         ranks.caches[0].hit("r", PROMPT)
 
     ranks.executors[1].said.append(Ended(backup, ok=True))
     ranks.step()
-    assert ranks.every(lambda cache: cache.take_freed()) == ["r"]
+    assert ranks.every(lambda cache: cache.collect_freed()) == ["r"]
     assert not ranks.every(lambda cache: cache.pending_frees)
 
 
@@ -385,4 +385,4 @@ def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
         executor.said.append(Quiesced(backup))
     ranks.step()
     assert ranks.every(lambda cache: cache.pending_frees)
-    assert ranks.every(lambda cache: cache.take_freed()) == ["r"]
+    assert ranks.every(lambda cache: cache.collect_freed()) == ["r"]

@@ -71,7 +71,7 @@ def test_a_wrong_byte_that_is_served_is_found_and_the_seed_to_run_again_is_told(
     def believe(payload: memoryview, *_: object) -> HeaderFinding:
         return HeaderFinding.SOUND
 
-    monkeypatch.setattr(memory, "take_parts", believe)
+    monkeypatch.setattr(memory, "extract_parts", believe)
     with pytest.raises(AssertionError, match="bytes that were not its own") as raised:
         drill(MemoryBackend(), 1, whole=True)
     assert (

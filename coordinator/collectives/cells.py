@@ -110,7 +110,7 @@ class Cells:
     """One process's view of the memory. Knows nothing of ranks, deadlines or processes."""
 
     def __init__(self, memory: mmap, writers: int, lanes: int, futex: Futex) -> None:
-        """`memory` is zeroed, or has been through `begin`; it is kept until `close`."""
+        """`memory` is zeroed, or has been through `stamp`; it is kept until `close`."""
         self.writers, self.lanes = writers, lanes
         stride = _words_in_cell(lanes)
         self._cells_at = [
@@ -140,12 +140,12 @@ class Cells:
         self._spans.append(span)
         return span
 
-    def begin(self) -> None:
+    def stamp(self) -> None:
         """Mark new memory as made for this many writers and lanes."""
         self._words[_WRITERS_AT], self._words[_LANES_AT] = self.writers, self.lanes
         self._words[_MAGIC_AT] = _MAGIC
 
-    def require_begun(self) -> None:
+    def require_stamped(self) -> None:
         """Raise `InternalError` unless the memory was made for this many writers and lanes."""
         found = self._words[: _LANES_AT + 1].tolist()
         if found != [_MAGIC, self.writers, self.lanes]:

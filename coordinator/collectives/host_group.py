@@ -142,13 +142,13 @@ class HostGroup:
                     host_group = cls(_mapped(fd, writers, lanes, futex), fd, ranks, group.rank)
                     host_group.watch({rank: said[rank][0] for rank in ranks})
                     if not host_group.me:
-                        host_group.cells.begin()
+                        host_group.cells.stamp()
             except (OSError, ValueError) as error:
                 problem = f"the ranks of a host cannot share memory: {error}"
             agree_that_all_are_ready(group, problem, timeout_s)
             # The cells are marked by their maker, which is through now.
             if host_group is not None:
-                host_group.cells.require_begun()
+                host_group.cells.require_stamped()
         except BaseException:
             if host_group is not None:
                 host_group.close()

@@ -16,7 +16,7 @@ class CopyThread(Generic[Job]):
     """Does jobs in the order in which they come, from any threads, until it is told to end.
 
     A job that goes badly is for `work` to report. What it raises all the same ends the thread, as
-    does what `begin` raises, which the thread calls first; `trouble` says so from then on. `at_end`
+    does what `at_start` raises, which the thread calls first; `trouble` says so from then on. `at_end`
     is called by the thread last, whatever ended it. It never keeps its process from ending.
     """
 
@@ -25,12 +25,12 @@ class CopyThread(Generic[Job]):
         name: str,
         work: Callable[[Job], None],
         *,
-        begin: Callable[[], None] = _nothing,
+        at_start: Callable[[], None] = _nothing,
         at_end: Callable[[], None] = _nothing,
     ) -> None:
         self._name = name
         self._work = work
-        self._begin = begin
+        self._at_start = at_start
         self._at_end = at_end
         # Reentrant, unlike `queue.Queue`: `end` may be called by a signal that came during `put`.
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -57,7 +57,7 @@ class CopyThread(Generic[Job]):
 
     def _live(self) -> None:
         try:
-            self._begin()
+            self._at_start()
             while (job := self._jobs.get()) is not None:
                 self._work(job)
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread, the rank must say so.

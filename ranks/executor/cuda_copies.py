@@ -171,10 +171,10 @@ class _Way:
         self._turn = 0
         begin = partial(torch.cuda.set_device, device)
         self._reaper: CopyThread[_CudaJob] = CopyThread(
-            f"lockstep-reap-{direction.name}", self._reap, begin=begin
+            f"lockstep-reap-{direction.name}", self._reap, at_start=begin
         )
         self.feeder: CopyThread[_CudaJob] = CopyThread(
-            f"lockstep-feed-{direction.name}", self._feed, begin=begin, at_end=self._settle
+            f"lockstep-feed-{direction.name}", self._feed, at_start=begin, at_end=self._settle
         )
         self.threads = (self.feeder, self._reaper)
 

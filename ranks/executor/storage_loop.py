@@ -109,11 +109,11 @@ class StorageLoop:
 
     def open(self, timeout_s: float) -> None:
         """Start the thread, and return once the backend is open; raises as `is_open` does."""
-        self.begin(timeout_s)
+        self.start(timeout_s)
         self._hear(timeout_s)
         self.is_open()
 
-    def begin(self, timeout_s: float) -> None:
+    def start(self, timeout_s: float) -> None:
         """Start the thread, which opens the backend, and return; it may take `timeout_s`."""
         self._open_timeout_s = timeout_s
         self._open_by = time.monotonic() + timeout_s

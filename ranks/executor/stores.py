@@ -92,7 +92,7 @@ class Stores:
             self._staged[proposal.digest] = refusal
             return
         loop = self._loop(access)
-        loop.begin(OPEN_TIMEOUT_S)
+        loop.start(OPEN_TIMEOUT_S)
         self._staged[proposal.digest] = loop
 
     def readiness(self, proposal: Proposal) -> Readiness | str:

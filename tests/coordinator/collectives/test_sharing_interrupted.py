@@ -146,7 +146,7 @@ def first_of_two(*, other_has_come: bool) -> SharingCollective:
     """Return what the first of two ranks has; the other is nowhere, but may have come to round 1."""
     fd = host_group_module._new_memory(Cells.size(2, LANES))
     cells = host_group_module._mapped(fd, 2, LANES, Futex())
-    cells.begin()
+    cells.stamp()
     host = HostGroup(cells, fd, (0, 1), 0)
     group = InProcessGroup(2).member(0)
     if other_has_come:

@@ -36,7 +36,7 @@ def test_a_thread_that_dies_of_a_job_says_its_name_and_what_it_died_of() -> None
 
 def test_a_thread_that_cannot_even_begin_says_so_too() -> None:
     done: SimpleQueue[int] = SimpleQueue()
-    thread: CopyThread[int] = CopyThread("copies", done.put, begin=refuse)
+    thread: CopyThread[int] = CopyThread("copies", done.put, at_start=refuse)
 
     thread.put(1)
 

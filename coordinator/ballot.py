@@ -237,7 +237,7 @@ class Ballot:
             heappush(line.failed, (ticket, operation))
         self._stale.add(queue)
 
-    def settle(self, queue: Queue, ticket: int) -> None:
+    def dequeue(self, queue: Queue, ticket: int) -> None:
         """Drop the tickets of `queue` up to `ticket`: every rank has the same outcome for them."""
         line = self._lines[queue]
         while line.waiting and line.waiting[0][0] <= ticket:
@@ -345,7 +345,7 @@ _FOLLOWED: dict[type[Expectation], Callable[..., None]] = {
     Seated: Ballot.seat,
     Unseated: Ballot.unseat,
     Queued: Ballot.enqueue,
-    Settled: Ballot.settle,
+    Settled: Ballot.dequeue,
     Forgotten: Ballot.forget,
 }
 """What each expectation asks of a ballot; its fields are the arguments."""

@@ -190,7 +190,7 @@ class HostCache(RankCache):
         """Whether device pages of released requests will become free without further commands."""
         return bool(self._freed) or self._replica.waits_for_frees
 
-    def settle_copies(self) -> bool:
+    def finish_copies(self) -> bool:
         """Run rounds until the device pages of released requests are free; for an idle engine.
 
         Every rank calls it at the same point. Returns False where some are not free after as long as

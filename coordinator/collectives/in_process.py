@@ -48,12 +48,12 @@ class InProcessGroup:
         with self._changed:
             exchange = self._exchanges[key]
 
-            def settled() -> bool:
+            def is_over() -> bool:
                 return len(exchange.given) == self.world_size or bool(
                     self._gone - exchange.given.keys()
                 )
 
-            self._changed.wait_for(settled, timeout_s)
+            self._changed.wait_for(is_over, timeout_s)
             missing = sorted(set(range(self.world_size)) - exchange.given.keys())
             lost = [rank for rank in missing if rank in self._gone]
             if lost:

@@ -212,7 +212,7 @@ class SchedulerSide:
         self._commit()
         if not self.cache.pending_frees:
             return None
-        self.cache.settle_copies()
+        self.cache.finish_copies()
         return self._result()
 
     def reset(self) -> None:

@@ -174,11 +174,14 @@ class _Way:
             f"lockstep-reap-{direction.name}", self._reap, at_start=begin
         )
         self.feeder: CopyThread[_CudaJob] = CopyThread(
-            f"lockstep-feed-{direction.name}", self._feed, at_start=begin, at_end=self._settle
+            f"lockstep-feed-{direction.name}",
+            self._feed,
+            at_start=begin,
+            at_end=self._wait_for_launched,
         )
         self.threads = (self.feeder, self._reaper)
 
-    def _settle(self) -> None:
+    def _wait_for_launched(self) -> None:
         """Wait for what was launched, so that no page is touched once the feeder has ended."""
         try:
             for lane in self._lanes:

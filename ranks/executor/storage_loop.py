@@ -271,7 +271,7 @@ class StorageLoop:
     def _driven(self, transfer: Transfer, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
             _log.error("operation %d cannot be carried out: %s", transfer.operation, error)
-        self._settle(transfer)
+        self._conclude(transfer)
 
     def _returned(
         self,
@@ -295,9 +295,9 @@ class StorageLoop:
                 _log.error("the store failed in operation %d: %r", transfer.operation, error)
         for progress in transfer.returned(batch, outcomes):
             self._report(progress)
-        self._settle(transfer)
+        self._conclude(transfer)
 
-    def _settle(self, transfer: Transfer) -> None:
+    def _conclude(self, transfer: Transfer) -> None:
         """Conclude a transfer whose last batch has begun and whose last call has returned.
 
         All was said of it if the loop has died.

@@ -146,7 +146,7 @@ def test_watermarks_equal_those_of_an_obvious_model(queue: Queue, data: st.DataO
             ballot.note(Ended(operation_of(ended), ok=model.outcomes[ended]))
         elif action == "settle" and unsettled:
             model.settled = unsettled[0]
-            ballot.settle(queue, model.settled)
+            ballot.dequeue(queue, model.settled)
             ballot.forget(operation_of(model.settled))
         elif action == "other queue":
             ballot.enqueue(Queue.QUIESCE, ticket + 1, 10_000 + ticket)
@@ -166,7 +166,7 @@ def test_a_failure_is_voted_while_earlier_tickets_still_run() -> None:
     assert ballot.watermark(Queue.PERSIST) == (0, 2)
     ballot.note(Ended(operation_of(1), ok=True))
     assert ballot.watermark(Queue.PERSIST) == (1, 2)
-    ballot.settle(Queue.PERSIST, 2)
+    ballot.dequeue(Queue.PERSIST, 2)
     assert ballot.watermark(Queue.PERSIST) == (3, None)
 
 
@@ -188,7 +188,7 @@ def test_an_operation_in_quarantine_does_not_fail_again_and_ends_with_quiet() ->
     ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.QUIESCE, 1, OPERATION)
     ballot.note(QuiesceExpired(OPERATION))
-    ballot.settle(Queue.QUIESCE, 1)
+    ballot.dequeue(Queue.QUIESCE, 1)
     ballot.enqueue(Queue.QUARANTINE, 2, OPERATION)
 
     assert ballot.watermark(Queue.QUIESCE) == (1, None)
@@ -214,7 +214,7 @@ def test_a_write_that_failed_does_not_fail_again_where_it_waits_for_quiet(queue:
     ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.PERSIST, 1, OPERATION)
     ballot.note(Ended(OPERATION, ok=False))
-    ballot.settle(Queue.PERSIST, 1)
+    ballot.dequeue(Queue.PERSIST, 1)
     ballot.enqueue(queue, 2, OPERATION)
 
     assert ballot.watermark(queue) == (0, None)
@@ -223,7 +223,7 @@ def test_a_write_that_failed_does_not_fail_again_where_it_waits_for_quiet(queue:
 def test_what_all_ranks_concluded_counts_although_this_rank_has_not_seen_it() -> None:
     ballot = Ballot(SHAPE, 0)
     ballot.enqueue(Queue.BACKUP, 5, OPERATION)
-    ballot.settle(Queue.BACKUP, 5)
+    ballot.dequeue(Queue.BACKUP, 5)
 
     assert ballot.watermark(Queue.BACKUP) == (5, None)
 

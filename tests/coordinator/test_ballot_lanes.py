@@ -192,7 +192,7 @@ class Kept:
         """Let the first of a queue settle, whatever was seen of it here."""
         if self.lines[queue]:
             self.settled[queue], _ = self.lines[queue].pop(0)
-            self.ballot.settle(queue, self.settled[queue])
+            self.ballot.dequeue(queue, self.settled[queue])
 
     def forget(self, number: int) -> None:
         """Forget an operation; its id is not used again."""

@@ -152,7 +152,7 @@ def test_a_vector_that_was_given_away_is_not_written_again() -> None:
     first = ballot.fill(layout(), VOTER)
     before = first.tolist()
     ballot.note(Landed(5, 3))
-    ballot.settle(Queue.BACKUP, 4)
+    ballot.dequeue(Queue.BACKUP, 4)
     second = ballot.fill(layout(epoch=2), VOTER)
 
     assert first.tolist() == before != second.tolist()
@@ -164,7 +164,7 @@ def test_a_vector_that_was_given_away_is_not_written_again() -> None:
 def test_each_queue_votes_its_watermark_in_its_own_lanes(queue: Queue) -> None:
     ballot = Ballot(SHAPE, RANK)
     quiet = ballot.fill(layout(), VOTER)
-    ballot.settle(queue, 3)
+    ballot.dequeue(queue, 3)
     vector = ballot.fill(layout(), VOTER)
 
     assert np.flatnonzero(vector != quiet).tolist() == [QUEUES_AT + QUEUE_LANES * queue]

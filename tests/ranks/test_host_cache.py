@@ -380,7 +380,7 @@ def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
 
     assert ranks.phase(backup) == "QUARANTINED"
     assert not ranks.every(lambda cache: cache.pending_frees)
-    assert not ranks.every(lambda cache: cache.settle_copies())
+    assert not ranks.every(lambda cache: cache.finish_copies())
     for executor in ranks.executors:
         executor.said.append(Quiesced(backup))
     ranks.step()

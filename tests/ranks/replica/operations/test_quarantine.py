@@ -179,7 +179,7 @@ def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() 
     assert ranks.every(lambda cache: cache.lends("r"))
     assert not ranks.every(lambda cache: cache.release("r"))
     assert not ranks.every(lambda cache: cache.pending_frees)
-    assert not ranks.every(lambda cache: cache.settle_copies())
+    assert not ranks.every(lambda cache: cache.finish_copies())
 
 
 def test_a_request_is_saved_though_an_earlier_copy_of_its_pages_hangs() -> None:

@@ -65,7 +65,7 @@ class Lookups:
         pages = min(tree.whole_pages(wanted), self._prefetch_pages_max)
         # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
         wanted = wanted[: pages * step]
-        keys = self._offered(prefixes.page_keys(tree.keys(anchor)[-1], wanted))
+        keys = self._readable(prefixes.page_keys(tree.keys(anchor)[-1], wanted))
         if anchor.end + len(keys) <= best:
             return None
         others = self._components[1:]
@@ -124,10 +124,10 @@ class Lookups:
             asked += node_keys[max(0, first - node.start) :]
         asked += keys
         missed, pool = self._store.is_missed, component.pool
-        offered = tuple(b"" if missed(pool, key) else key for key in asked)
-        return Need(pool, first, offered, component.span, frozenset(held))
+        readable = tuple(b"" if missed(pool, key) else key for key in asked)
+        return Need(pool, first, readable, component.span, frozenset(held))
 
-    def _offered(self, keys: list[bytes]) -> list[bytes]:
+    def _readable(self, keys: list[bytes]) -> list[bytes]:
         """Return the leading keys of full attention that are not remembered as unreadable."""
         if self._store.misses:
             pool = self._components[0].pool

@@ -66,7 +66,7 @@ class EvictionQueue(Generic[NodeT]):
         """Say whether the node has an entry, evictable or not."""
         return node in self._entered
 
-    def offer(self, node: NodeT) -> None:
+    def try_enter(self, node: NodeT) -> None:
         """Enter `node` if it can be evicted and is not in yet."""
         if node not in self._entered and self._evictable(node):
             self.enter(node)

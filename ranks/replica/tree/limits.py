@@ -64,7 +64,7 @@ def _expired(queue: EvictionQueue[Node], ttl_ms: int, now_ms: int) -> Iterator[N
         # What was used before any time was agreed on begins to age now.
         node.used_ms = node.used_ms or now_ms
         if now_ms - node.used_ms <= ttl_ms:
-            queue.offer(node)
+            queue.try_enter(node)
             return
         yield node
 
@@ -106,11 +106,11 @@ class Limits:
                 # Salts may be as many as requests.
                 del self._known[node.place.namespace]
 
-    def offer(self, node: Node, tier: int) -> None:
+    def try_enter(self, node: Node, tier: int) -> None:
         """Enter a node, if it may be evicted."""
         limited = self._of(node)
         if limited is not None and self._evictable(tier, node):
-            limited.queues[tier].offer(node)
+            limited.queues[tier].try_enter(node)
             # One that was cut before it was saved may have a part that nothing was begun for.
             self._stay(limited, node, tier)
 

@@ -137,7 +137,7 @@ class Residence:
         elif component or not node.occupied_children[tier]:
             self.queues[tier][component].enter(node)
             if not component and self.limits.are_set:
-                self.limits.offer(node, tier)
+                self.limits.try_enter(node, tier)
         after = b""
         keys: tuple[bytes, ...] = ()
         if self._names_pages and not component:
@@ -166,7 +166,7 @@ class Residence:
             parent.occupied_children[tier] -= 1
             self.limits.count(node, tier, -len(pages))
             if not parent.occupied_children[tier]:
-                self._offer(parent, tier, 0)
+                self._try_enter(parent, tier, 0)
             self._name(node, tier, leaving)
         leaving.runs[tier][component].extend(pages)
 
@@ -191,7 +191,7 @@ class Residence:
         if self.limits.are_set:
             self.limits.count(node, tier, -len(base))
         if not parent.occupied_children[tier]:
-            self._offer(parent, tier, 0)
+            self._try_enter(parent, tier, 0)
         self._name(node, tier, leaving)
 
     def leaving(self, cause: Cause) -> Leaving:
@@ -243,7 +243,7 @@ class Residence:
         for tier in TIERS:
             for component, run in enumerate(lower.values[tier]):
                 if run is not None:
-                    self._offer(lower, tier, component)
+                    self._try_enter(lower, tier, component)
         return True
 
     def was_split(self, upper: Node) -> None:
@@ -254,7 +254,7 @@ class Residence:
         for tier in TIERS:
             for component, run in enumerate(upper.values[tier]):
                 if run is not None:
-                    self._offer(upper, tier, component)
+                    self._try_enter(upper, tier, component)
 
     def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
         """Mark the path to `node` as used now, from the root down."""
@@ -373,13 +373,13 @@ class Residence:
         """Let a node leave that nothing holds any more; in its turn, if it was to leave at once."""
         if not component and self.limits.are_set and self.limits.stay(node, tier):
             self.changed[node] = None
-        self._offer(node, tier, component)
+        self._try_enter(node, tier, component)
 
-    def _offer(self, node: Node, tier: int, component: int) -> None:
+    def _try_enter(self, node: Node, tier: int, component: int) -> None:
         if node.values[tier][component] is not None:
-            self.queues[tier][component].offer(node)
+            self.queues[tier][component].try_enter(node)
             if not component and self.limits.are_set:
-                self.limits.offer(node, tier)
+                self.limits.try_enter(node, tier)
 
 
 def _pool_name(tier: int, pool: str, index: int) -> str:

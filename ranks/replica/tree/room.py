@@ -109,7 +109,7 @@ class Room:
                 short -= component.pages_of(victim.width)
                 waits |= saves(victim, component.index)
             for node in first:
-                queue.offer(node)
+                queue.try_enter(node)
         return waits
 
     def _make_room(self, tier: int, component: int, short: int) -> None:

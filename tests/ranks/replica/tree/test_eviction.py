@@ -46,7 +46,7 @@ def is_free(leaf: Leaf) -> bool:
 def queue_of(name: str, *leaves: Leaf) -> EvictionQueue[Leaf]:
     queue = EvictionQueue(find_policy(name), is_free)
     for leaf in leaves:
-        queue.offer(leaf)
+        queue.try_enter(leaf)
     return queue
 
 
@@ -74,7 +74,7 @@ class SortedList:
         self.made += 1
         self.entries.append((self.made, leaf))
 
-    def offer(self, leaf: Leaf) -> None:
+    def try_enter(self, leaf: Leaf) -> None:
         if leaf.free and leaf not in self.leaves():
             self.enter(leaf)
 
@@ -116,9 +116,9 @@ class QueueBesideList(RuleBasedStateMachine):
         self.clock += 1
 
     @rule(number=numbers)
-    def offer(self, number: int) -> None:
-        self.queue.offer(self.leaves[number])
-        self.model.offer(self.leaves[number])
+    def try_enter(self, number: int) -> None:
+        self.queue.try_enter(self.leaves[number])
+        self.model.try_enter(self.leaves[number])
 
     @rule(number=numbers, hit=st.booleans())
     def use(self, number: int, hit: bool) -> None:
@@ -221,11 +221,11 @@ def test_priority_evicts_what_only_low_priorities_used() -> None:
     assert drain(queue_of("priority", *leaves)) == [2, 3, 1]
 
 
-def test_a_node_that_is_offered_long_after_its_last_use_leaves_in_its_turn() -> None:
+def test_a_node_that_enters_long_after_its_last_use_leaves_in_its_turn() -> None:
     """An inner node becomes a leaf when its children leave; nobody has used it since."""
     queue = queue_of("lru", Leaf(id=1, last_access=1), Leaf(id=2, last_access=9))
 
-    queue.offer(Leaf(id=3, last_access=4))
+    queue.try_enter(Leaf(id=3, last_access=4))
 
     assert drain(queue) == [1, 3, 2]
 
@@ -236,7 +236,7 @@ def test_of_nodes_that_were_used_together_the_first_to_be_entered_leaves_first()
     assert drain(queue_of("lru", *leaves)) == [5, 3, 4]
 
 
-def test_a_locked_node_is_dropped_when_it_is_met_and_comes_back_by_an_offer() -> None:
+def test_a_locked_node_is_dropped_when_it_is_met_and_comes_back_by_entering() -> None:
     locked, other = Leaf(id=1, last_access=1), Leaf(id=2, last_access=2)
     queue = queue_of("lru", locked, other)
     locked.free = False
@@ -245,7 +245,7 @@ def test_a_locked_node_is_dropped_when_it_is_met_and_comes_back_by_an_offer() ->
     assert queue.next_victim() is None
 
     locked.free = True
-    queue.offer(locked)
+    queue.try_enter(locked)
     assert queue.next_victim() is locked
 
 
@@ -287,7 +287,7 @@ def test_an_eviction_looks_at_no_more_nodes_than_it_takes_whatever_there_is() ->
 
     queue = EvictionQueue(find_policy("lru"), ask)
     for number in range(20_000):
-        queue.offer(Leaf(id=number, last_access=number))
+        queue.try_enter(Leaf(id=number, last_access=number))
     asked.clear()
 
     victims = [queue.next_victim() for _ in range(64)]
@@ -295,14 +295,14 @@ def test_an_eviction_looks_at_no_more_nodes_than_it_takes_whatever_there_is() ->
     assert [victim.id for victim in victims if victim] == asked == list(range(64))
 
 
-def test_what_is_offered_late_and_used_again_for_ever_takes_no_more_memory() -> None:
+def test_what_enters_late_and_is_used_again_for_ever_takes_no_more_memory() -> None:
     """Rule R10: everything is bounded, also where a pool never fills and nothing is evicted."""
     newest = Leaf(id=0, last_access=10**9)
     late = Leaf(id=1)
     queue = queue_of("lru", newest)
     for number in range(10_000):
         late.last_access = number
-        queue.offer(late)
+        queue.try_enter(late)
         queue.discard(late)
 
     assert len(queue._late) <= STALE_SPARE + 1  # pyright: ignore[reportPrivateUsage]

@@ -153,8 +153,8 @@ def _bare_exchange(member: Member, lanes: int) -> BareExchange:
 
 def _connected(settings: AgreementSettings, member: Member, lanes: int) -> Collective:
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
-    place = member.pretended_place(settings.hosts)
-    return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
+    host = member.pretended_host(settings.hosts)
+    return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, host=host)
 
 
 def _cache(

@@ -136,8 +136,8 @@ def _launcher(settings: "ExchangeSettings", member: Member, lanes: int) -> Launc
     if settings.doubling:
         return Doubling(dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S)))
     group = TorchCollective.create(timeout_s=TIMEOUT_S)
-    place = member.pretended_place(settings.hosts)
-    return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, place=place)
+    host = member.pretended_host(settings.hosts)
+    return connect(group, settings.transport, lanes=lanes, timeout_s=TIMEOUT_S, host=host)
 
 
 def _sockets() -> int:

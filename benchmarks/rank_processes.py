@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ..errors import LockstepError
 
 if TYPE_CHECKING:
-    from ..coordinator.collectives.host_group import HostPlace
+    from ..coordinator.collectives.host_group import HostIdentity
 
 FiguresT = TypeVar("FiguresT")
 
@@ -38,14 +38,14 @@ class Member:
     cores: int | None = None
     """How many cores all ranks share; None for all that there are."""
 
-    def pretended_place(self, hosts: int) -> "HostPlace":
+    def pretended_host(self, hosts: int) -> "HostIdentity":
         """Return where this rank says that it is, if the ranks pretend to be on so many hosts."""
-        from ..coordinator.collectives.host_group import HostPlace  # noqa: PLC0415 - see `run_ranks`.
+        from ..coordinator.collectives.host_group import HostIdentity  # noqa: PLC0415 - see `run_ranks`.
 
-        here = HostPlace.here()
+        here = HostIdentity.here()
         if hosts == 1:
             return here
-        return HostPlace(here.boot, f"{here.processes} {self.rank * hosts // self.ranks}")
+        return HostIdentity(here.boot, f"{here.processes} {self.rank * hosts // self.ranks}")
 
 
 Say = Callable[[str], None]

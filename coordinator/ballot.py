@@ -216,7 +216,7 @@ class Ballot:
         if not 0 <= seat < self._seats:
             raise InternalError(f"seat {seat} in a ballot for {self._seats} prefetches")
         if phase not in _VOTED:
-            raise InternalError(f"an operation in phase {phase.name} has no place in the ballot")
+            raise InternalError(f"an operation in phase {phase.name} has no seat in the ballot")
         expected = self._expect(operation)
         expected.seat, expected.phase, expected.bound = seat, phase, bound
         self._write_seat(seat, expected)

@@ -20,8 +20,8 @@ class ShardSource:
     """The shard's part of its name."""
     shape: ObjectShape
     """Holding what of it belongs to the page."""
-    places: tuple[slice, ...]
-    """Where that lies within the page's bytes, in order."""
+    slices: tuple[slice, ...]
+    """The slices of the page's bytes that it fills, in order."""
 
 
 def sources_of(
@@ -51,12 +51,12 @@ def sources_of(
         held = [number for number, (key, _) in enumerate(theirs) if key in wanted]
         if not held:
             continue
-        places = [wanted.pop(theirs[number][0]) for number in held]
+        slices = [wanted.pop(theirs[number][0]) for number in held]
         sources.append(
             ShardSource(
                 name=layout.shard_name(place),
                 shape=ObjectShape(tuple(part for _, part in theirs), tuple(held)),
-                places=tuple(_merged(places)),
+                slices=tuple(_merged(slices)),
             )
         )
     if wanted or [source.name for source in sources] == [layout.shard_name(mine)]:
@@ -64,13 +64,13 @@ def sources_of(
     return tuple(sources)
 
 
-def _merged(places: list[slice]) -> Iterator[slice]:
-    """Yield the places with those that touch each other as one."""
-    run = places[0]
-    for place in places[1:]:
-        if place.start == run.stop:
-            run = slice(run.start, place.stop)
+def _merged(slices: list[slice]) -> Iterator[slice]:
+    """Yield the slices, with those that touch each other as one."""
+    run = slices[0]
+    for each in slices[1:]:
+        if each.start == run.stop:
+            run = slice(run.start, each.stop)
         else:
             yield run
-            run = place
+            run = each
     yield run

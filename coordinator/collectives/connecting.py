@@ -8,7 +8,7 @@ import msgpack
 from ...errors import ConfigError
 from ..collective import Collective, Transport
 from .hierarchical import HierarchicalCollective
-from .host_group import HostPlace, ranks_by_place
+from .host_group import HostIdentity, ranks_by_host
 from .shared_memory import SharedMemoryCollective
 from .torch_gloo import TorchCollective
 
@@ -21,7 +21,7 @@ def connect(
     *,
     lanes: int,
     timeout_s: float,
-    place: HostPlace | None = None,
+    host: HostIdentity | None = None,
 ) -> Collective:
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
@@ -29,16 +29,16 @@ def connect(
     memory and a rank cannot, all use `torch`. Which it is and why is in `transport`, and logged by
     rank 0. Raises the same `ConfigError` on every rank, and closes the group, if the one that is
     wanted by name cannot be had. Ranks that want different things use `torch`, over which the
-    bootstrap will name the difference. `place` is where this rank says that it is.
+    bootstrap will name the difference. `host` is where this rank says that it is.
     """
-    here = place or HostPlace.here()
+    here = host or HostIdentity.here()
     try:
         payload: bytes = msgpack.packb([wanted.value, lanes, here.boot, here.processes])
         said = [msgpack.unpackb(each) for each in group.gather(payload, timeout_s)]
         collective: Collective = group
         if all(each[:2] == said[0][:2] for each in said):
-            places = [HostPlace(boot, processes) for _, _, boot, processes in said]
-            collective = _connect(group, wanted, places, lanes=lanes, timeout_s=timeout_s)
+            identities = [HostIdentity(boot, processes) for _, _, boot, processes in said]
+            collective = _connect(group, wanted, identities, lanes=lanes, timeout_s=timeout_s)
     except BaseException:
         group.close()
         raise
@@ -50,12 +50,12 @@ def connect(
 def _connect(
     group: TorchCollective,
     wanted: Transport,
-    places: Sequence[HostPlace],
+    identities: Sequence[HostIdentity],
     *,
     lanes: int,
     timeout_s: float,
 ) -> Collective:
-    hosts = ranks_by_place(places)
+    hosts = ranks_by_host(identities)
     picked, why = pick(hosts)
     if wanted is not Transport.AUTO:
         picked, why = wanted, f"as configured; {_hosts_in_words(hosts)}"
@@ -63,11 +63,11 @@ def _connect(
         match picked:
             case Transport.SHM:
                 collective: Collective = SharedMemoryCollective.create(
-                    group, places, lanes=lanes, timeout_s=timeout_s
+                    group, identities, lanes=lanes, timeout_s=timeout_s
                 )
             case Transport.HIERARCHICAL:
                 collective = HierarchicalCollective.create(
-                    group, places, lanes=lanes, timeout_s=timeout_s
+                    group, identities, lanes=lanes, timeout_s=timeout_s
                 )
             case _:
                 collective = group

@@ -32,7 +32,7 @@ from ...errors import CollectiveTimeout, GroupError
 from ..collective import Collective, Transport, Vector
 from ..fold import fold
 from .ending import Ending, EndingCause
-from .host_group import SLICE_S, HostGroup, HostPlace, ranks_by_place
+from .host_group import SLICE_S, HostGroup, HostIdentity, ranks_by_host
 from .sharing import SharingCollective
 from .torch_gloo import TorchCollective
 
@@ -65,7 +65,7 @@ class HierarchicalCollective(SharingCollective):
 
     @classmethod
     def create(
-        cls, group: Collective, places: Sequence[HostPlace], *, lanes: int, timeout_s: float
+        cls, group: Collective, identities: Sequence[HostIdentity], *, lanes: int, timeout_s: float
     ) -> Self:
         """Set up shared memory on each host, and a gloo group of the hosts' first ranks.
 
@@ -75,7 +75,7 @@ class HierarchicalCollective(SharingCollective):
         first rank, whichever thread uses it. Raises the same `ConfigError` on every rank if
         the ranks of some host cannot share memory; the group is as it was then.
         """
-        hosts = ranks_by_place(places)
+        hosts = ranks_by_host(identities)
         host = HostGroup.meet(group, hosts, lanes=lanes, extra_writers=1, timeout_s=timeout_s)
         courier: _Courier | None = None
         try:

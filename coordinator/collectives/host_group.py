@@ -55,17 +55,17 @@ _LOOK_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
-class HostPlace:
-    """Where a process runs, as far as it matters to those that want to share memory with it."""
+class HostIdentity:
+    """The host of a process: processes that have the same one can share memory."""
 
     boot: str
-    """Of the running kernel."""
+    """The random name of the running kernel."""
     processes: str
     """The namespace of process ids: those of two containers mean nothing to each other."""
 
     @classmethod
-    def here(cls) -> "HostPlace":
-        """Return this process's place; one of its own where the system does not tell."""
+    def here(cls) -> "HostIdentity":
+        """Return the host of this process; one that nobody shares where the system does not tell."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
             return cls(boot, str(Path("/proc/self/ns/pid").readlink()))
@@ -73,11 +73,11 @@ class HostPlace:
             return cls("unknown", str(os.getpid()))
 
 
-def ranks_by_place(places: Sequence[HostPlace]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each place, ascending; places in the order of their first rank."""
-    ranks: dict[HostPlace, list[int]] = {}
-    for rank, place in enumerate(places):
-        ranks.setdefault(place, []).append(rank)
+def ranks_by_host(identities: Sequence[HostIdentity]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each host, ascending; hosts in the order of their first rank."""
+    ranks: dict[HostIdentity, list[int]] = {}
+    for rank, identity in enumerate(identities):
+        ranks.setdefault(identity, []).append(rank)
     return tuple(tuple(each) for each in ranks.values())
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from ...errors import ConfigError
 from ..collective import Collective, Transport
-from .host_group import HostGroup, HostPlace, ranks_by_place
+from .host_group import HostGroup, HostIdentity, ranks_by_host
 from .sharing import SharingCollective
 
 
@@ -18,15 +18,15 @@ class SharedMemoryCollective(SharingCollective):
 
     @classmethod
     def create(
-        cls, group: Collective, places: Sequence[HostPlace], *, lanes: int, timeout_s: float
+        cls, group: Collective, identities: Sequence[HostIdentity], *, lanes: int, timeout_s: float
     ) -> Self:
         """Set up shared memory for rounds of `lanes` lanes; collective over `group`.
 
-        `places` are those of all ranks. The group is used to meet, and later for gatherings, and is
-        closed with this transport. Raises the same `ConfigError` on every rank if they cannot share
-        memory; the group is as it was then.
+        `identities` has the host of each rank. The group is used to meet, and later for gatherings,
+        and is closed with this transport. Raises the same `ConfigError` on every rank if they cannot
+        share memory; the group is as it was then.
         """
-        hosts = ranks_by_place(places)
+        hosts = ranks_by_host(identities)
         if len(hosts) > 1:
             raise ConfigError(
                 f"the transport shm needs all ranks on one host, and {_described(hosts)};"

@@ -7,7 +7,7 @@ from ...page_format.object_name import ObjectName
 from ...storage_backends.base import StorageBackend
 from ..orders import LookUp, Need
 from .restorable import leading, restorable
-from .storage_transfers import ObjectPlaces
+from .storage_transfers import RankObjects
 
 LOOKUP_KEYS = 1024
 """Keys that one call asks for; full attention is asked no further than the first missing one's."""
@@ -20,15 +20,15 @@ class StoreLookUp:
     only those positions are asked for that some length up to there needs.
     """
 
-    def __init__(self, order: LookUp, backend: StorageBackend, places: ObjectPlaces) -> None:
+    def __init__(self, order: LookUp, backend: StorageBackend, objects: RankObjects) -> None:
         self._order = order
         self._backend = backend
-        self._places = places
+        self._objects = objects
         self._present = [[False] * len(need.keys) for need in order.needs]
 
     async def ask(self, now: float, deadline: float) -> None:
         """Ask the store; raises what the store raises. `now` is on the deadline's scale."""
-        await self._places.shardings.look(self._backend, now, deadline)
+        await self._objects.shardings.look(self._backend, now, deadline)
         full, *others = self._order.needs
         there = self._present[0]
         possible = leading(full, [True] * len(full.keys))
@@ -58,7 +58,7 @@ class StoreLookUp:
             chunk = asked[first : first + LOOKUP_KEYS]
             if need.span is None and chunk[0] > leading(need, there):
                 return
-            names = [self._places.name(need.pool, need.keys[index]) for index in chunk]
+            names = [self._objects.name(need.pool, need.keys[index]) for index in chunk]
             answers = await self._backend.exists(names, deadline=deadline)
             for index, answer in zip(chunk, answers, strict=True):
                 there[index] = answer
@@ -68,7 +68,7 @@ class StoreLookUp:
         self, need: Need, there: list[bool], chunk: Sequence[int], deadline: float
     ) -> None:
         """Ask for the objects of groups of other TP sizes where this rank's own are missing."""
-        shardings = self._places.shardings
+        shardings = self._objects.shardings
         sizes = [
             [source.name for source in shardings.sources(need.pool, size)]
             for size in shardings.elsewhere(need.pool)
@@ -94,7 +94,7 @@ class StoreLookUp:
         deadline: float,
     ) -> None:
         """Ask for all of the objects that pages consist of: a page needs all of its parts."""
-        own = [self._places.name(need.pool, need.keys[index]) for index in asked]
+        own = [self._objects.name(need.pool, need.keys[index]) for index in asked]
         names = [
             ObjectName(name.namespace, name.key, name.pool, shard)
             for name in own

@@ -25,8 +25,8 @@ from .lookup import StoreLookUp
 from .storage_transfers import (
     Batch,
     FetchTransfer,
-    ObjectPlaces,
     PersistTransfer,
+    RankObjects,
     Transfer,
     outcomes_of,
 )
@@ -80,7 +80,7 @@ class StorageLoop:
     def __init__(
         self,
         make_backend: Callable[[], StorageBackend],
-        places: ObjectPlaces,
+        objects: RankObjects,
         report: Callable[[StorageReport], None],
         room: InflightBytes,
         late: LateCallsLog,
@@ -91,7 +91,7 @@ class StorageLoop:
         """
         self._make_backend = make_backend
         self._made: StorageBackend | None = None
-        self._places = places
+        self._objects = objects
         self._report = report
         self._room = room
         self._late = late
@@ -192,7 +192,7 @@ class StorageLoop:
     async def _live(self) -> None:
         try:
             self._made = self._make_backend()
-            await self._made.open(self._places.memory())
+            await self._made.open(self._objects.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
             self._opened.put(error)
             return
@@ -223,9 +223,9 @@ class StorageLoop:
                     self._lookups[order.operation] = lookup
                     lookup.add_done_callback(partial(self._looked_up, order.operation))
                 case Fetch():
-                    self._begin(FetchTransfer(order, answer_by(timed.deadline), self._places))
+                    self._begin(FetchTransfer(order, answer_by(timed.deadline), self._objects))
                 case Put():
-                    self._begin(PersistTransfer(order, answer_by(timed.deadline), self._places))
+                    self._begin(PersistTransfer(order, answer_by(timed.deadline), self._objects))
                 case Cancel():
                     self._cancel(order.operation)
 
@@ -233,7 +233,7 @@ class StorageLoop:
         return self._loop.create_task(coroutine)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
-        lookup = StoreLookUp(order, self._backend, self._places)
+        lookup = StoreLookUp(order, self._backend, self._objects)
         began, sooner = time.monotonic(), answer_by(deadline)
         try:
             async with asyncio.timeout(deadline - began):

@@ -40,7 +40,7 @@ _BADNESS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectPlaces:
+class RankObjects:
     """Where an operation's objects are: their names in the store, their pages on the host."""
 
     pools: Mapping[str, HostPool]
@@ -106,7 +106,7 @@ class Batch:
 class Transfer(ABC):
     """One fetch or persist, from its order until no call of the backend touches its pages."""
 
-    def __init__(self, order: Fetch | Put, deadline: float, places: ObjectPlaces) -> None:
+    def __init__(self, order: Fetch | Put, deadline: float, objects: RankObjects) -> None:
         self.operation = order.operation
         self.deadline = deadline
         self.calls: set[asyncio.Task[Sequence[int]]] = set()
@@ -115,18 +115,18 @@ class Transfer(ABC):
         """Begins the batches, one after the other, as there is room for them."""
         self.bytes_ok = 0
         self._transfers = order.transfers
-        self._places = places
+        self._objects = objects
         self._pages = sum(len(transfer.keys) for transfer in order.transfers)
 
     def batches(self, bytes_max: int) -> Iterator[Batch]:
         """Yield the batches in order, none larger than `bytes_max` but for a single page."""
         first = 0
         for transfer in map(self._part, self._transfers):
-            page_bytes = self._places.page_bytes(transfer.pool)
-            shape = self._places.shape(transfer.pool)
+            page_bytes = self._objects.page_bytes(transfer.pool)
+            shape = self._objects.shape(transfer.pool)
             step = max(1, min(BATCH_PAGES, min(BATCH_BYTES, bytes_max) // page_bytes))
             for start in range(0, len(transfer.keys), step):
-                objects = self._objects(transfer, start, start + step)
+                objects = self._objects_of(transfer, start, start + step)
                 nbytes = len(objects) * page_bytes
                 yield Batch(first + start, transfer.pool, objects, shape, nbytes)
             first += len(transfer.keys)
@@ -159,11 +159,11 @@ class Transfer(ABC):
         """Return what of `transfer` is moved here."""
         return transfer
 
-    def _objects(
+    def _objects_of(
         self, transfer: ObjectTransfer, start: int, stop: int
     ) -> tuple[tuple[ObjectName, memoryview], ...]:
         return tuple(
-            (self._places.name(transfer.pool, key), self._places.page(transfer.pool, page))
+            (self._objects.name(transfer.pool, key), self._objects.page(transfer.pool, page))
             for key, page in zip(transfer.keys[start:stop], transfer.pages[start:stop], strict=True)
         )
 
@@ -175,8 +175,8 @@ class FetchTransfer(Transfer):
     cannot land caps it; what lies beyond is not read any more.
     """
 
-    def __init__(self, order: Fetch, deadline: float, places: ObjectPlaces) -> None:
-        super().__init__(order, deadline, places)
+    def __init__(self, order: Fetch, deadline: float, objects: RankObjects) -> None:
+        super().__init__(order, deadline, objects)
         self._there = [False] * self._pages
         """Which pages have landed."""
         self._landed = 0
@@ -186,7 +186,7 @@ class FetchTransfer(Transfer):
         return batch.first < self._ceiling
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        shardings = self._places.shardings
+        shardings = self._objects.shardings
         outcomes = [ReadOutcome.MISSING] * len(batch.objects)
         for tp_size in shardings.order(batch.pool):
             missing = [at for at, outcome in enumerate(outcomes) if outcome in _ELSEWHERE]
@@ -211,11 +211,11 @@ class FetchTransfer(Transfer):
         if tp_size == OWN:
             reads = [Read(name, (buffer,), batch.shape) for name, buffer in objects]
             return await backend.read(reads, deadline=self.deadline)
-        sources = self._places.shardings.sources(batch.pool, tp_size)
+        sources = self._objects.shardings.sources(batch.pool, tp_size)
         reads = [
             Read(
                 ObjectName(name.namespace, name.key, name.pool, source.name),
-                tuple(buffer[place] for place in source.places),
+                tuple(buffer[each] for each in source.slices),
                 source.shape,
             )
             for name, buffer in objects
@@ -270,7 +270,7 @@ class PersistTransfer(Transfer):
         return not self._failed
 
     async def call(self, backend: StorageBackend, batch: Batch) -> Sequence[int]:
-        await self._places.shardings.announce(backend, time.monotonic(), self.deadline)
+        await self._objects.shardings.announce(backend, time.monotonic(), self.deadline)
         writes = [Write(name, (buffer,), batch.shape) for name, buffer in batch.objects]
         return await backend.write(writes, deadline=self.deadline)
 
@@ -291,7 +291,7 @@ class PersistTransfer(Transfer):
         return [Ended(self.operation, self._done == self._pages and not self._failed)]
 
     def _part(self, transfer: ObjectTransfer) -> ObjectTransfer:
-        own = self._places.own(transfer)
+        own = self._objects.own(transfer)
         self._done += len(transfer.keys) - len(own.keys)
         return own
 

@@ -17,7 +17,7 @@ from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
 from .storage_loop import StorageLoop, StorageReport, TimedOrder
-from .storage_transfers import ObjectPlaces
+from .storage_transfers import RankObjects
 from .writers import WriterShare
 
 OPEN_TIMEOUT_S = 60.0
@@ -162,13 +162,13 @@ class Stores:
         return all(ended)
 
     def _loop(self, access: StoreAccess) -> StorageLoop:
-        places = ObjectPlaces(
+        objects = RankObjects(
             pools=self._pools,
             namespace=access.namespace,
             writer=access.writer,
             shardings=access.shardings,
         )
-        return StorageLoop(access.make_backend, places, self._report, self._room, self._late)
+        return StorageLoop(access.make_backend, objects, self._report, self._room, self._late)
 
     def _refusal(self) -> str | None:
         """Say why stores that were let go of leave no room for another one, or None."""

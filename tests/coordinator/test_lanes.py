@@ -70,7 +70,7 @@ def test_a_seat_that_the_shape_has_no_room_for_is_a_bug_that_is_named(seat: int)
     "phase", sorted(set(Phase) - {Phase.QUERY, Phase.RESTORABLE, Phase.TRANSFER})
 )
 def test_only_lookups_and_transfers_have_a_place_in_the_ballot(phase: Phase) -> None:
-    with pytest.raises(InternalError, match=f"phase {phase.name} has no place"):
+    with pytest.raises(InternalError, match=f"phase {phase.name} has no seat"):
         Ballot(SHAPE, RANK).seat(1, 0, phase)
 
 

@@ -65,7 +65,7 @@ def put_together(
         payload, plan = written[source.name], source.shape.plan(present)
         assert len(payload) == plan.payload_bytes
         content = b"".join(payload[run.offset : run.offset + run.nbytes] for run in plan.runs)
-        for place in source.places:
+        for place in source.slices:
             length = place.stop - place.start
             assert page[place] == b"?" * length, "two objects fill the same bytes"
             page[place], content = content[:length], content[length:]
@@ -141,7 +141,7 @@ def test_what_is_the_same_on_every_rank_is_read_once() -> None:
     sources = sources_of(layout, place_of(0, 1), 4)
 
     assert [source.shape.held for source in sources] == [(0, 1, 2), (1, 2), (1, 2), (1, 2)]
-    assert sources[0].places[0].start == 0
+    assert sources[0].slices[0].start == 0
     assert sum(source.shape.nbytes for source in sources) == len(
         reference_page(layout, place_of(0, 1))
     )
@@ -158,7 +158,7 @@ def test_of_other_groups_objects_only_those_that_are_needed_are_named() -> None:
         f"l0-4.h{head}-{head + 1}" for head in range(4, 8)
     ]
     assert [(source.name, source.shape.held) for source in whole] == [("l0-4.h4-8", (1,))]
-    assert [source.places for source in whole] == [(slice(0, whole[0].shape.nbytes),)]
+    assert [source.slices for source in whole] == [(slice(0, whole[0].shape.nbytes),)]
     assert sources_of(layout, place_of(0, 2), 2) == ()
 
 

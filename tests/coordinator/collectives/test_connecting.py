@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.coordinator.collective import Collective, Transport
 from lockstep.coordinator.collectives.connecting import connect, pick
-from lockstep.coordinator.collectives.host_group import HostPlace, ranks_by_place
+from lockstep.coordinator.collectives.host_group import HostIdentity, ranks_by_host
 from lockstep.coordinator.collectives.torch_gloo import TorchCollective
 from lockstep.errors import ConfigError, PeerLost
 from lockstep.page_format.page_layout import Column, PageLayout
@@ -46,9 +46,9 @@ def test_auto_picks_by_the_hosts_of_the_ranks_and_says_why(
 
 def test_ranks_are_on_one_host_where_kernel_and_process_numbers_are_the_same() -> None:
     """Containers of one machine count their processes apart, and cannot open each other's files."""
-    one, other = HostPlace("kernel", "all"), HostPlace("kernel", "of a container")
+    one, other = HostIdentity("kernel", "all"), HostIdentity("kernel", "of a container")
 
-    assert ranks_by_place([one, other, one]) == ((0, 2), (1,))
+    assert ranks_by_host([one, other, one]) == ((0, 2), (1,))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def stall_longer_than_the_start(group: Any, hold: Hold) -> tuple[str, bool]:
         transport=Transport.HIERARCHICAL,
         timeouts=Timeouts(open_s=open_s, round_s=PATIENCE_S),
     )
-    HostPlace.here = lambda: HostPlace(f"host {group.rank}", "all")  # type: ignore[method-assign]
+    HostIdentity.here = lambda: HostIdentity(f"host {group.rank}", "all")  # type: ignore[method-assign]
     collective = connected(config, group)
     if group.rank:
         hold()
@@ -160,8 +160,8 @@ def rounds_of(collective: Collective) -> list[int]:
 
 
 def run_rounds(ranks_per_host: int, group: Any, hold: Hold) -> tuple[str, list[int]]:
-    place = HostPlace(f"host {group.rank // ranks_per_host}", "all")
-    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+    host = HostIdentity(f"host {group.rank // ranks_per_host}", "all")
+    collective = connect(group, Transport.AUTO, lanes=LANES, timeout_s=PATIENCE_S, host=host)
     folded = rounds_of(collective)
     collective.gather(b"", PATIENCE_S)
     collective.close()
@@ -198,9 +198,9 @@ def want_memory_without_a_call(group: TorchCollective, hold: Hold) -> str:
 
 
 def want_memory_across_hosts(group: TorchCollective, hold: Hold) -> str:
-    place = HostPlace(f"host {group.rank}", "all")
+    host = HostIdentity(f"host {group.rank}", "all")
     with pytest.raises(ConfigError) as raised:
-        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S, place=place)
+        connect(group, Transport.SHM, lanes=LANES, timeout_s=PATIENCE_S, host=host)
     with pytest.raises(PeerLost):
         group.gather(b"", PATIENCE_S)
     return str(raised.value)

@@ -12,7 +12,7 @@ import pytest
 from lockstep.coordinator.ballot import Ballot
 from lockstep.coordinator.collective import Collective
 from lockstep.coordinator.collectives.ending import Ending
-from lockstep.coordinator.collectives.host_group import HostGroup, HostPlace
+from lockstep.coordinator.collectives.host_group import HostGroup, HostIdentity
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 from lockstep.coordinator.divergence import Recorder
 from lockstep.coordinator.lanes import BallotShape
@@ -93,10 +93,10 @@ def discard(_: object) -> None:
 def interrupt_a_launch(
     monkeypatch: pytest.MonkeyPatch, after: str, group: Collective, hold: Hold
 ) -> tuple[str, str]:
-    places = [HostPlace.here()] * group.world_size
+    identities = [HostIdentity.here()] * group.world_size
     shape = BallotShape(world_size=2, seats=1)
     collective = SharedMemoryCollective.create(
-        group, places, lanes=shape.length, timeout_s=PATIENCE_S
+        group, identities, lanes=shape.length, timeout_s=PATIENCE_S
     )
     rounds = Rounds(collective, shape, timeout_s=PATIENCE_S, recorder=Recorder(), epoch=1)
     ballot, table = Ballot(shape, collective.rank), Seats(1).freeze()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.coordinator.collective import Collective
-from lockstep.coordinator.collectives.host_group import HostPlace
+from lockstep.coordinator.collectives.host_group import HostIdentity
 from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 from tests.kit.collectives.contract import LANES, PATIENCE_S, CollectiveContract, Hold, Program
 from tests.kit.ranks.as_threads import RanksAsThreads
@@ -21,8 +21,8 @@ class RanksOverSharedMemory:
 
 
 def over_shared_memory(program: Program, group: Collective, hold: Hold) -> Any:
-    places = [HostPlace.here()] * group.world_size
-    shared = SharedMemoryCollective.create(group, places, lanes=LANES, timeout_s=PATIENCE_S)
+    identities = [HostIdentity.here()] * group.world_size
+    shared = SharedMemoryCollective.create(group, identities, lanes=LANES, timeout_s=PATIENCE_S)
     return program(shared, hold)
 
 

@@ -74,22 +74,22 @@ def as_it_is(group: Any) -> Any:
 
 def over_shared_memory(group: Any, lanes: int = LANES) -> Any:
     """Use shared memory."""
-    from lockstep.coordinator.collectives.host_group import HostPlace
+    from lockstep.coordinator.collectives.host_group import HostIdentity
     from lockstep.coordinator.collectives.shared_memory import SharedMemoryCollective
 
-    places = [HostPlace.here()] * group.world_size
-    return SharedMemoryCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+    identities = [HostIdentity.here()] * group.world_size
+    return SharedMemoryCollective.create(group, identities, lanes=lanes, timeout_s=PATIENCE_S)
 
 
 def over_hosts(ranks_per_host: int, group: Any, lanes: int = LANES) -> Any:
     """Use shared memory between ranks that shall be taken for those of one host, and gloo beyond."""
     from lockstep.coordinator.collectives.hierarchical import HierarchicalCollective
-    from lockstep.coordinator.collectives.host_group import HostPlace
+    from lockstep.coordinator.collectives.host_group import HostIdentity
 
-    places = [
-        HostPlace(f"host {rank // ranks_per_host}", "all") for rank in range(group.world_size)
+    identities = [
+        HostIdentity(f"host {rank // ranks_per_host}", "all") for rank in range(group.world_size)
     ]
-    return HierarchicalCollective.create(group, places, lanes=lanes, timeout_s=PATIENCE_S)
+    return HierarchicalCollective.create(group, identities, lanes=lanes, timeout_s=PATIENCE_S)
 
 
 BUILDS: dict[str, Build] = {

@@ -16,7 +16,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS, StoreLookUp
 from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.restorable import restorable
-from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, ObjectPlaces
+from lockstep.ranks.executor.storage_transfers import BATCH_PAGES, RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import Write
@@ -268,7 +268,7 @@ def includes_two(progress: Sequence[object]) -> bool:
     return len(progress) == 2
 
 
-PLACES = ObjectPlaces(
+OBJECTS = RankObjects(
     pools={
         name: HostPool(plain_layout(1), 0, pinned=False) for name in (KV_POOL, "window", "state")
     },
@@ -316,14 +316,14 @@ def test_what_a_lookup_does_not_ask_for_makes_no_difference_to_its_answer(
         await backend.open()
         deadline = time.monotonic() + LONG_S
         names = [
-            PLACES.name(each.pool, key)
+            OBJECTS.name(each.pool, key)
             for each, has in zip(order.needs, stored, strict=True)
             for key, there in zip(each.keys, has, strict=True)
             if key and there
         ]
         written = [Write(name, (memoryview(b"x"),), ObjectShape.whole(1)) for name in names]
         await backend.write(written, deadline=deadline)
-        lookup = StoreLookUp(order, backend, PLACES)
+        lookup = StoreLookUp(order, backend, OBJECTS)
         await lookup.ask(time.monotonic(), deadline)
         return lookup.answer()
 

@@ -159,7 +159,7 @@ _FAILURES = (Ended, QuiesceExpired)
 
 
 @dataclass(slots=True)
-class _Line:
+class _Tickets:
     """One watermark queue: tickets in order, and how far this rank has seen them end."""
 
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
@@ -194,7 +194,7 @@ class Ballot:
         self._world_size = shape.world_size
         self._rank = rank
         self._expected: dict[int, _Expected] = {}
-        self._lines = {queue: _Line() for queue in Queue}
+        self._tickets = {queue: _Tickets() for queue in Queue}
         self._stale = set(Queue)
         """The queues of which something has changed since their lanes were written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
@@ -230,19 +230,19 @@ class Ballot:
     def enqueue(self, queue: Queue, ticket: int, operation: int) -> None:
         """Put `operation` behind the others of `queue`; tickets of a queue only rise."""
         expected = self._expect(operation)
-        line = self._lines[queue]
-        line.waiting.append((ticket, operation))
+        tickets = self._tickets[queue]
+        tickets.waiting.append((ticket, operation))
         expected.queue, expected.ticket = queue, ticket
         if expected.seen.failed_in(queue):
-            heappush(line.failed, (ticket, operation))
+            heappush(tickets.failed, (ticket, operation))
         self._stale.add(queue)
 
     def dequeue(self, queue: Queue, ticket: int) -> None:
         """Drop the tickets of `queue` up to `ticket`: every rank has the same outcome for them."""
-        line = self._lines[queue]
-        while line.waiting and line.waiting[0][0] <= ticket:
-            line.waiting.popleft()
-        line.ended_through = max(line.ended_through, ticket)
+        tickets = self._tickets[queue]
+        while tickets.waiting and tickets.waiting[0][0] <= ticket:
+            tickets.waiting.popleft()
+        tickets.ended_through = max(tickets.ended_through, ticket)
         self._stale.add(queue)
 
     def forget(self, operation: int) -> None:
@@ -264,7 +264,7 @@ class Ballot:
         queue = expected.queue
         if queue is not None:
             if isinstance(progress, _FAILURES) and expected.seen.failed_in(queue):
-                heappush(self._lines[queue].failed, (expected.ticket, progress.operation))
+                heappush(self._tickets[queue].failed, (expected.ticket, progress.operation))
             self._stale.add(queue)
 
     def sightings(self, operation: int) -> Sightings:
@@ -277,15 +277,15 @@ class Ballot:
 
         Looks at no more than what has ended or failed since the last time.
         """
-        line = self._lines[queue]
-        while line.waiting and self._has_ended(queue, line.waiting[0][1]):
-            line.ended_through, _ = line.waiting.popleft()
-        while line.failed:
-            ticket, operation = line.failed[0]
-            if ticket > line.ended_through and self.sightings(operation).failed_in(queue):
-                return line.ended_through, ticket
-            heappop(line.failed)
-        return line.ended_through, None
+        tickets = self._tickets[queue]
+        while tickets.waiting and self._has_ended(queue, tickets.waiting[0][1]):
+            tickets.ended_through, _ = tickets.waiting.popleft()
+        while tickets.failed:
+            ticket, operation = tickets.failed[0]
+            if ticket > tickets.ended_through and self.sightings(operation).failed_in(queue):
+                return tickets.ended_through, ticket
+            heappop(tickets.failed)
+        return tickets.ended_through, None
 
     def fill(self, layout: LaneLayout, voter: Voter) -> Vector:
         """Return this rank's vector for a round, which is the caller's; changes no level."""

@@ -48,7 +48,7 @@ EXPLAIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _Launched:
     layout: LaneLayout
     round: PendingRound
 
@@ -74,7 +74,7 @@ class Rounds:
         self._timeout_s = timeout_s
         self._recorder = recorder
         self._verdicts = Verdicts(shape)
-        self._pending: _Pending | None = None
+        self._pending: _Launched | None = None
         self._ended_by: GroupError | InternalError | None = None
 
     @property
@@ -108,7 +108,7 @@ class Rounds:
         try:
             pending = self._collective.launch(ballot.fill(layout, voter))
             self.count += 1
-            self._pending = _Pending(layout, pending)
+            self._pending = _Launched(layout, pending)
         except (GroupError, InternalError) as error:
             self.end(error)
         except BaseException as error:

@@ -60,7 +60,7 @@ class Need:
     keys: tuple[bytes, ...]
     span: int | None = None
     """How many positions before its end a length needs; None stands for all from `first` on."""
-    held: frozenset[int] = frozenset()
+    on_host: frozenset[int] = frozenset()
     """Positions that are in host memory already."""
 
     def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:

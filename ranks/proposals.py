@@ -21,7 +21,7 @@ log = logging.getLogger("lockstep")
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _StagedProposal:
     """A proposal that is staged, and those who wait for it."""
 
     proposal: Proposal
@@ -38,7 +38,7 @@ class StagedProposals:
         self._executor = executor
         # A handler of signals may close the cache, whatever of this it interrupts.
         self._lock = RLock()
-        self._pending: _Pending | None = None
+        self._pending: _StagedProposal | None = None
         self._closed_by: LockstepError | None = None
 
     def stage(self, proposal: Proposal) -> "Future[None]":
@@ -55,7 +55,7 @@ class StagedProposals:
                 )
             if pending is None:
                 self._executor.stage(proposal)
-                pending = self._pending = _Pending(proposal)
+                pending = self._pending = _StagedProposal(proposal)
                 # Whoever waits cannot take back what other ranks may have heard of.
                 pending.outcome.set_running_or_notify_cancel()
             return pending.outcome
@@ -95,7 +95,7 @@ class StagedProposals:
         if pending is not None:
             pending.outcome.set_exception(error)
 
-    def _tell(self, pending: _Pending, decision: Decision) -> None:
+    def _tell(self, pending: _StagedProposal, decision: Decision) -> None:
         words = _words(pending.proposal)
         if decision.withdrawn is None:
             log.info("rank %d: all ranks agree to %s", self._rank, words)

@@ -221,7 +221,7 @@ class CrowdRounds:
         persists, backups = settings.persists, settings.backups
         self._every(lambda replica: compute(replica, settings, range(persists)))
         # Their copies end here, so that the writes of what they copied are in flight.
-        while persists and len(self.replica.agenda.lines()[Queue.PERSIST]) < persists:
+        while persists and len(self.replica.agenda.queues()[Queue.PERSIST]) < persists:
             self.run_round(calm=True)
         computed = range(persists, persists + backups)
         wanted = range(computed.stop, computed.stop + settings.prefetches)

@@ -52,7 +52,9 @@ class StoreLookUp:
         self, need: Need, there: list[bool], indices: Sequence[int], deadline: float
     ) -> None:
         asked = [
-            index for index in indices if need.keys[index] and need.first + index not in need.held
+            index
+            for index in indices
+            if need.keys[index] and need.first + index not in need.on_host
         ]
         for first in range(0, len(asked), LOOKUP_KEYS):
             chunk = asked[first : first + LOOKUP_KEYS]

@@ -37,7 +37,7 @@ def leading(need: Need, present: Sequence[bool]) -> int:
 def _there(need: Need, position: int, present: Sequence[bool]) -> bool:
     index = position - need.first
     in_store = 0 <= index < len(present) and present[index] and need.keys[index] != b""
-    return in_store or position in need.held
+    return in_store or position in need.on_host
 
 
 def _ends(need: Need, present: Sequence[bool], last: int) -> set[int]:
@@ -45,7 +45,7 @@ def _ends(need: Need, present: Sequence[bool], last: int) -> set[int]:
     assert need.span is not None
     ends: set[int] = set()
     run = 0
-    for position in range(min((need.first, *need.held)), last):
+    for position in range(min((need.first, *need.on_host)), last):
         run = run + 1 if _there(need, position, present) else 0
         if run >= min(need.span, position + 1):
             ends.add(position + 1)

@@ -262,7 +262,7 @@ def _check_operations(replica: Replica, nodes: list[Node]) -> None:
             _check_segments(tree, operation, name)
     marked = {(id(node), mark.id) for node in nodes for mark in node.marks}
     _require(marked == expected, 8, "the nodes' marks are not those of the operations")
-    for queue, line in replica.agenda.lines().items():
+    for queue, line in replica.agenda.queues().items():
         for _, number in line:
             _require(number in in_flight, 8, f"operation {number} stands in {queue.name}, gone")
 
@@ -292,7 +292,7 @@ def _check_bounds(replica: Replica) -> None:
     _require(agenda.working == working, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(replica.persisting.issued == issued, 9, "the persists in flight are miscounted")
-    quarantined = len(agenda.lines()[Queue.QUARANTINE])
+    quarantined = len(agenda.queues()[Queue.QUARANTINE])
     there = sum(each.phase is Phase.QUARANTINED for each in in_flight)
     _require(quarantined == there, 9, "the quarantined operations are miscounted")
     for request in replica.requests:

@@ -37,7 +37,7 @@ def state_digest(replica: Replica) -> int:
         if isinstance(operation, Prefetch):
             add(operation.bound, operation.votes, operation.landed, operation.keys)
             add(operation.seat)
-    for queue, line in replica.agenda.lines().items():
+    for queue, line in replica.agenda.queues().items():
         add(queue, line)
     for request in requests:
         add(request.id, request.stage, request.place, request.waits_for, request.prefetch)

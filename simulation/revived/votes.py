@@ -58,7 +58,7 @@ class _Counts(Ballot):
     def watermark(self, queue: Queue) -> tuple[int, int | None]:
         if queue is not Queue.BACKUP:
             return super().watermark(queue)
-        line = self._lines[queue]
+        line = self._tickets[queue]
         ended = sum(self._has_ended(queue, operation) for _, operation in line.waiting)
         through = line.waiting[ended - 1][0] if ended else line.ended_through
         failed = [ticket for ticket, each in line.waiting if self.sightings(each).failed_in(queue)]
@@ -66,13 +66,13 @@ class _Counts(Ballot):
 
     @property
     def backups(self) -> deque[tuple[int, int]]:
-        return self._lines[Queue.BACKUP].waiting
+        return self._tickets[Queue.BACKUP].waiting
 
 
 class _ShowsItsLine(Agenda):
     @property
     def backups(self) -> deque[tuple[int, int]]:
-        return self._lines[Queue.BACKUP]
+        return self._queues[Queue.BACKUP]
 
 
 class _SettlesOwn(RankCache):

@@ -131,7 +131,7 @@ def test_a_phase_comes_back_as_a_phase_and_a_float_as_a_float() -> None:
 def test_equal_sets_are_equal_bytes_whatever_their_order() -> None:
     need = Need("kv", 0, (), 1, frozenset((8, 0)))
 
-    assert encode(need) == encode(replace(need, held=frozenset((0, 8))))
+    assert encode(need) == encode(replace(need, on_host=frozenset((0, 8))))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Agenda:
         self._journal = journal
         self._outbox = outbox
         self._seats = Seats(config.bounds.prefetches)
-        self._lines: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
+        self._queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
         """(ticket, operation) in the order in which they will settle."""
         self._next_ticket = 1
         self.in_flight: dict[int, Operation] = {}
@@ -85,16 +85,16 @@ class Agenda:
         """Return what the seats of the next ballot mean; the same table while nothing changes."""
         return self._seats.freeze()
 
-    def lines(self) -> dict[Queue, list[tuple[int, int]]]:
+    def queues(self) -> dict[Queue, list[tuple[int, int]]]:
         """Return a copy of the queues: ticket and operation, in their order."""
-        return {queue: list(line) for queue, line in self._lines.items()}
+        return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
         """Yield what a watermark lets go of its queue, in order, and whether it ended well.
 
         The first that failed is the last of them: nothing is said of those behind it.
         """
-        queue, line = watermark.queue, self._lines[watermark.queue]
+        queue, line = watermark.queue, self._queues[watermark.queue]
         while line:
             ticket, number = line[0]
             failed = ticket == watermark.first_failed
@@ -122,7 +122,7 @@ class Agenda:
 
     def stop_issued(self, queue: Queue, outcome: Outcome) -> None:
         """Stop all that stand in a queue."""
-        line = self._lines[queue]
+        line = self._queues[queue]
         while line:
             ticket, number = line.popleft()
             self._outbox.expectations.append(Settled(queue, ticket))
@@ -141,7 +141,7 @@ class Agenda:
 
     def let_others_pass(self) -> None:
         """Move the first in quarantine behind the others, which may be quiet before it ever is."""
-        line = self._lines[_QUARANTINE]
+        line = self._queues[_QUARANTINE]
         if len(line) > 1:
             ticket, number = line.popleft()
             self._outbox.expectations.append(Settled(_QUARANTINE, ticket))
@@ -192,7 +192,7 @@ class Agenda:
     def _enqueue(self, queue: Queue, operation: Operation) -> None:
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._lines[queue].append((ticket, operation.id))
+        self._queues[queue].append((ticket, operation.id))
         self._outbox.expectations.append(Queued(queue, ticket, operation.id))
 
     def _leave_seat(self, operation: Operation) -> bool:

@@ -106,7 +106,7 @@ class Lookups:
         wanted: list[Sequence[int]] = []
         for component, need in zip(self._components, operation.needs, strict=True):
             positions = range(max(need.first, component.needed_from(end)), end)
-            held = need.held
+            held = need.on_host
             wanted.append([each for each in positions if each not in held] if held else positions)
         return wanted
 
@@ -139,7 +139,7 @@ class Lookups:
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
     """Return what says, of any end up to `last`, how many objects it needs that are not held."""
-    first, held = need.first, need.held
+    first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]
 
     def missing(end: int) -> int:

@@ -105,7 +105,7 @@ class Prefixes:
         At the end of each command and verdict, when nobody refers to nodes but by receipts, marks and
         pins. Looks at the nodes of which something has changed, and at those beside them.
         """
-        changed, join = self.residence.changed, self.residence.join
+        changed, merge = self.residence.changed, self.residence.merge
         if not changed:
             return
         nodes = list(changed)
@@ -116,12 +116,12 @@ class Prefixes:
                 # It is a root, or has left the tree, or is one with its child by now.
                 continue
             while parent is not None and parent.parent is not None and len(parent.children) == 1:
-                if not join(parent, node):
+                if not merge(parent, node):
                     break
                 parent = node.parent
             while len(node.children) == 1:
                 (child,) = node.children.values()
-                if not join(node, child):
+                if not merge(node, child):
                     break
                 node = child
 

@@ -230,7 +230,7 @@ class Residence:
             return True
         return self.limits.divide(upper, lower)
 
-    def join(self, upper: Node, lower: Node) -> bool:
+    def merge(self, upper: Node, lower: Node) -> bool:
         """Make one node of two, which is `lower`, unless something divides them; say whether it did."""
         if self.are_divided(upper, lower):
             return False

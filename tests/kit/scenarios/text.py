@@ -86,7 +86,7 @@ class Writer:
                 return f"{value.pool} {pages_text(value.pages)} = {self._names.keys(value.keys)}"
             case Need():
                 span = "" if value.span is None else f" span {value.span}"
-                held = f" held {pages_text(sorted(value.held))}" if value.held else ""
+                held = f" held {pages_text(sorted(value.on_host))}" if value.on_host else ""
                 keys = self._names.keys(value.keys)
                 return f"{value.pool} from {value.first}{span}{held}: {keys}"
             case _:

@@ -330,5 +330,5 @@ def test_what_a_lookup_does_not_ask_for_makes_no_difference_to_its_answer(
     assert asyncio.run(answered()) == Answered(1, *restorable(order, stored))
     assert len(set(asked_for)) == len(asked_for)
     assert not any(name.key == "" for name in asked_for)
-    spared = {(each.pool, position) for each in order.needs for position in each.held}
+    spared = {(each.pool, position) for each in order.needs for position in each.on_host}
     assert spared.isdisjoint((name.pool, int(name.key, 16)) for name in asked_for)

@@ -42,7 +42,7 @@ def there(need: Need, has: Sequence[bool], position: int) -> bool:
     """Say whether one page of one pool is in the store or in host memory."""
     told = {need.first + index: each for index, each in enumerate(has)}
     named = {need.first + index: key for index, key in enumerate(need.keys)}
-    return position in need.held or bool(told.get(position) and named.get(position))
+    return position in need.on_host or bool(told.get(position) and named.get(position))
 
 
 def can_end(order: LookUp, present: Present, end: int) -> bool:
@@ -120,7 +120,7 @@ GAP = [True, True, False, True, True, True]
         ),
         # Host memory has what the store lacks.
         (
-            (Need("window", 0, KEYS, span=3, held=frozenset({0, 2})),),
+            (Need("window", 0, KEYS, span=3, on_host=frozenset({0, 2})),),
             [[True] * 4, [False, True, False, True]],
             (0, (1, 2, 3, 4)),
         ),

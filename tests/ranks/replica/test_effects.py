@@ -38,7 +38,7 @@ def new_replica(*, device_pages: int = 16, host_pages: int = 16, names: bool = F
 
 def ended(replica: Replica, queue: Queue) -> Effects:
     """Let all that stands in a queue have ended well on every rank."""
-    last = max(ticket for ticket, _ in replica.agenda.lines()[queue])
+    last = max(ticket for ticket, _ in replica.agenda.queues()[queue])
     mark = Watermark(queue=queue, ended_through=last, first_failed=None, failed_rank=None)
     return replica.apply(Verdict(round=1, time_ms=1, watermarks=(mark,), seats=()))
 

@@ -78,7 +78,7 @@ class Driven:
         self.round += 1
         marks: list[Watermark] = []
         for queue in Queue:
-            line = self.replica.agenda.lines()[queue]
+            line = self.replica.agenda.queues()[queue]
             failed = line[0][0] if line and queue is failing else None
             marks.append(
                 Watermark(

@@ -71,7 +71,7 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
     def fits(pages: int) -> bool:
         end = floor + pages
         return all(
-            sum(p not in need.held for p in range(max(need.first, each.needed_from(end)), end))
+            sum(p not in need.on_host for p in range(max(need.first, each.needed_from(end)), end))
             <= prefixes.residence.available(HOST, each.index)
             for each, need in zip(prefixes.components[1:], needs[1:], strict=True)
         )

@@ -1,8 +1,8 @@
 """Which node leaves a full pool first: the order of eviction of one component on one tier.
 
-A queue holds the nodes that may be evicted, by rank (the policy's) and within a rank by recency in
+A queue holds the nodes that may be evicted, by grade (the policy's) and within a grade by recency in
 the replica's logical clock. Nearly every node is entered or used with the newest stamp there is, so
-each rank keeps a line in which that is a step to the end. The few that come with an older stamp (a
+each grade keeps a line in which that is a step to the end. The few that come with an older stamp (a
 node that became a leaf, or was let go by a request, long after its last use) wait in a heap beside
 the lines. So the cost of an eviction does not grow with the tree.
 """
@@ -13,49 +13,49 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from .eviction_policies import EvictionPolicy, Ranked
+from .eviction_policies import EvictionPolicy, Graded
 
-NodeT = TypeVar("NodeT", bound=Ranked)
+NodeT = TypeVar("NodeT", bound=Graded)
 
 
 class _Line(Generic[NodeT]):
-    """The nodes of one rank that came in order of recency, least recently used first."""
+    """The nodes of one grade that came in order of recency, least recently used first."""
 
-    __slots__ = ("newest", "nodes", "rank")
+    __slots__ = ("grade", "newest", "nodes")
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, grade: int) -> None:
+        self.grade = grade
         self.newest = 0
         """The stamp of the last node; an empty line may have forgotten whose it was."""
         self.nodes: OrderedDict[NodeT, int] = OrderedDict()
         """With the order of entry, which decides between equal stamps."""
 
     def __lt__(self, other: "_Line[NodeT]") -> bool:
-        return self.rank < other.rank
+        return self.grade < other.grade
 
 
 _Late: TypeAlias = tuple[int, int, int, NodeT]
-"""A node that came late: its rank, its stamp, the order of entry, and itself."""
+"""A node that came late: its grade, its stamp, the order of entry, and itself."""
 
 STALE_SPARE = 64
 """Stale entries that the heap may hold, beside one for every four good ones."""
 
 
 class EvictionQueue(Generic[NodeT]):
-    """The nodes that may be evicted, in the exact order of their rank and last use.
+    """The nodes that may be evicted, in the exact order of their grade and last use.
 
     Whoever changes `last_access`, `hits` or `priority` of a node tells the queue by `used`. Of nodes
-    with equal rank and stamp the one that was entered or used first leaves first.
+    with equal grade and stamp the one that was entered or used first leaves first.
     """
 
     def __init__(self, policy: EvictionPolicy, evictable: Callable[[NodeT], bool]) -> None:
-        self._rank = policy.rank
+        self._grade = policy.grade
         self._evictable = evictable
         self._entered: dict[NodeT, _Line[NodeT] | _Late[NodeT]] = {}
         """Where each node is: in a line, or in the heap by this very entry."""
         self._line_of: dict[int, _Line[NodeT]] = {}
         self._lines: list[_Line[NodeT]] = []
-        """The lines by rank."""
+        """The lines by grade."""
         self._late: list[_Late[NodeT]] = []
         """A heap. An entry is stale unless `_entered` has it."""
         self._late_count = 0
@@ -73,10 +73,10 @@ class EvictionQueue(Generic[NodeT]):
 
     def enter(self, node: NodeT) -> None:
         """Enter a node that can be evicted and is not in yet."""
-        rank, stamp = self._rank(node), node.last_access
-        line = self._line_of.get(rank)
+        grade, stamp = self._grade(node), node.last_access
+        line = self._line_of.get(grade)
         if line is None:
-            line = self._line_of[rank] = _Line(rank)
+            line = self._line_of[grade] = _Line(grade)
             insort(self._lines, line)
         self._entries_made = order = self._entries_made + 1
         if stamp >= line.newest or not line.nodes:
@@ -84,7 +84,7 @@ class EvictionQueue(Generic[NodeT]):
             line.nodes[node] = order
             self._entered[node] = line
         else:
-            late = (rank, stamp, order, node)
+            late = (grade, stamp, order, node)
             heapq.heappush(self._late, late)
             self._late_count += 1
             self._entered[node] = late
@@ -94,8 +94,8 @@ class EvictionQueue(Generic[NodeT]):
         entry = self._entered.get(node)
         if entry is None:
             return
-        rank = self._rank(node)
-        if isinstance(entry, _Line) and entry.rank == rank and node.last_access >= entry.newest:
+        grade = self._grade(node)
+        if isinstance(entry, _Line) and entry.grade == grade and node.last_access >= entry.newest:
             # Nearly always: a step to the end of the line that the node is in.
             entry.newest = node.last_access
             self._entries_made += 1
@@ -159,7 +159,7 @@ class EvictionQueue(Generic[NodeT]):
     def _pop(self) -> NodeT | None:
         lines = self._lines
         while lines and not lines[0].nodes:
-            del self._line_of[lines.pop(0).rank]
+            del self._line_of[lines.pop(0).grade]
         if self._late:
             self._drop_stale()
             if self._late and self._late_is_first(self._late[0]):
@@ -178,4 +178,4 @@ class EvictionQueue(Generic[NodeT]):
             return True
         line = self._lines[0]
         head = next(iter(line.nodes))
-        return late[:3] < (line.rank, head.last_access, line.nodes[head])
+        return late[:3] < (line.grade, head.last_access, line.nodes[head])

@@ -1,6 +1,6 @@
 """Eviction policies: what makes one node leave before another, beyond how recently it was used.
 
-A policy gives a node a rank. The nodes of the smallest rank leave first, and within a rank the one
+A policy gives a node a grade. The nodes of the smallest grade leave first, and within a grade the one
 that was used longest ago. Policies are found by name, and another package adds one with
 `register_eviction_policy`.
 """
@@ -9,11 +9,11 @@ from typing import Protocol
 
 from ....errors import ConfigError
 
-HITS_RANKED_MAX = 64
+HITS_GRADED_MAX = 64
 """Beyond so many hits, more of them do not keep a node longer: what was once hot leaves at last."""
 
 
-class Ranked(Protocol):
+class Graded(Protocol):
     """What a policy and an eviction queue see of a node. Nodes hash by identity."""
 
     id: int
@@ -33,8 +33,8 @@ class EvictionPolicy(Protocol):
         """What the policy is chosen by."""
         ...
 
-    def rank(self, node: Ranked) -> int:
-        """Return the node's rank; smaller leaves first. The number of ranks should be bounded."""
+    def grade(self, node: Graded) -> int:
+        """Return the node's grade; smaller leaves first. The number of grades should be bounded."""
         ...
 
 
@@ -43,7 +43,7 @@ class LeastRecent:
 
     name = "lru"
 
-    def rank(self, node: Ranked) -> int:
+    def grade(self, node: Graded) -> int:
         del node
         return 0
 
@@ -53,8 +53,8 @@ class LeastFrequent:
 
     name = "lfu"
 
-    def rank(self, node: Ranked) -> int:
-        return min(node.hits, HITS_RANKED_MAX)
+    def grade(self, node: Graded) -> int:
+        return min(node.hits, HITS_GRADED_MAX)
 
 
 class Segmented:
@@ -65,7 +65,7 @@ class Segmented:
 
     name = "slru"
 
-    def rank(self, node: Ranked) -> int:
+    def grade(self, node: Graded) -> int:
         return 1 if node.hits else 0
 
 
@@ -74,7 +74,7 @@ class ByPriority:
 
     name = "priority"
 
-    def rank(self, node: Ranked) -> int:
+    def grade(self, node: Graded) -> int:
         return node.priority
 
 

@@ -78,7 +78,7 @@ class Residence:
         """Nodes that something may have divided from their neighbours, and perhaps no longer does."""
         self.holds = Holds(len(self.components), self._was_let_go, self.changed)
         policy = find_policy(config.eviction)
-        self._rank = policy.rank
+        self._grade = policy.grade
         selective = config.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
         self._hits_counted = config.selective_hits if selective else 0
         self.queues = tuple(
@@ -223,7 +223,7 @@ class Residence:
 
         Also what the policies make of how often each was used: when it leaves, and if it is backed up.
         """
-        if self._tree.divided(upper, lower) or self._rank(upper) != self._rank(lower):
+        if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
         most = self._hits_counted
         if min(upper.hits, most) != min(lower.hits, most):

@@ -18,9 +18,9 @@ from lockstep.errors import ConfigError
 from lockstep.ranks.config import NamespaceLimit
 from lockstep.ranks.replica.tree.eviction import STALE_SPARE, EvictionQueue
 from lockstep.ranks.replica.tree.eviction_policies import (
-    HITS_RANKED_MAX,
+    HITS_GRADED_MAX,
     EvictionPolicy,
-    Ranked,
+    Graded,
     find_policy,
     known_policies,
     register_eviction_policy,
@@ -68,7 +68,7 @@ class SortedList:
 
     def place(self, entry: tuple[int, Leaf]) -> tuple[int, int, int]:
         order, leaf = entry
-        return self.policy.rank(leaf), leaf.last_access, order
+        return self.policy.grade(leaf), leaf.last_access, order
 
     def enter(self, leaf: Leaf) -> None:
         self.made += 1
@@ -189,7 +189,7 @@ def test_lfu_evicts_what_was_hit_least_often_and_of_those_what_was_used_longest_
 
 def test_lfu_lets_what_was_once_hot_leave_at_last() -> None:
     once_hot = Leaf(id=1, last_access=1, hits=10**6)
-    hot = Leaf(id=2, last_access=2, hits=HITS_RANKED_MAX)
+    hot = Leaf(id=2, last_access=2, hits=HITS_GRADED_MAX)
 
     assert drain(queue_of("lfu", once_hot, hot)) == [1, 2]
 
@@ -313,7 +313,7 @@ def test_another_package_adds_a_policy_by_its_name(monkeypatch: pytest.MonkeyPat
     class Newest:
         name = "newest"
 
-        def rank(self, node: Ranked) -> int:
+        def grade(self, node: Graded) -> int:
             return -node.last_access
 
     monkeypatch.setattr("lockstep.ranks.replica.tree.eviction_policies._POLICIES", {})

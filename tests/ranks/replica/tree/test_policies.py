@@ -9,11 +9,7 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.tree.eviction_policies import (
-    Ranked,
-    known_policies,
-    register_eviction_policy,
-)
+from lockstep.ranks.replica.tree.eviction_policies import Graded, known_policies, register_eviction_policy
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
@@ -419,7 +415,7 @@ def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:
     class NewestFirst:
         name = "newest"
 
-        def rank(self, node: Ranked) -> int:
+        def grade(self, node: Graded) -> int:
             return -node.last_access
 
     if "newest" not in known_policies():

@@ -1,1 +1,1 @@
-"""What all ranks agree on: ballots, rounds and verdicts."""
+"""The agreement of all ranks: ballots, rounds and verdicts."""

@@ -1,4 +1,4 @@
-"""What one rank has seen so far of the operations in flight, and its lanes in the next round.
+"""The ballot of one rank: what it has seen of the operations in flight, and its lanes that say so.
 
 The executor reports `Progress`; the ballot keeps the level that each operation has reached. Levels
 only rise (rule R13): noting the same thing twice, or in another order, changes nothing. Progress of
@@ -106,7 +106,7 @@ Progress = Answered | Landed | Capped | Expired | Ended | Quiesced | QuiesceExpi
 
 @dataclass(slots=True)
 class Sightings:
-    """What this rank has seen of one operation."""
+    """All that this rank has seen of one operation."""
 
     answered: Answered | None = None
     landed: int = 0
@@ -155,7 +155,7 @@ _TRANSFER, _QUIESCE, _QUARANTINE = Phase.TRANSFER, Queue.QUIESCE, Queue.QUARANTI
 _QUIET_QUEUES = (_QUIESCE, _QUARANTINE)
 
 _FAILURES = (Ended, QuiesceExpired)
-"""What may say that an operation has failed."""
+"""The reports that may say that an operation has failed."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class _Tickets:
     waiting: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
     """(ticket, operation) of those that this rank has not seen end, or that end after such a one."""
     failed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """A heap of those that have failed here, and of some that have become quiet since, or settled."""
+    """(ticket, operation) of those that have failed here, as a heap. Some are quiet since, or gone."""
     ended_through: int = 0
 
 
@@ -176,10 +176,10 @@ class _Expected:
     seen: Sightings = field(default_factory=Sightings)
     seat: int | None = None
     phase: Phase = Phase.WAITING
-    """With the bound, what the lanes of its seat mean."""
+    """Phase and bound say what the lanes of its seat mean."""
     bound: int = UNBOUNDED
     queue: Queue | None = None
-    """That of its last ticket."""
+    """The queue of its last ticket."""
     ticket: int = 0
 
 
@@ -198,12 +198,12 @@ class Ballot:
         self._stale = set(Queue)
         """The queues of which something has changed since their lanes were written."""
         self._lanes: Vector = np.full(shape.length, NEUTRAL, dtype=np.int64)
-        """Those of the next round, but for the header."""
+        """The lanes of the next round, without the header."""
         self._written = self._lanes.data
-        """The same, as what single lanes are written through: that is the cheapest way."""
+        """A view of `_lanes`: to write a single lane through it is cheaper than through the array."""
 
     def follow(self, expectations: Iterable[Expectation]) -> None:
-        """Do what the replica says is to be expected from now on, in this order."""
+        """Follow what the replica tells this ballot to expect, in this order."""
         for each in expectations:
             _FOLLOWED[type(each)](self, *each)
 
@@ -333,7 +333,7 @@ class Ballot:
             expected.seat = None
 
     def _named(self, value: int) -> int:
-        """Return a lane of which the fold is the smallest value, and the lowest rank that has it."""
+        """Return a lane that folds to the smallest value and the lowest rank that has it."""
         return value * self._world_size + self._rank
 
 
@@ -348,4 +348,4 @@ _FOLLOWED: dict[type[Expectation], Callable[..., None]] = {
     Settled: Ballot.dequeue,
     Forgotten: Ballot.forget,
 }
-"""What each expectation asks of a ballot; its fields are the arguments."""
+"""The method of a ballot that follows each expectation, whose fields are the arguments."""

@@ -18,7 +18,7 @@ from .collective import Collective
 
 Scalar = str | int | float | bool | None
 _VARYING: Final = re.compile(r"\b(?:[0-9a-f]{16,}|[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s))\b")
-"""What is another on each rank that meets the same problem: a random name, or how long it took."""
+"""Matches what differs between ranks that meet the same problem: random names and durations."""
 
 
 def flatten(value: object, path: str = "") -> dict[str, Scalar]:
@@ -45,9 +45,9 @@ def flatten(value: object, path: str = "") -> dict[str, Scalar]:
 def fingerprint(
     settings: Mapping[str, Scalar], shown: Callable[[str], str]
 ) -> dict[str, tuple[str, bytes]]:
-    """Return of each setting how it may be shown, and a digest of the whole of it.
+    """Return for each setting a text that may be shown, and a digest of its whole value.
 
-    So a text with a password in it is compared and not told: `shown` takes the secrets out.
+    `shown` removes the secrets from a text, so a password is compared and never told.
     """
     return {
         name: (
@@ -61,7 +61,7 @@ def fingerprint(
 def differences(fingerprints: Sequence[Mapping[str, tuple[str, bytes]]]) -> list[str]:
     """Return one clause for each field that is not equal over the ranks, naming ranks and values.
 
-    Digests are compared and never told: that of a short password tells it.
+    Digests are compared and never told, since the digest of a short password gives it away.
     """
     clauses: list[str] = []
     names = sorted({name for each in fingerprints for name in each})

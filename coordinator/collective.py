@@ -1,4 +1,4 @@
-"""What a round asks of a transport: one collective, folded with MIN, and a bounded wait.
+"""The interface of a transport: one collective for a round, folded with MIN, and a bounded wait.
 
 Every transport gives every rank the identical vector, bit for bit; one contract suite holds them
 all to it. A transport never retries and never concludes anything alone: what it cannot deliver in
@@ -16,7 +16,7 @@ Vector = npt.NDArray[np.int64]
 
 
 class Transport(StrEnum):
-    """What carries the rounds."""
+    """The transports that can carry the rounds."""
 
     AUTO = "auto"
     """`shm` for ranks of one host, `hierarchical` where several share a host, otherwise `torch`."""
@@ -44,7 +44,7 @@ class Collective(Protocol):
     """The dedicated channel between the ranks of one group, used for rounds and for nothing else."""
 
     transport: str
-    """What carries the rounds, and, after a colon, why it does if that was chosen."""
+    """The name of the transport; after a colon the reason for it, where the group has chosen it."""
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""The error path of a round whose ranks differ: which operation was the first to differ.
+"""The error path of a round whose ranks differ: it names the first operation that differs.
 
 Each rank keeps a flight recorder: the last entries of what changed its replica, numbered, each with
 the digest after it. When a round finds the digests different, the ranks gather the recorders, which

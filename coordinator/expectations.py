@@ -1,4 +1,4 @@
-"""What a ballot is to expect: whose progress counts, in which lanes it shows, and what is agreed.
+"""Expectations: whose progress a ballot notes, in which lanes it shows, and what is agreed.
 
 Plain data. The replica says these things in an order in which they hold, and the ballot follows them
 in that order; it is never asked for anything.
@@ -10,7 +10,7 @@ from .operation import Phase, Queue
 
 
 class Seated(NamedTuple):
-    """The lanes of `seat` speak of `operation` from now on, and mean this."""
+    """The lanes of `seat` speak of `operation` from now on; phase and bound say what they mean."""
 
     operation: int
     seat: int

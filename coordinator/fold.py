@@ -1,4 +1,4 @@
-"""The fold: many ballots become one vector, and whether the ranks still agree on what it means."""
+"""The fold of many ballots to one vector, and the check that the ranks agree on what it means."""
 
 from collections.abc import Sequence
 

@@ -50,12 +50,12 @@ SEATS_AT = HEADER_LANES + QUEUE_LANES * len(Queue)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLayout:
-    """What the lanes of one round mean. Equal on every rank, or the round says so."""
+    """The meaning of the lanes of one round. Equal on every rank, or the round says so."""
 
     epoch: int
     round: int
     state_digest: int
-    """Of the replicated state at the launch; 63 bits."""
+    """The digest of the replicated state at the launch; 63 bits."""
     seats: SeatTable
 
 
@@ -74,7 +74,7 @@ class BallotShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voter:
-    """What a rank says about itself in a round."""
+    """The statement of a rank about itself in a round."""
 
     healthy: bool
     time_ms: int

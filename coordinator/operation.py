@@ -27,7 +27,7 @@ class _Numbered(IntEnum):
     __hash__ = int.__hash__
 
     word: str
-    """The name, which `name` finds anew each time."""
+    """The name, kept because the property `name` looks it up anew each time."""
 
     def __init__(self, number: int) -> None:
         del number
@@ -48,7 +48,7 @@ class Kind(_Numbered):
     RETRACT = 4
     """From the device to host memory, with all that a request has of its own."""
     RESUME = 5
-    """From host memory to the device, the same."""
+    """From host memory to the device, with all that a request had of its own."""
 
 
 class Phase(_Numbered):

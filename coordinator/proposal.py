@@ -1,4 +1,4 @@
-"""Proposals: what reaches single ranks from outside, until all of them have it (rule R14).
+"""Proposals: changes that reach single ranks from outside, until all ranks have them (rule R14).
 
 Whoever wants the group to change tells every rank, at any time and in any order. A rank that was told
 *stages* the proposal: it prepares what the change needs, in the background, and says in each of its
@@ -14,7 +14,7 @@ import xxhash
 
 
 class Change(IntEnum):
-    """What can be proposed."""
+    """The changes that can be proposed."""
 
     DETACH = 0
     """Use the store no more."""
@@ -58,10 +58,10 @@ def change_of(digest: int) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a rank has staged, as it says in its ballot."""
+    """The proposal that a rank has staged, as its ballot says."""
 
     proposal: int
-    """Its digest."""
+    """The digest of the proposal."""
     readiness: Readiness
 
 

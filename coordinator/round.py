@@ -84,7 +84,7 @@ class Rounds:
 
     @property
     def ended_by(self) -> GroupError | InternalError | None:
-        """What ended the epoch, or None while it lasts."""
+        """The error that ended the epoch, or None while it lasts."""
         return self._ended_by
 
     def open(
@@ -145,7 +145,7 @@ class Rounds:
     def end(self, error: GroupError | InternalError) -> NoReturn:
         """End the epoch with an error, which every later call raises again (P8).
 
-        For what this rank has met in a round, and for what every rank has concluded from its verdict.
+        The error is one that this rank has met in a round, or that every rank concluded from a verdict.
         """
         # Closing the transport at once lets ranks that wait for this one notice without a timeout.
         self._ended_by, self._pending = error, None

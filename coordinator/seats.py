@@ -1,4 +1,4 @@
-"""Seats: the places of prefetches in the ballot, the same on every rank.
+"""Seats: each gives a prefetch three lanes in the ballot, the same on every rank.
 
 A prefetch takes the lowest free seat when it enters the ballot, and keeps it until it leaves. What the
 lanes of a seat mean is its row: whose they are, in which phase, and up to which bound. Rows change by
@@ -25,7 +25,7 @@ NOBODY = 0
 
 OPERATION, PHASE, BOUND = 0, 1, 2
 COLUMNS = 3
-"""What a row has, in this order."""
+"""The columns of a row are operation, phase and bound."""
 
 Rows = npt.NDArray[np.int64]
 """One row for each seat."""
@@ -33,17 +33,17 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What the lanes of one seat mean."""
+    """The meaning of the lanes of one seat."""
 
     operation: int
     phase: Phase
     bound: int = UNBOUNDED
-    """While lengths are agreed on: no rank votes for a longer one."""
+    """No rank votes for a longer length than this, while the ranks agree on one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeatTable:
-    """What the lanes of all seats mean in one round. Never changes."""
+    """The meaning of the lanes of all seats in one round. Never changes."""
 
     rows: Rows
     """Read-only."""
@@ -51,7 +51,7 @@ class SeatTable:
     """63 bits that differ where the rows differ."""
 
     def taken(self) -> dict[int, Seat]:
-        """Return what the lanes of each seat mean that is not free, in the order of seats."""
+        """Return by number, in order, the seats that are not free."""
         return {
             number: Seat(operation, Phase(phase), bound)
             for number, (operation, phase, bound) in enumerate(self.rows.tolist())
@@ -94,7 +94,7 @@ class Seats:
         self._frozen = None
 
     def freeze(self) -> SeatTable:
-        """Return what all seats mean now: the table of the last time if nothing has changed since."""
+        """Return the table of the seats as they are now; the last one if nothing has changed since."""
         if self._frozen is None:
             cells = self._cells.tobytes()
             rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)

@@ -1,4 +1,4 @@
-"""When a prefetch stops waiting for storage, and what it then has.
+"""Stop policies: how long a prefetch waits for storage, and how long the engine waits for it.
 
 Every policy is bounded: each has a deadline, measured by each rank's own executor, and the first
 rank that sees it pass stops all of them. What differs is what the engine waits for.

@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
     operation: int
     bound: int
-    """What the ranks were asked for at most."""
+    """The longest length that the ranks were asked for."""
     pages: int | None
     """The smallest of the ranks' longest lengths; None while some rank has not answered."""
     shortest_rank: int | None
@@ -94,10 +94,10 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """What the ranks have staged, if any of them has staged something."""
+    """The proposal that ranks have staged, if any of them has staged one."""
 
     proposal: int
-    """Its digest; the smallest where there are several."""
+    """The digest of the proposal; the smallest where ranks have staged several."""
     differs: bool
     """Some ranks have staged one proposal, and some another."""
     readiness: Readiness
@@ -129,12 +129,12 @@ _SEATS_IN_BODY = SEATS_AT - HEADER_LANES
 """Where the seats begin in a body, which is a vector without its header."""
 
 _QUEUE_BYTES = 8 * _SEATS_IN_BODY
-"""How much of it belongs to the queues."""
+"""How many bytes of a body belong to the queues."""
 
 _BY_OPERATION = attrgetter("operation")
 
 _TRANSFER = int(Phase.TRANSFER)
-"""As it stands in a row."""
+"""The phase as it stands in a row of the table of seats."""
 
 
 class Verdicts:

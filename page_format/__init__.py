@@ -1,1 +1,1 @@
-"""What a page is: its layout, its shards, its object in a store, and what the object is called."""
+"""Pages: their layout, their shards, their objects in a store, and the names of those."""

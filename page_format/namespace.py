@@ -1,4 +1,4 @@
-"""What must agree before two replicas may share bytes, and the digest that stands for it.
+"""Namespaces: all that must agree before two replicas may share bytes, and its digest.
 
 The digest of a `Namespace` is the first part of every object's name. Two caches that differ in
 anything that it covers cannot see each other's objects at all. TP size and rank are no part of it:

@@ -57,7 +57,7 @@ still in the core's cache."""
 
 
 class HeaderFinding(IntEnum):
-    """What a check of an object found: sound, or the first thing that is wrong."""
+    """The finding of a check of an object: sound, or the first thing that is wrong."""
 
     SOUND = 0
     SHORT = 1
@@ -78,9 +78,9 @@ class HeaderFinding(IntEnum):
     PAYLOAD = 8
     """A part does not match its checksum."""
     KIND = 9
-    """What lies there is no object at all: a directory, a link, a device."""
+    """Something else than an object lies there: a directory, a link, a device."""
     LACKING = 10
-    """So far sound; it lacks an optional column that was asked for."""
+    """It is sound as far as it was checked, and lacks an optional column that was asked for."""
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
@@ -159,8 +159,8 @@ def encode_header(
 def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> HeaderFinding:
     """Say whether `header` is that of the object with this name, and has the columns of `shape`.
 
-    SOUND, also if it has more of them; LACKING if it has fewer. Does not look at the payload: what of
-    it is wanted is told by `shape.plan(presence_bits(header))`, and checked by `check_run`.
+    SOUND, also if it has more of them; LACKING if it has fewer. Does not look at the payload:
+    `shape.plan(presence_bits(header))` says which parts of it are wanted, and `check_run` checks them.
     """
     if is_expected(header, digest, shape):
         return HeaderFinding.SOUND
@@ -217,18 +217,18 @@ def check_run(header: memoryview | bytes, run: Run, checksums: bytes) -> HeaderF
 
 
 class Statement(NamedTuple):
-    """What a header says of its object, without anything to compare it with."""
+    """The statement of a header about its object, compared with nothing."""
 
     name: ObjectName
     present: int
     shape: ObjectShape
-    """Holding all parts that the object has."""
+    """The shape of a caller that holds all parts of the object."""
 
 
 def encode_object(
     name: ObjectName, digest: bytes, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> bytes:
-    """Return the header of the whole object that `buffers` have the parts of."""
+    """Return the header of a whole object, whose parts are in `buffers`."""
     plan = shape.plan(shape.present)
     checksums = part_checksums(plan.sizes, buffers)
     return encode_header(name, digest, shape.present, plan, checksums)
@@ -237,7 +237,10 @@ def encode_object(
 def extract_parts(
     payload: memoryview, header: memoryview, buffers: Sequence[memoryview], shape: ObjectShape
 ) -> HeaderFinding:
-    """Fill `buffers` with what `shape` holds of an object whose header was checked, and check it."""
+    """Copy the parts that `shape` holds out of the payload to `buffers`, and check them.
+
+    The header was checked before.
+    """
     plan = shape.plan(presence_bits(header))
     if len(payload) != plan.payload_bytes:
         return HeaderFinding.SHORT if len(payload) < plan.payload_bytes else HeaderFinding.LONG
@@ -299,7 +302,7 @@ def _first_fields(payload_bytes: int, present: int, parts: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _template(payload_bytes: int, present: int, table: bytes) -> bytes:
-    """Return a header with all that these say, and zeros for the rest."""
+    """Return a header with these fields, and zeros for the rest."""
     first = _first_fields(payload_bytes, present, len(table) // 5)
     return (first.ljust(_TABLE_AT, b"\0") + table).ljust(HEADER_BYTES, b"\0")
 

@@ -1,4 +1,4 @@
-"""What a stored object is called: its name, the digest of that, and the path where stores keep it."""
+"""The name of a stored object, the digest of the name, and the path where stores keep it."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ OBJECTS: Final = "objects"
 """The directory, or the prefix of paths, below which a store has its objects."""
 MANIFEST_POOL: Final = "manifest"
 MARK_POOL: Final = "sharding"
-"""In place of a component's pool: objects that speak of pages, a model's manifest
+"""Names of objects that describe others, in place of a component's pool: a model's manifest
 (`records/manifest`) and the marks of TP sizes (`records/shardings`)."""
 
 _PART: Final = re.compile("[a-z0-9.-]{1,128}")

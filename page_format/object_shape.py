@@ -1,4 +1,4 @@
-"""What a stored object is made of: parts, each of which can be read and verified alone.
+"""The parts of a stored object, each of which can be read and verified alone.
 
 An object is a page as one rank wrote it. Its *parts* are what ranks of any TP size have in common:
 the columns that are the same on every rank, one canonical unit of KV heads after the other, and the
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from ..errors import InternalError
 
 ALWAYS: Final = -1
-"""In place of a presence bit: of a part that every object has."""
+"""Stands in place of a presence bit, for a part that every object has."""
 PARTS_MAX: Final = 143
 """A header block has room for so many."""
 PART_BYTES_MAX: Final = (1 << 32) - 1
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where what is wanted of an object lies, given which columns it has."""
+    """Where in an object the wanted parts lie, given which columns the object has."""
 
     payload_bytes: int
     table: bytes

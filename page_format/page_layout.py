@@ -34,7 +34,7 @@ from .object_shape import PARTS_MAX, ObjectShape, Part
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 """Element types that a column may have, with their size in bytes; the names are torch's."""
 OPTIONAL_COLUMNS_MAX = 16
-"""Of one layout. Each is parts of its own in every object."""
+"""The most optional columns of a layout. Each adds parts of its own to the objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Column:
 
 
 class ShardPlace(NamedTuple):
-    """Which ranks' part of a page is meant: one TP rank of one pipeline stage."""
+    """One TP rank of one pipeline stage, which has a part of each page."""
 
     tp_rank: int
     tp_size: int
@@ -98,11 +98,11 @@ class ColumnShard:
     units: int
     """Runs of bytes that it is divided in, one for each unit of heads; 1 for a replicated column."""
     offset_bytes: int
-    """Where the first of them begins."""
+    """Where the first of these runs begins."""
     stride_bytes: int
-    """From the beginning of one to that of the next."""
+    """The distance from the beginning of one run to that of the next."""
     nbytes: int
-    """Of all of them."""
+    """The length of all runs together."""
 
     @property
     def unit_layer_bytes(self) -> int:
@@ -111,7 +111,7 @@ class ColumnShard:
 
 
 PartKey = tuple[int, int]
-"""Which part of a page is meant: the presence bit of a column that is optional, or -1; and a unit, or
+"""Names a part of a page: the presence bit of a column that is optional, or -1; and a unit, or
 -1 for what is the same on every rank."""
 
 
@@ -139,7 +139,7 @@ class PageLayout:
 
     @property
     def optional_names(self) -> tuple[str, ...]:
-        """What an engine names in order to keep as little as it can."""
+        """The names of these columns, which an engine that keeps as little as it can does without."""
         return tuple(column.name for column in self.optional_columns)
 
     def kept(self, absent: Collection[str]) -> tuple[Column, ...]:
@@ -377,7 +377,7 @@ class ShardLayout:
 
     page_tokens: int
     columns: tuple[ColumnShard, ...]
-    """Those that are kept here, in the order of the layout."""
+    """The columns that are kept here, in the order of the layout."""
     page_bytes: int
     name: str
     """The shard's part of an object name: the layer range and head range of the whole layout,
@@ -386,4 +386,4 @@ class ShardLayout:
     replicated: bool
     """Whether a page is the same on every rank: all columns of the layout are replicated."""
     shape: ObjectShape
-    """The parts of its objects, of which a page holds those of the columns that are kept here."""
+    """The parts of its objects. A page holds the parts of the columns that are kept here."""

@@ -1,4 +1,4 @@
-"""Where a rank finds its part of a page in what the ranks of a group of another TP size have written.
+"""The objects of a group of another TP size in which a rank finds its own part of a page.
 
 A page is laid out in units that ranks of all TP sizes have in common (see `page_layout`), and each is
 a part of an object that can be read and verified alone. So a rank of a larger group finds its units
@@ -14,24 +14,24 @@ from .page_layout import PageLayout, PartKey, ShardPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSource:
-    """An object of another rank's, and what of a page is in it."""
+    """An object of another rank, and the bytes of a page that are in it."""
 
     name: str
-    """The shard's part of its name."""
+    """The shard's part of the object's name."""
     shape: ObjectShape
-    """Holding what of it belongs to the page."""
+    """The shape of a caller that holds the parts of the object that belong to the page."""
     slices: tuple[slice, ...]
-    """The slices of the page's bytes that it fills, in order."""
+    """The slices of the page's bytes that these parts fill, in order."""
 
 
 def sources_of(
     layout: PageLayout, mine: ShardPlace, tp_size: int, *, absent: Collection[str] = ()
 ) -> tuple[ShardSource, ...]:
-    """Return in which objects of ranks of another TP size the page of a rank is to be found.
+    """Return the objects of ranks of another TP size that together have the page of a rank.
 
-    Those of the same pipeline stage. `absent` names optional columns that the page does not have.
-    Empty if they do not have all of it, or if it is in the very object that is named as this rank's
-    own.
+    These ranks are of the same pipeline stage. `absent` names optional columns that the page does not
+    have. Empty if the objects lack some of the page, or if all of it is in the object that has the
+    name of this rank's own.
     """
     kept = layout.kept(absent)
     wanted: dict[PartKey, slice] = {}

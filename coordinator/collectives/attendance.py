@@ -1,4 +1,4 @@
-"""Who has come to a gathering, told through the store in which torch lets all ranks meet.
+"""Attendance: ranks say that they come to a gathering, in the store in which torch lets them meet.
 
 Gloo does not say whom it waits for, and a start that hangs because one rank of many still opens its
 store, or never will, says nothing if that one is not named. So each rank leaves a note before it joins
@@ -33,7 +33,7 @@ class Attendance:
     def __init__(self, store: MeetingStore, ranks: Sequence[int], rank: int) -> None:
         """`ranks` are those of the group, and this is `rank`.
 
-        `store` is the group's alone, or was that of a group of the same ranks.
+        No other group uses `store`, but one of the same ranks may have used it before.
         """
         self._store = store
         self._ranks = ranks
@@ -50,7 +50,7 @@ class Attendance:
     def absent(self) -> list[int]:
         """Return the ranks that have not come to this rank's last gathering, ascending.
 
-        None of them if that is not to be found out: a store that does not answer, or is gone.
+        Empty if the store does not answer or is gone, since nobody can tell then.
         """
         found: list[int] = []
 

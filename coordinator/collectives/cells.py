@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LINE = 8
-"""Words in a cache line: what one rank writes shares none with what another does."""
+"""Words in a cache line. No two ranks write to the same line."""
 
 _MAGIC = 0x6C6F636B73746570
 _MAGIC_AT, _WRITERS_AT, _LANES_AT, _ENDING_AT = range(4)
@@ -32,14 +32,14 @@ _NUMBER_AT, _CHECK_AT = range(2)
 
 
 def _words_in_cell(lanes: int) -> int:
-    """Return the words of a line for number and checksum, and of lines for the lanes."""
+    """Return the words of a cell: a line for number and checksum, and lines for the lanes."""
     return _LINE + -(-lanes // _LINE) * _LINE
 
 
 class CellSpan:
-    """The cells of writers that follow each other, as a reader looks at them; see `Cells.span`.
+    """A reader's view of the cells of writers that follow each other; see `Cells.span`.
 
-    A look passes through as little as it can: it often comes after milliseconds of other work, and then
+    A look calls as few functions as it can: it often comes after milliseconds of other work, and then
     each function is cold.
     """
 
@@ -52,7 +52,8 @@ class CellSpan:
     ) -> None:
         """`first` is the first of the writers.
 
-        By the parity of the round: the words at which cells begin, and their lanes, a row for each.
+        By the parity of the round, `cells_at` has the words at which the cells begin, and `bodies`
+        has their lanes, a row for each.
         """
         self._first = first
         self._words = words
@@ -70,7 +71,7 @@ class CellSpan:
     def read(self, number: int) -> "npt.NDArray[np.int64] | None":
         """Return a copy of their lanes, a row for each.
 
-        None unless all have written this round. `number` is the latest that was written, or later.
+        Returns None unless all have written this round. No later round than `number` was written.
         """
         if not self.is_there(number):
             return None
@@ -180,9 +181,9 @@ class Cells:
             self._futex.sleep(self._addresses[parity][writer], expected, timeout_s)
 
     def close(self) -> None:
-        """Let go of the memory, whoever still refers to this object; nothing but `ending` may follow.
+        """Let go of the memory, even if others still refer to this object; only `ending` may follow.
 
-        An error that ended an epoch is kept with all that its frames refer to.
+        An error that ended an epoch keeps alive all that its frames refer to, such as this object.
         """
         words = self._words
         self._words = memoryview(bytearray(words[:_LINE])).cast("q")

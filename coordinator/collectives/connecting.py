@@ -1,4 +1,4 @@
-"""Which transport carries the rounds of a group, by the hosts that its ranks are on."""
+"""The choice of the transport of a group, by the hosts that its ranks are on."""
 
 import logging
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def connect(
     """Return the transport for rounds of `lanes` lanes between the ranks of `group`.
 
     Collective over the group, which belongs to the transport from now on. Where `auto` would share
-    memory and a rank cannot, all use `torch`. Which it is and why is in `transport`, and logged by
-    rank 0. Raises the same `ConfigError` on every rank, and closes the group, if the one that is
+    memory and a rank cannot, all use `torch`. Its `transport` says which it is and why, and rank 0
+    logs that. Raises the same `ConfigError` on every rank, and closes the group, if the one that is
     wanted by name cannot be had. Ranks that want different things use `torch`, over which the
     bootstrap will name the difference. `host` is where this rank says that it is.
     """

@@ -1,7 +1,7 @@
-"""How a group that shares memory has ended: one word, which every rank reads the same error from.
+"""The end of a group that shares memory: one word, from which every rank reads the same error.
 
 Whoever learns first why the group cannot go on writes the word; the others adopt it. So all ranks
-tell one story, whoever notices it how: by a deadline, by a process that is gone, or by the word.
+tell one story, however they notice it: by a deadline, by a process that is gone, or by the word.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _RANK_BITS = 20
 _ROUND_BITS = 40
 
 ROUNDS_MAX = (1 << _ROUND_BITS) - 1
-"""A thousand rounds a second for 34 years."""
+"""The highest number of a round: enough for a thousand rounds a second over 34 years."""
 
 
 class EndingCause(IntEnum):
@@ -41,7 +41,7 @@ class Ending:
 
     cause: EndingCause
     rank: int
-    """The rank of the whole group that it is about; of a cause elsewhere, the one that tells it."""
+    """The rank, in the whole group, that has caused it, or that tells of a cause elsewhere."""
     last_round: int
     """The last round that may still come about; every later one raises `error`."""
 

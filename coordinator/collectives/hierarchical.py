@@ -41,11 +41,11 @@ NEWS_S = 0.5
 of those may be about to say which rank was late."""
 
 _JOIN_S = 1.0
-"""How long `close` waits for the courier, which looks up many times in that."""
+"""How long `close` waits for the courier, which checks for it many times within that."""
 
 _NEWS_GO_S = 0.1
-"""How long `close` waits for the other couriers to take the news: those that wait for an exchange do
-so at once, and what would be pending had to be kept."""
+"""How long `close` waits until the other couriers have the news. Those that wait for an exchange get it
+at once; the group of an exchange that is left pending would have to be kept."""
 
 _NOTHING = np.iinfo(np.int64).max
 """A lane that is never the minimum."""
@@ -178,7 +178,7 @@ class _Courier:
     def _over(self, number: int) -> bool:
         """Say whether this round will not come about any more; leave if this rank is closing.
 
-        So it is when its main thread has ended, after which it launches no round.
+        A rank whose main thread has ended launches no more rounds, and counts as closing.
         """
         if self._closing or not threading.main_thread().is_alive():
             self._host.end(Ending(EndingCause.LEFT, self._rank, number - 1))

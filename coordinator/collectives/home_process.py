@@ -1,4 +1,4 @@
-"""The process that something was made in, which a process that was forked from it is not.
+"""The process that made an object, told apart from the processes that were forked from it.
 
 A forked child has a copy of its parent's memory, shares its files, its sockets and what it shares with
 other ranks, and has none of its threads. So what a child did with a transport or a cache that it has

@@ -38,7 +38,7 @@ from .ending import Ending, EndingCause
 from .futex import Futex
 
 SLICE_S = 0.05
-"""The longest sleep. What wakes nobody, such as the death of a process, is noticed this late; and so
+"""The longest sleep. Events that wake nobody, such as the death of a process, are noticed this late; so
 is Ctrl-C, which Python handles between calls."""
 
 _LOOKS = 100
@@ -46,12 +46,12 @@ _LOOKS = 100
 waits for may need this core."""
 
 _SEEN_S = 0.001
-"""The shortest pause: what one processor has written, every other sees long before."""
+"""The shortest pause. Every processor sees long before what another one has written."""
 
 _CLAIM_S = 1.0
 """How long to wait for another rank of the host that is writing down the ending, too."""
 _LOOK_S = 0.0001
-"""How long to sleep between two looks at what wakes nobody."""
+"""How long to sleep between two looks at something that wakes nobody when it changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,7 @@ class HostGroup:
     """One rank's side of the memory that the ranks of its host share.
 
     The writers of its cells are those ranks in order, and then `extra_writers` more. Not to be used
-    after `close`; not thread-safe, but that one thread may write and wait for other cells than
-    another does.
+    after `close`. Not thread-safe, except that two threads may write and wait for different cells.
     """
 
     def __init__(self, cells: Cells, fd: int, ranks: tuple[int, ...], rank: int) -> None:
@@ -213,9 +212,9 @@ class HostGroup:
             self._pause(number, span, min(max(left_s, _SEEN_S), SLICE_S))
 
     def came_back(self, number: int, span: CellSpan, timeout_s: float) -> bool:
-        """Wait for some cells of a round, for a while; say whether it is over.
+        """Wait for some cells of a round, for a while; say whether the round is over.
 
-        It is as well if the group has ended before it.
+        It is also over if the group has ended before it.
         """
         if span.is_there(number):
             return True
@@ -225,7 +224,7 @@ class HostGroup:
     def look(self, number: int, span: CellSpan, timeout_s: float) -> npt.NDArray[np.int64] | None:
         """Return what is written into some cells in a round, or None if it is not within a time.
 
-        Or for less than that, and whether or not the group has ended.
+        May give up earlier, and does not ask whether the group has ended.
         """
         rows = _look_often(number, span)
         if rows is None:

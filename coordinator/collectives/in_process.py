@@ -14,7 +14,7 @@ from ..fold import fold
 
 @dataclass(slots=True)
 class _Exchange:
-    """One round, or one gathering, as far as it has come."""
+    """One round or gathering: what ranks have given so far, and how many have received it all."""
 
     given: dict[int, Vector | bytes] = field(default_factory=dict[int, Vector | bytes])
     received: int = 0

@@ -1,7 +1,7 @@
 """The transport for ranks of one host: each writes its lanes to shared memory and folds those of all.
 
-No message and no system call but the one that wakes who sleeps. Rounds that a rank has launched come
-back without its help, so a pipelined one is there when it is asked for.
+It sends no message, and its only system call is the one that wakes a sleeper. Rounds that a rank has
+launched come back without its help, so a pipelined one is there when it is asked for.
 """
 
 from collections.abc import Sequence

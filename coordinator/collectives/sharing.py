@@ -1,4 +1,4 @@
-"""What the transports that share memory on a host have in common."""
+"""The common part of the transports that share memory on a host."""
 
 from ...errors import GroupError, PeerLost
 from ..collective import Collective, Transport, Vector
@@ -48,7 +48,7 @@ class SharingCollective:
         span: CellSpan,
         patience_s: float,
     ) -> None:
-        """The lanes in `span` make a round. `patience_s` is that of `HostGroup.wait`."""
+        """A round folds the lanes in `span`. `patience_s` is handed to `HostGroup.wait`."""
         self.rank = group.rank
         self.world_size = group.world_size
         self.transport: str = transport.value

@@ -42,7 +42,7 @@ _SIZE = struct.Struct("<q")
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\]\s*")
 
 _ADVICE = re.compile(r"( by peer)\b.*")
-"""What gloo guesses behind the fact."""
+"""The advice that gloo appends to a fact, which is only a guess."""
 
 _SLICE_S = 0.1
 """No call into gloo lasts longer, since Python handles signals such as Ctrl-C only between calls."""
@@ -51,7 +51,7 @@ _SHORTEST_S = 0.001
 """The shortest wait that gloo knows: it takes zero for no timeout at all."""
 
 GATHERED_BYTES_MAX = 1 << 16
-"""Of one rank's lanes, up to which they are gathered; beyond, they are reduced on the way.
+"""The largest vector of a rank that is gathered; a larger one is reduced on the way.
 
 Gathering takes half the steps and moves more bytes, so it is the size of one vector that decides, and
 hardly the number of ranks (`benchmarks.scale_model.gathered_bytes_max`).
@@ -142,7 +142,7 @@ class _Ownership:
 
 
 _abandoned: list[_Ownership] = []
-"""Of groups that were left while an operation was pending; they go when a new group is made."""
+"""Groups that were left while an operation was pending. The next group that is made destroys them."""
 
 
 def _destroy_abandoned() -> None:
@@ -312,7 +312,7 @@ class TorchCollective:
     ) -> None:
         """Wait for the operation that was started last; if it fails, so does every later call.
 
-        `absent` is asked then for the ranks that were not there for it.
+        `absent` is called then, and returns the ranks that did not come to it.
         """
         self._home.require_here()
         if self._group is None:

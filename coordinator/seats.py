@@ -66,7 +66,7 @@ class Seats:
         self._cells = array("q", [NOBODY, 0, 0] * count)
         """The rows, one after the other; an element of an `array` is cheap to write."""
         self._free = list(range(count))
-        """A heap, since they ascend."""
+        """The numbers of free seats as a heap: ascending numbers are one."""
         self._frozen: SeatTable | None = None
 
     def take(self, operation: int, phase: Phase, bound: int = UNBOUNDED) -> int:

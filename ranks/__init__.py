@@ -1,1 +1,1 @@
-"""What one rank owns: its replica and its executor."""
+"""One rank of a cache: its replica and its executor."""

@@ -1,4 +1,4 @@
-"""The pools of one rank: what a configuration has, and the sizes that all ranks have agreed on."""
+"""The pools of one rank: those of a configuration, in the sizes that all ranks have agreed on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def shard_layouts(config: CacheConfig, rank: int, world_size: int) -> dict[str, 
 
 
 def size_settings(config: CacheConfig) -> dict[str, tuple[str, str]]:
-    """Return by pool how `coordinator.bootstrap.flatten` calls its device pages and host pages."""
+    """Return by pool the names that `coordinator.bootstrap.flatten` gives its sizes: device, host."""
     paths = {KV_POOL: ""}
     paths |= {each.pool: f"components[{index}]." for index, each in enumerate(config.components)}
     return {pool: (f"{path}device_pages", f"{path}host_pages") for pool, path in paths.items()}

@@ -1,4 +1,4 @@
-"""What one rank tells of its cache."""
+"""The statistics of one rank's cache."""
 
 from dataclasses import dataclass
 
@@ -9,27 +9,27 @@ from .tallies import ReplicaStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """What one rank's cache has done since it was opened."""
+    """Statistics of one rank's cache since it was opened."""
 
     steps: int
     rounds: int
     transport: str
-    """What carries the rounds, and why it does if that was chosen."""
+    """The name of the transport; after a colon the reason for it, where the group has chosen it."""
     collectives: int
-    """Launched by the transport for rounds; equal to `steps`."""
+    """Collectives that the transport has launched for rounds; equal to `steps`."""
     round_us: list[float]
     """For each of the last steps, how long it kept the engine, without the idle wait it asked for."""
     replica: ReplicaStats
-    """What has happened in the cache, equal on all ranks."""
+    """Statistics of the replica; equal on all ranks."""
     bytes_moved: BytesMoved
     pages_corrupt: int
     """Pages whose bytes in storage were wrong; each was a miss."""
     storage_late: LateCalls
     """Calls to the store that timed out."""
     store: StoreState
-    """Equal on all ranks, as is the next."""
+    """How far the group is with its store; equal on all ranks."""
     digest: int
-    """Of the replicated state."""
+    """The digest of the replicated state; equal on all ranks."""
 
     @property
     def operations(self) -> dict[str, dict[str, int]]:

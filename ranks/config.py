@@ -18,11 +18,11 @@ PAGES_MAX = (1 << 31) - 1
 """Page numbers are int32."""
 
 RECORD_POOLS = (MANIFEST_POOL, MARK_POOL)
-"""What stands in place of a pool in the names of objects that tell of others: the manifests of models,
-and the marks of groups that have written."""
+"""Names that stand in place of a pool's for objects that describe others: the manifests of models, and
+the marks of groups that have written."""
 
 TIMEOUT_S_MAX = 1e6
-"""Every wait is bounded; what is longer than eleven days is not."""
+"""Every wait is bounded: no timeout is longer than eleven days."""
 
 
 class WritePolicy(StrEnum):
@@ -33,7 +33,7 @@ class WritePolicy(StrEnum):
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
     """Once it has been hit often enough to be worth a copy."""
     WRITE_BACK = "write_back"
-    """When it is to leave the device; room there comes once the copy has settled."""
+    """When it is to leave the device; its device pages are free once the copy has settled."""
 
 
 class Eviction(StrEnum):
@@ -65,11 +65,11 @@ class Bounds:
     """Writes that wait, holding their host pages; one more is dropped and counted."""
     pinned_pages: int | None = None
     """Pages of full attention that `pin` may keep in host memory in all; None stands for half the
-    pool. What of them is on the device only is at most half of each of its pools."""
+    pool. Pages that are on the device only may be at most half of each of its pools."""
     quarantine_pages: int | None = None
-    """Pages that may be kept by what was told to stop and does not fall quiet. Stores that keep more
-    host pages are detached; None stands for a quarter of the host pool. Copies that keep more of any
-    pool end the epoch; None stands for half of each pool."""
+    """Pages that operations may keep which were stopped and do not fall quiet. A store whose operations
+    keep more host pages is detached; None stands for a quarter of the host pool. Copies that keep more
+    of any pool end the epoch; None stands for half of each pool."""
     remembered_misses: int = 65536
     """Keys that were promised and could not be read; the oldest are forgotten first."""
     inflight_bytes: int = 256 << 20
@@ -108,12 +108,12 @@ class Timeouts:
     fence_s: float = 1.0
     """How long an engine that wants to overwrite pages waits for backups that read them."""
     quiesce_s: float = 10.0
-    """Until I/O that was stopped touches its pages no more; then they are quarantined."""
+    """How long I/O that was stopped may still touch its pages before they are quarantined."""
     miss_memory_s: float = 60.0
     """How long a failed read is remembered, in agreed time."""
     open_s: float = 180.0
-    """Until every rank has its memory and its store, when a cache is opened; and in agreed time, until
-    every rank has a store that is attached later."""
+    """How long it may last until every rank has its memory and its store, when a cache is opened; and,
+    in agreed time, until every rank has a store that is attached later."""
     flush_s: float = 120.0
     """How long `flush` and `close` wait for what is in flight, in agreed time."""
 
@@ -134,7 +134,7 @@ class SlidingWindow:
     kind: ClassVar[str] = "sliding_window"
     window_tokens: int
     layout: PageLayout
-    """Of the same number of tokens as full attention's."""
+    """The layout of its pages, which have as many tokens as those of full attention."""
     device_pages: int
     host_pages: int
     pool: str = "window"
@@ -164,7 +164,7 @@ class Recurrent:
     """Slots for checkpoints and for the states that requests work on, one for each."""
     host_pages: int
     pool: str = "state"
-    """See `SlidingWindow`."""
+    """The pool's name; part of the name of every object in storage."""
 
     def __post_init__(self) -> None:
         _check_pool(self)
@@ -197,7 +197,7 @@ TTL_S_MIN = 0.001
 """Agreed time is counted in milliseconds."""
 
 ANY_NAMESPACE = "*"
-"""The limit of each namespace that has none of its own."""
+"""Stands for every namespace that has no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +209,9 @@ class NamespaceLimit:
     device_pages: int | None = None
     """Full-attention pages on the device beyond which its least recently used leave."""
     host_pages: int | None = None
-    """The same in host memory."""
+    """Full-attention pages in host memory beyond which its least recently used leave."""
     ttl_s: float | None = None
-    """How long, in agreed time, what is not used stays in memory. Storage has limits of its own."""
+    """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
 
     def __post_init__(self) -> None:
         for name in ("device_pages", "host_pages"):
@@ -239,14 +239,14 @@ class CacheConfig:
     weights_version: str = "0"
     """Changes whenever the weights do; part of every key."""
     layout: PageLayout
-    """Of full attention's pages, which every model has."""
+    """The layout of full attention's pages, which every model has."""
     components: tuple[ComponentConfig, ...] = ()
-    """What the model keeps for a prefix beside full attention, each in a pool of its own."""
+    """The kinds of state that the model keeps beside full attention, each in a pool of its own."""
     absent_columns: tuple[str, ...] = ()
     """The optional columns of the layouts that this engine does not keep. It shares its store all the
     same with engines of the same layouts that do."""
     description: ModelDescription | None = None
-    """What the model keeps, as the engine knows it; what has no pool here is refused by name."""
+    """The engine's description of all that the model keeps; what has no pool is refused by name."""
     device_pages: int = 0
     """Pages on the device (L1); 0 where the engine owns them and lends them for copies."""
     host_pages: int
@@ -272,7 +272,7 @@ class CacheConfig:
     pipeline_depth: int = 1
     """1: a step applies the verdicts of the step before. 0: of its own round, which it waits for."""
     transport: Transport = Transport.AUTO
-    """What carries the rounds. `auto` picks by the hosts of the ranks, and says what and why
+    """The transport of the rounds. `auto` chooses one by the hosts of the ranks, and says which and why
     (`CacheStats.transport`)."""
     bounds: Bounds = field(default_factory=Bounds)
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -100,7 +100,8 @@ class HostCache(RankCache):
         """Say how far the request's load is, on every rank.
 
         FAILED is final: the device pages that were to be loaded hold nothing, and `hit` finds nothing
-        for the request any more. Either way no copy touches the pages. After a `retract` see there.
+        for the request any more. Either way no copy touches the pages. `retract` says what the states
+        mean after it.
         """
         return self._replica.load_state(request)
 
@@ -207,7 +208,7 @@ class HostCache(RankCache):
         return freed
 
     def reset(self, weights_version: str | None = None) -> None:
-        """Offer nothing of what is cached now to any request that has not begun to compute.
+        """Hide all that is cached now from every request that has not begun to compute.
 
         Pins end. `weights_version` names the weights that are computed with from now on: storage is
         read and written under that name, and what it has is found by any cache that resets to the same

@@ -76,12 +76,12 @@ class Inspection:
 
     @property
     def prefixes(self) -> Prefixes:
-        """What is cached, and where its pages are."""
+        """The cached prefixes, and where their pages are."""
         return self._replica.prefixes
 
     @property
     def pins(self) -> Mapping[str, Pin]:
-        """What is pinned, by name."""
+        """The pins by name."""
         return self._replica.pinning.pins
 
     @property
@@ -91,12 +91,12 @@ class Inspection:
 
     @property
     def store_keeps_too_much(self) -> bool:
-        """Whether stores that were let go of keep so many pages that no other one is attached."""
+        """Whether operations of the present store, or the last one, keep more pages than they may."""
         return self._replica.quarantine.store_keeps_too_much()
 
     @property
     def seats(self) -> SeatTable:
-        """The places of prefetches in the ballot."""
+        """The seats of prefetches in the next ballot."""
         return self._replica.seats()
 
     @property

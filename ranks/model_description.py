@@ -1,4 +1,4 @@
-"""What a model keeps for a prefix, as an engine knows it, so that nothing of it is forgotten.
+"""The description of a model: all that it keeps for a prefix, so that a cache forgets nothing.
 
 A cache that restores the KV of a prefix and not its recurrent state, or its keys without the sparse
 attention's index, gives the engine a prefix that looks whole and is not. So an engine describes its

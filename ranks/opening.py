@@ -1,4 +1,4 @@
-"""How a cache comes to be: settings compared, memory and store made ready, on every rank or on none."""
+"""Opening a cache: settings are compared, and memory and store made ready, on every rank or on none."""
 
 import platform
 import secrets
@@ -60,11 +60,12 @@ def _longest_s(config: CacheConfig) -> float:
 def open_rank(
     config: CacheConfig, collective: Collective, device: torch.device | Lent
 ) -> tuple[RankExecutor, ReplicaConfig]:
-    """Return what one rank's cache is made of. Collective: every rank calls it at the same point.
+    """Return the executor and the replica's settings of one rank.
 
-    `device` is where pages of the cache's own are, or the pages that an engine lends. Raises the same
-    `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
-    cache's from now on, and is closed if there is no cache to give it to.
+    Collective: every rank calls it at the same point. `device` is where pages of the cache's own are,
+    or the pages that an engine lends. Raises the same `ConfigError` on every rank if settings differ or
+    one rank cannot start. The collective is the cache's from now on, and is closed if there is no cache
+    to give it to.
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
@@ -167,9 +168,10 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
 
 
 def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:
-    """Return what makes a store's backend: at once, so that a wrong URI is refused, if that is quick.
+    """Return a function that returns a store's backend.
 
-    What another package imports or does for its scheme is not known, so it must not be done here.
+    A backend of ours is made at once, so that a wrong URI is refused here. That of another package is
+    made when the function is called, since nobody knows what the package imports or does for it.
     """
     scheme = parse_uri(uri).scheme
     if not is_built_in(scheme) and scheme in known_schemes():
@@ -189,7 +191,7 @@ def _backend(config: CacheConfig, uri: str) -> StorageBackend:
 
 
 def _writer(store: str, place: ShardPlace) -> WriterShare:
-    """Return what this rank writes of pages that are the same on every rank."""
+    """Return this rank's share of writing the pages that are the same on every rank."""
     if RANK in store:
         return EVERYTHING
     uri = parse_uri(store)

@@ -47,7 +47,7 @@ class CopyTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one pool must have so that a prefix can be restored up to some length.
+    """The objects that one pool must have so that a prefix can be restored up to some length.
 
     Positions count pages from the start of the prefix. `keys` are those of the pages `first`,
     `first + 1` and so on; an object of a pool of states lies under the key of the page that ends
@@ -75,7 +75,7 @@ class LookUp:
     """Say which lengths the store can restore (`Answered`), or that time is up (`Expired`).
 
     Lengths are counted from the position `floor`, and go up to the end of the first need, which is
-    that of full attention. `restorable` (`ranks.restorable`) says which they are.
+    that of full attention. `executor.restorable` says which they are.
     """
 
     operation: int
@@ -179,7 +179,7 @@ class AttachStore:
     """
 
     proposal: int
-    """Its digest."""
+    """The digest of the proposal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What was proposed on this rank: any thread may stage a proposal, and verdicts decide on it.
+"""Proposals on this rank: any thread may stage one, and verdicts decide on it.
 
 The engine's thread votes for what is staged in each of its rounds and hears how it has ended; whoever
 has staged it learns that through a future. A lock holds the two apart, for no longer than it takes to

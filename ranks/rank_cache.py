@@ -1,6 +1,6 @@
-"""What every cache of one rank has: its place in the group, rounds, prefetch, and the way out.
+"""The common part of both caches of a rank: membership of the group, rounds, prefetch, and closing.
 
-Who owns the device pages makes the difference: `cache.Cache` does, under `host_cache.HostCache` the
+They differ in who owns the device pages: a `cache.Cache` does, and under a `host_cache.HostCache` the
 engine does.
 """
 
@@ -55,7 +55,7 @@ class RankCache:
     Every rank makes the same calls in the same order with the same arguments, all from one thread. The
     exceptions are `attach_store`, `detach_store` and `store_state`, which any thread may call at any
     time. A process that is forked from a rank's has no part in the group: commands and rounds raise
-    `UsageError` there. What a parent may have put into `finally`, `release` and `close`, is harmless.
+    `UsageError` there. `release` and `close`, which a parent may have put into `finally`, do no harm.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RankCache:
 
     @property
     def inspection(self) -> Inspection:
-        """What the cache has come to, to be read only."""
+        """The state behind the cache, to be read only."""
         return self._inspection
 
     @property
@@ -368,7 +368,7 @@ class RankCache:
 
 
 def _steady_clock_ms() -> Callable[[], int]:
-    """Return the wall clock as of now, going on steadily: a deadline must not wait for a clock."""
+    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
     base_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000
 

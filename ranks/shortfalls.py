@@ -1,4 +1,4 @@
-"""What is said when one rank lacks what the others have: one line that names rank, page and reason.
+"""Shortfalls: a line in the log names rank, page and reason when a rank lacks what the others have.
 
 Every rank knows the same shortfalls, so only the first one speaks of them.
 """

@@ -1,4 +1,4 @@
-"""What the notices of a replica add up to: statistics that are the same on every rank."""
+"""Tallies: statistics that the notices of a replica add up to, the same on every rank."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ Counts = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStats:
-    """What has happened in the cache since it was opened; equal on all ranks."""
+    """Statistics of the replica since the cache was opened; equal on all ranks."""
 
     operations: Counts
     """How many operations of each kind ended in each way. `no_room` counts what was not begun, too."""
     asked_tokens: int
-    """Of prompts that were admitted: how many tokens they could have used."""
+    """How many tokens admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
     """How many of those were cached, by the tier on which they were."""
     missed_pages: dict[str, int]
-    """What prefetches asked for and did not bring, by reason."""
+    """Pages that prefetches asked for and did not bring, by reason."""
     stored_pages: Counts
     """Pages that came to a tier, by cause."""
     removed_pages: Counts
@@ -96,7 +96,7 @@ class Tallies:
         self.quarantined += 1
 
     def _changed(self, notice: StoreChanged | Reset) -> None:
-        """Count nothing: what is there now is a fact of its own."""
+        """Count nothing: such a notice says what is there now, and adds up to nothing."""
 
     _folded: ClassVar[dict[type[Notice], Callable[["Tallies", Any], None]]] = {
         Stored: _stored_more,

@@ -1,4 +1,4 @@
-"""What passes between the processes of a group, as bytes: effects, verdicts, progress, and their parts.
+"""The bytes that pass between the processes of a group: effects, verdicts, progress, and their parts.
 
 msgpack of a closed list of types, each under a tag that never changes its meaning. What is read is the
 value that was written, of the same type down to the last field; whatever else stands in the bytes is
@@ -19,7 +19,7 @@ from . import orders
 from .replica import effects, notices
 
 BYTES_MAX = 1 << 28
-"""Of one value. The orders of one verdict name keys by the ten thousand, not by the million."""
+"""The most bytes of one value. The orders of a verdict name ten thousands of keys, not millions."""
 
 _DEPTH_MAX = 16
 _PLAIN = frozenset((int, float, bool, str, bytes, NoneType))
@@ -78,7 +78,8 @@ TYPES: dict[int, type] = {
     93: verdict.Proposed,
     94: verdict.Verdict,
 }
-"""By tag. What is gone leaves its tag unused; a type whose fields change meaning gets another."""
+"""The types by tag. One that is dropped leaves its tag unused; one whose fields change meaning gets
+another tag."""
 
 _PLURAL = (0, 1)
 """The tags of what has any number of parts."""

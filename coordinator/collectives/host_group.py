@@ -94,7 +94,7 @@ class HostGroup:
         self.ranks = ranks
         """The ranks of this host, numbered as in the whole group."""
         self.here = cells.span(0, len(ranks))
-        """Their cells."""
+        """The cells of these ranks."""
         self.me = ranks.index(rank)
         self._rank = rank
         self._fd = fd

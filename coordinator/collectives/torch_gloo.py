@@ -113,7 +113,7 @@ class _Ownership:
 
     def __init__(self, group: _Gloo) -> None:
         self.operations: deque[Any] = deque(maxlen=2)
-        """Those that were started last; gloo runs them in order.
+        """The operations that were started last; gloo runs them in order.
 
         Nothing else refers to them: they keep the connections open, and with them the other ranks
         waiting, whereas the errors that end an epoch are kept with all that their frames refer to.
@@ -164,7 +164,7 @@ class _TorchRound:
     def __init__(self, collective: "TorchCollective", rows: torch.Tensor) -> None:
         self._collective = collective
         self._rows = rows
-        """One for each vector that is yet to be folded."""
+        """The vectors that are yet to be folded, one in each row."""
         self._what = f"round {collective.launches}"
 
     def wait(self, timeout_s: float) -> Vector:

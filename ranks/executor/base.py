@@ -1,4 +1,4 @@
-"""What the cache asks of an executor: carry out orders, report progress, end cleanly."""
+"""The interface of an executor: it carries out orders, reports progress, and ends cleanly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class LateCalls:
 
     calls: int = 0
     waited_s: float = 0.0
-    """How long they took, added up; calls run side by side."""
+    """How long these calls took, added up, though calls run side by side."""
 
 
 class Executor(Protocol):
@@ -38,12 +38,12 @@ class Executor(Protocol):
     def carry_out(self, orders: Sequence[Order]) -> None:
         """Begin the orders and return without waiting for any of them.
 
-        Copies to or from pages that an engine lends are only taken in, and wait for `begin_copies`.
+        Copies to or from pages that an engine lends do not begin here, and wait for `begin_copies`.
         """
         ...
 
     def begin_copies(self, direction: Direction) -> None:
-        """Begin the copies that wait: the engine's device has come to where they may.
+        """Begin the copies that wait, since the engine's device has come to where they may run.
 
         Where no engine lends device pages no copy ever waits.
         """
@@ -56,7 +56,7 @@ class Executor(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Return when there is progress to report, at the latest after `timeout_s`.
 
-        At once while copies wait for `begin_copies`, which the caller is to come to.
+        Returns at once while copies wait for `begin_copies`, which is the caller's to call.
         """
         ...
 
@@ -89,7 +89,7 @@ class Executor(Protocol):
         ...
 
     def late_calls(self) -> LateCalls:
-        """Return what this rank has waited for in vain from storage."""
+        """Return the calls to storage that ran out of their time on this rank."""
         ...
 
     def close(self) -> None:

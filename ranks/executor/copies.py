@@ -21,7 +21,7 @@ from .pools import TierPools
 from .seals import Seals
 
 _RUN_BYTES_MAX = 8 << 20
-"""A copy looks at least this often whether it was cancelled."""
+"""A copy looks at least once in so many bytes whether it was cancelled."""
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -61,7 +61,7 @@ class CopyEngine(Protocol):
         ...
 
     def cancel(self, operation: int) -> None:
-        """Leave out what was not begun yet of a copy. It ends not ok, unless it is done already."""
+        """Begin nothing more of a copy. It ends not ok, unless it is done already."""
         ...
 
     def fork(self, pool: str, source: int, destination: int) -> None:
@@ -222,7 +222,7 @@ class _CpuPages:
     pools: TierPools
     pairs: list[SlabPair] = field(init=False)
     slabs: list[tuple[_Bytes, _Bytes]] = field(init=False)
-    """(host, device)."""
+    """The bytes of each pair as arrays: (host, device)."""
 
     def __post_init__(self) -> None:
         self.pairs = slab_pairs(self.pools)

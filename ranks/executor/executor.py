@@ -142,7 +142,7 @@ class RankExecutor:
 
     @property
     def device_pool(self) -> DevicePool:
-        """The device's pages of the pool that every model has; as for `device_pools`."""
+        """The device's pages of full attention, unless an engine owns them."""
         return self.device_pools[KV_POOL]
 
     @property
@@ -152,7 +152,7 @@ class RankExecutor:
 
     @property
     def host_pool(self) -> HostPool:
-        """The host's pages of the pool that every model has."""
+        """The host's pages of full attention."""
         return self._pools[KV_POOL].host
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -280,7 +280,7 @@ class RankExecutor:
         self._copies.begin(order.direction, order.transfers, order.operation)
 
     def _drop(self, operation: int) -> None:
-        """Let a copy that has not begun end here: the pages that it names are not its own any more."""
+        """End a copy that has not begun: the pages that it names are not its own any more."""
         order = self._held.pop(operation, None)
         if order is not None:
             self._flights.note(CopyEnded(operation, order.direction, ok=False, nbytes=0))

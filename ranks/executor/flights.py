@@ -1,7 +1,7 @@
-"""The operations in flight on this rank, and what there is to say of them.
+"""The operations in flight on this rank, and their progress.
 
-What copies and storage report comes in here, from the engine's thread alone, and goes out as
-progress: in the order of what happened, nothing twice, and nothing after an operation's last word.
+The engine's thread alone notes here what copies and storage report, and collects it as progress: in
+the order of what happened, nothing twice, and nothing after an operation's last report.
 """
 
 import logging
@@ -59,7 +59,7 @@ class Flights:
         """Why this rank cannot recover from an operation that does not end, or None."""
 
     def __contains__(self, operation: int) -> bool:
-        """Say whether there may still be something to say of `operation`."""
+        """Say whether there may still be something to report of `operation`."""
         return operation in self._flights
 
     def has_progress(self) -> bool:
@@ -72,11 +72,11 @@ class Flights:
         return happened
 
     def put_off(self, order: Tracked) -> None:
-        """Take in an operation that does not begin yet; it has all the time until `begin`."""
+        """Add an operation that does not begin yet: its time runs from `begin` on."""
         self._flights[order.operation] = _Flight(order)
 
     def begin(self, order: Tracked, now: float) -> None:
-        """Take an operation in, held or new; its time is up `order.timeout_s` after `now`."""
+        """Begin an operation, new or put off; its time is up `order.timeout_s` after `now`."""
         pages = 0
         if isinstance(order, Fetch):
             pages = sum(len(transfer.keys) for transfer in order.transfers)
@@ -96,11 +96,11 @@ class Flights:
         return flight.order
 
     def fail(self, operation: int) -> None:
-        """Let an operation in flight have failed, whatever becomes of it."""
+        """Report an operation in flight as failed, whatever becomes of it."""
         self._note_ended(Ended(operation, ok=False), self._flights[operation])
 
     def note(self, report: Report) -> None:
-        """Take one report in, and keep what of it is progress."""
+        """Note a report, and keep what it adds to the progress."""
         flight = self._flights.get(report.operation)
         match report:
             case CopyEnded():
@@ -128,7 +128,7 @@ class Flights:
         return self._deadlines.next()
 
     def pass_until(self, now: float) -> None:
-        """Say of each operation whose time was up by `now` that it was."""
+        """Report each operation whose time was up by `now`."""
         self._deadlines.pass_until(now, self._passed)
 
     def _forget(self, operation: int) -> None:
@@ -175,7 +175,7 @@ class Flights:
         return isinstance(flight.order, Fetch) and self._deadlines.has(operation)
 
     def _passed(self, operation: int) -> None:
-        """Say what a deadline that has passed means."""
+        """Report what it means that the deadline of an operation has passed."""
         flight = self._flights[operation]
         if flight.cancelled:
             self._progress.append(QuiesceExpired(operation))

@@ -15,7 +15,7 @@ from ...page_format.page_layout import ColumnShard
 from .pools import TierPools
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What bytes are moved as, the widest first: fewer, wider accesses, and no arithmetic on them."""
+"""Types that bytes are moved as, the widest first. Integers, since nothing is computed with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SlabPair:
     """[layers, pages, ...]: the axes of a page in the page's order, whatever order they lie in, in the
     widest words that both sides allow."""
     steps: tuple[int, ...]
-    """The strides of the same axes in host pages, less that of the pages."""
+    """The strides of the same axes in host pages, without that of the pages."""
     offset: int
     """Where host pages have the first word."""
 
@@ -91,7 +91,7 @@ def _pair(slab: torch.Tensor, shard: ColumnShard, offset: int, page_bytes: int) 
 
 
 def _joined(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return axes (size, stride, other stride) as the fewest that say the same of both sides.
+    """Return the fewest axes (size, stride, other stride) that describe the same bytes on both sides.
 
     Fewer axes make a call cheaper, which shows on small pages, and longer runs of bytes.
     """

@@ -1,4 +1,4 @@
-"""How much host memory this process may still use, asked before it is promised to pages.
+"""The host memory that this process may still use, asked before it is promised to pages.
 
 Host pools are touched lazily, so a pool that does not fit would not fail when it is made: the kernel
 would kill the process later, in the middle of serving. Both limits count: what the machine has left,

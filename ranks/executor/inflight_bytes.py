@@ -6,7 +6,7 @@ from collections import deque
 
 
 class _Turn:
-    """Somebody who waits for room, in the loop in which it is made."""
+    """A caller that waits for room, on the event loop in which it has called."""
 
     def __init__(self, share: int) -> None:
         self.share = share
@@ -16,13 +16,13 @@ class _Turn:
         self.come = self.loop.create_future()
 
     def wake(self) -> None:
-        """Let the one who waits go on; in its own loop."""
+        """Let the caller go on; called on its own loop."""
         if not self.come.done():
             self.come.set_result(None)
 
 
 class InflightBytes:
-    """Hands out room for bytes, first come first served. Thread-safe.
+    """Lets bytes be taken up to a bound, first come first served. Thread-safe.
 
     All stores of a rank take from one, each from its own event loop: also those that were let go of
     and whose last calls have not returned. Each operation asks for one batch at a time, so that

@@ -1,4 +1,4 @@
-"""How long a rank has waited for stores that let calls run out of their time, and when that is said."""
+"""Calls to stores that ran out of their time: counted, and told in the log once in a while."""
 
 import logging
 import threading
@@ -9,7 +9,8 @@ from .base import LateCalls
 
 MARGIN_SHARE: Final = 0.1
 MARGIN_S: Final = 0.25
-"""What of an operation's time is kept, at most, for what its last calls answer to be of use."""
+"""The share of an operation's time, and the most of it, that its last calls leave over so that their
+answers are of use."""
 SAID_AGAIN_S: Final = 60.0
 _TICK_S: Final = 0.001
 """A timer may ring so much before its time."""

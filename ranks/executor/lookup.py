@@ -1,4 +1,4 @@
-"""One lookup: what the store is asked, and what follows for the lengths that can be restored."""
+"""One lookup: it asks the store for objects, and answers with the lengths that can be restored."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from .restorable import leading, restorable
 from .storage_transfers import RankObjects
 
 LOOKUP_KEYS = 1024
-"""Keys that one call asks for; full attention is asked no further than the first missing one's."""
+"""Keys that one call asks for. Of full attention, no call follows the one that misses a key."""
 
 
 class StoreLookUp:

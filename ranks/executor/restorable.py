@@ -1,4 +1,4 @@
-"""Which lengths of a prefix can be restored, from what a store has and what host memory holds.
+"""The lengths of a prefix that can be restored from what a store has and what host memory holds.
 
 A length is restorable if every pool has what a match of that length needs: full attention every page
 from the start, a sliding window the pages of its trailing window, a recurrent state the one object at

@@ -56,7 +56,7 @@ class TimedOrder:
 
 
 def refusal(order: StorageOrder) -> list[StorageReport]:
-    """Return what is said to an order where there is no store to carry it out."""
+    """Return the reports of an order that no store is there to carry out."""
     match order:
         case LookUp():
             return [Answered(order.operation, 0)]
@@ -145,7 +145,7 @@ class StorageLoop:
                 )
 
     def submit(self, orders: Sequence[TimedOrder]) -> bool:
-        """Hand in orders; say whether the loop took them. It does not once it has ended."""
+        """Hand in orders; False if the loop has ended, and does not carry them out."""
         if self._trouble is not None:
             return False
         try:
@@ -300,7 +300,7 @@ class StorageLoop:
     def _conclude(self, transfer: Transfer) -> None:
         """Conclude a transfer whose last batch has begun and whose last call has returned.
 
-        All was said of it if the loop has died.
+        Reports nothing if the loop has died, since its death has been reported.
         """
         if self._trouble is not None or transfer.is_driven() or transfer.calls:
             return

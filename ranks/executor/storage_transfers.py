@@ -27,7 +27,7 @@ BATCH_BYTES = 4 << 20
 make the call itself cheap, and little enough that progress is seen while it grows."""
 
 _ELSEWHERE = (ReadOutcome.MISSING, ReadOutcome.LACKING)
-"""What of a page is not under one name may be under others."""
+"""Outcomes after which a page is looked for under other names."""
 _BADNESS = (
     ReadOutcome.OK,
     ReadOutcome.MISSING,
@@ -36,19 +36,19 @@ _BADNESS = (
     ReadOutcome.FAILED,
     ReadOutcome.TIMED_OUT,
 )
-"""What counts for a page is the worst that became of its objects."""
+"""Outcomes from good to bad: a page has the worst of those of its objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObjects:
-    """Where an operation's objects are: their names in the store, their pages on the host."""
+    """The objects of this rank: their names in the store, and their pages on the host."""
 
     pools: Mapping[str, HostPool]
     namespace: str
     writer: WriterShare
-    """Of the pages that are the same on every rank, those that this one writes."""
+    """Says which of the pages that are the same on every rank this one writes."""
     shardings: Shardings
-    """Where else pages may be: in objects that groups of another TP size have written."""
+    """Knows the objects of groups of other TP sizes, where pages may be as well."""
 
     def name(self, pool: str, key: bytes) -> ObjectName:
         """Return the name of this rank's shard of one page."""
@@ -99,7 +99,7 @@ class Batch:
     pool: str
     objects: tuple[tuple[ObjectName, memoryview], ...]
     shape: ObjectShape
-    """Of each object."""
+    """The shape of each object."""
     nbytes: int
 
 
@@ -112,7 +112,7 @@ class Transfer(ABC):
         self.calls: set[asyncio.Task[Sequence[int]]] = set()
         """The backend's calls that have not returned."""
         self.driver: asyncio.Task[None] | None = None
-        """Begins the batches, one after the other, as there is room for them."""
+        """The task that begins the batches, one after the other, as there is room for them."""
         self.bytes_ok = 0
         self._transfers = order.transfers
         self._objects = objects

@@ -65,10 +65,10 @@ class Stores:
         self._close_timeout_s = close_timeout_s
         self._used: StorageLoop | None = None
         self._staged: dict[int, StorageLoop | str] = {}
-        """By proposal: its store, or why there is none; at most one."""
+        """The store of a staged proposal, or why there is none, by the proposal; at most one."""
         self._closing: list[StorageLoop] = []
         self._past = Counters()
-        """What those have seen that are closed."""
+        """The sum of the counters of stores that are closed."""
 
     def open(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
         """Open a store and use it; raises what keeps it from opening."""
@@ -130,7 +130,7 @@ class Stores:
             self._used = None
 
     def submit(self, orders: Sequence[TimedOrder]) -> bool:
-        """Hand orders to the store in use; False if there is none that takes them."""
+        """Hand orders to the store in use; False if there is none that carries them out."""
         return self._used is not None and self._used.submit(orders)
 
     def trouble(self) -> str | None:
@@ -144,7 +144,7 @@ class Stores:
         return sum_of(self._past, *seen)
 
     def late_calls(self) -> LateCalls:
-        """Return what was waited for in vain, of all stores."""
+        """Return the calls to all stores that ran out of their time."""
         return self._late.seen
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Which rank writes what all ranks hold alike.
+"""The writers of pages that all ranks hold alike.
 
 A page whose content is replicated (latent attention) is one object of one name for all ranks, which
 every rank reads and one rank writes. Who writes it follows from its key alone, so ranks need not ask

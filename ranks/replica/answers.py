@@ -1,11 +1,11 @@
-"""What the replica answers to an engine that wants to use the cache."""
+"""The answers of the replica to an engine that wants to use the cache."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class Wait(StrEnum):
-    """Why a request was not admitted. It holds nothing by it; ask again at a later step."""
+    """The reason why a request was not admitted. It holds nothing; ask again at a later step."""
 
     NO_ROOM = "no_room"
     """Too few device pages are free or can be evicted. There are enough once others let go."""
@@ -19,11 +19,11 @@ class Admission(NamedTuple):
     """Where the cached prefix of an admitted request comes from. Lengths in tokens."""
 
     device_tokens: int
-    """Were on the device already."""
+    """Tokens that were on the device already."""
     host_tokens: int
-    """Come from host memory, where they were before this request's prefetch."""
+    """Tokens that come from host memory, where they were before this request's prefetch."""
     storage_tokens: int
-    """Come from host memory, where this request's prefetch brought them from storage."""
+    """Tokens that come from host memory, where this request's prefetch brought them from storage."""
     operation: int | None
     """The load back in flight, or None if nothing has to be loaded."""
     checkpoints: tuple[int, ...] = ()

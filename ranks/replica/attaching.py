@@ -64,9 +64,9 @@ class Attaching:
         self._journal = journal
         self._outbox = outbox
         self.proposal: int | None = None
-        """The digest of what some rank has staged, as far as a verdict has told."""
+        """The digest of the proposal that some rank has staged, once a verdict has told of it."""
         self.proposed_ms = 0
-        """Since when, in agreed time."""
+        """When a verdict first told of the proposal, in agreed time."""
 
     @property
     def store_state(self) -> StoreState:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Clock:
-    """What orders uses, and what deadlines are counted in."""
+    """A logical clock, which orders uses, and agreed time, in which deadlines are counted."""
 
     uses: int = 0
     """Logical time: one more for each command that uses pages."""

@@ -1,4 +1,4 @@
-"""What leaves the replica: one value for each command and each verdict.
+"""Effects: all that leaves the replica, as one value for each command and each verdict.
 
     answer, effects = replica.load_back(...)
     effects = replica.apply(verdict)
@@ -28,17 +28,17 @@ class Decision:
 
 
 class Effects(NamedTuple):
-    """What follows from a command or a verdict, in the order in which a driver must follow it."""
+    """The effects of a command or a verdict, in the order in which a driver must follow them."""
 
     lost: str | None = None
     """Why no rank can go on, in the same words on all of them. The epoch is over, and nothing of what
     follows here matters any more."""
     expectations: tuple[Expectation, ...] = ()
-    """For this rank's ballot. Before the orders, since a report about an operation that is not expected
-    is ignored."""
+    """For this rank's ballot. They come before the orders, since reports about operations that are not
+    expected are ignored."""
     orders: tuple[Order, ...] = ()
-    """For this rank's executor. Before the decisions, since a store that is attached must not be taken
-    for one that was staged in vain."""
+    """For this rank's executor. They come before the decisions, since a store that is attached must not
+    seem to be one that was staged in vain."""
     decisions: tuple[Decision, ...] = ()
     """How proposals have ended."""
     freed: tuple[str, ...] = ()
@@ -53,10 +53,10 @@ NOTHING = Effects()
 
 
 class Outbox:
-    """Where the parts of a replica put what is to leave it, until it does.
+    """Holds what the parts of a replica put out, until it is collected as effects.
 
-    What a command has caused before it was refused leaves with the next one: it has happened, on every
-    rank alike.
+    What a command has caused before it was refused is collected with the effects of the next one: it
+    has happened, on every rank alike.
     """
 
     __slots__ = ("_noticed", "decisions", "expectations", "freed", "lost", "notices", "orders")

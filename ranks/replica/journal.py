@@ -49,7 +49,7 @@ class Journal(Recorder):
         self.count += 1
 
     def parts(self, entry: object) -> Sequence[object]:
-        """See `Recorder`; of what an entry was when it was recorded."""
+        """See `Recorder`; the parts are as they were when the entry was recorded."""
         return cast("list[object]", msgpack.unpackb(cast("bytes", entry), strict_map_key=False))
 
 

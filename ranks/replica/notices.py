@@ -1,4 +1,4 @@
-"""What has happened and somebody may want to know: one stream, in order, the same on every rank.
+"""Notices of what has happened: one stream, in order, the same on every rank.
 
 Statistics, events and reports are folded from these and from nothing else. A notice changes nothing,
 and whoever reads none of them loses nothing but what they tell.
@@ -11,7 +11,7 @@ from ...coordinator.operation import Kind, Outcome
 
 
 class Tier(StrEnum):
-    """Where pages are."""
+    """The tier that pages are on."""
 
     DEVICE = "device"
     HOST = "host"
@@ -34,7 +34,7 @@ class Cause(StrEnum):
     """Their namespace keeps no more, or not for so long."""
     RESET = "reset"
     FAILED = "failed"
-    """A copy of them has failed, so they are not offered again."""
+    """A copy of them has failed, so no request shall find them again."""
 
 
 class Why(StrEnum):
@@ -63,7 +63,7 @@ class Stored(NamedTuple):
     after: bytes = b""
     """The key before the first of `keys`."""
     keys: tuple[bytes, ...] = ()
-    """Of the pages, in prefix order, where the cache was told to name them."""
+    """The keys of the pages, in prefix order, where the cache was told to name pages."""
 
 
 class Removed(NamedTuple):
@@ -74,7 +74,7 @@ class Removed(NamedTuple):
     pages: int
     cause: Cause
     keys: tuple[bytes, ...] = ()
-    """Of the pages, where the cache was told to name them."""
+    """The keys of the pages, where the cache was told to name pages."""
 
 
 class Hit(NamedTuple):
@@ -86,7 +86,7 @@ class Hit(NamedTuple):
     device_tokens: int
     host_tokens: int
     storage_tokens: int
-    """Of those, what its prefetch has brought to host memory before."""
+    """Tokens that its prefetch has brought to host memory before; not among `host_tokens`."""
 
 
 class Missed(NamedTuple):
@@ -94,7 +94,7 @@ class Missed(NamedTuple):
 
     request: str
     pages: int
-    """By how many pages of full attention."""
+    """How many pages of full attention it lacked."""
     why: Why
 
 

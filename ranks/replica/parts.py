@@ -1,4 +1,4 @@
-"""The classes that a replica is put together from. A test hands in others, to see what notices."""
+"""The classes that a replica is put together from. A test hands in others, to see who notices."""
 
 from dataclasses import dataclass
 

@@ -32,9 +32,9 @@ class Pin:
     """By component: how many pages it keeps."""
     ttl_ms: int
     locks: list[Receipt] = field(default_factory=list[Receipt])
-    """Of the device, while host memory has not all of it."""
+    """Locks on its device pages, while host memory lacks some of the prefix."""
     awaits: Node | None = None
-    """One of the nodes that host memory lacks then, and has not got since."""
+    """The node whose coming to host memory is awaited, while some of the prefix is not there."""
 
 
 class _Deadline(NamedTuple):
@@ -72,21 +72,21 @@ class Pinning:
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: how many pages the pins keep there."""
         self._awaiting: dict[Node, dict[str, Pin]] = {}
-        """Those that lock the device as well, by the node that each awaits in host memory."""
+        """Pins that lock device pages as well, by the node that each awaits in host memory."""
         self._came: list[Pin] = []
-        """Those whose node has come there."""
+        """Pins whose awaited node has come to host memory since `look_after` was last called."""
         self._undated: list[Pin] = []
-        """Those that were made while no time had been agreed on."""
+        """Pins that were made while no time had been agreed on."""
         self._deadlines: list[_Deadline] = []
-        """A heap. A deadline is stale once its pin has ended."""
+        """The deadlines as a heap. One is stale once its pin has ended."""
         self._dated = 0
         prefixes.residence.came_to_host = self._came_to_host
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens`; return how many tokens those are.
 
-        0, and no pin, where nothing is cached or the bound on pinned pages would be passed. What
-        host memory does not have is copied there, whatever the write policy.
+        Returns 0, and makes no pin, where nothing is cached or the bound on pinned pages would be
+        passed. What host memory lacks is copied there, whatever the write policy.
         """
         prefixes, residence = self._prefixes, self._residence
         require_name("pin", name)
@@ -123,7 +123,7 @@ class Pinning:
         return best * self._config.page_tokens
 
     def unpin(self, name: str) -> bool:
-        """Let go of a prefix; False if there is no such pin, or no more."""
+        """Let go of a prefix; False if there is no pin of that name, or its time is over."""
         pin = self.pins.pop(name, None)
         if pin is None:
             return False
@@ -143,7 +143,7 @@ class Pinning:
             self.unpin(name)
 
     def look_after(self) -> None:
-        """Let go of prefixes whose deadline has passed, and of the device's copy of the others."""
+        """End pins whose deadline has passed, and locks of those that host memory has all of by now."""
         now_ms, deadlines = self._clock.agreed_ms, self._deadlines
         if self._undated and now_ms:
             self._date(now_ms)
@@ -163,7 +163,7 @@ class Pinning:
             self._came.append(pin)
 
     def _await(self, pin: Pin) -> None:
-        """Let a pin await what host memory lacks of it, or let go of the device if that is nothing.
+        """Let a pin await what host memory lacks of it; release its locks if it lacks nothing.
 
         The last to come is awaited: backups go from the top down.
         """

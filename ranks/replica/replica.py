@@ -36,7 +36,7 @@ from .tree.matching import Match, match
 from .tree.residence import TIERS
 
 KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
-"""Why a store is detached that nobody has asked to."""
+"""The reason that is told when a store is detached without a proposal."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -148,7 +148,7 @@ class Replica:
         return self._lent.copies.waits
 
     def seats(self) -> SeatTable:
-        """Return what the seats of the next ballot mean; the same table while nothing changes."""
+        """Return the table of the seats of the next ballot; the same one while nothing changes."""
         return self.agenda.seats()
 
     def knows(self, name: str) -> bool:
@@ -207,7 +207,7 @@ class Replica:
 
     @_command
     def extend(self, name: str, total_tokens: int) -> bool:
-        """Reserve pages until the request has room for `total_tokens` tokens; False if none is."""
+        """Reserve pages until the request has room for `total_tokens` tokens; False if it cannot."""
         return self._owned.extend(self.requests.known(name), total_tokens)
 
     @_command
@@ -245,7 +245,7 @@ class Replica:
 
     @_command
     def unpin(self, name: str) -> bool:
-        """Let go of what a pin keeps; False if there is no such pin, or no more."""
+        """Let go of what a pin keeps; False if there is no pin of that name, or its time is over."""
         return self.pinning.unpin(name)
 
     @_command
@@ -298,7 +298,7 @@ class Replica:
 
     @_command
     def reset(self, weights_version: str | None = None) -> None:
-        """Offer nothing of what is cached now to any request that is not admitted yet."""
+        """Hide all that is cached now from every request that is not admitted yet."""
         for request in self.requests:
             if not request.admitted:
                 self.prefetching.stop(request)

@@ -1,12 +1,12 @@
-"""Requests of the engine: which there are, in which phase each stands, and what moves it.
+"""Requests of the engine: which there are, in which stage each stands, and what moves it.
 
-A request changes its phase by an event, and `STAGES` is all that moves it. What is not listed cannot
-happen: where an engine asks for it the call is refused before, so that an entry that lacks is a bug of
+A request changes its stage by an event, and `STAGES` is all that moves it. What is not listed cannot
+happen: where an engine asks for it the call is refused before, so that a missing entry is a bug of
 Lockstep's own.
 
     KNOWN     it waits for its turn, perhaps with a prefetch
     LOADING   its cached prefix is on its way to the device
-    STOPPING  that has failed, and some rank's copy may still touch pages that the engine lends
+    STOPPING  the load has failed, and some rank's copy may still touch pages that the engine lends
     READY     the engine computes
     SAVING    it is on its way to host memory
     SAVED     it is in host memory, and nothing of it on the device
@@ -44,7 +44,7 @@ class Stage(Enum):
 
 
 class Event(Enum):
-    """What may move a request on."""
+    """The events that may move a request on."""
 
     ADMIT = auto()
     """Its cached prefix is on the device, and its pages are reserved."""
@@ -60,7 +60,7 @@ class Event(Enum):
     COMPUTE = auto()
     """The engine lends what the request has computed."""
     FENCE = auto()
-    """The engine takes back what it has lent."""
+    """The engine wants the pages back that it has lent."""
     SAVE = auto()
     """A copy of all that it has to host memory begins."""
     SAVED = auto()
@@ -130,7 +130,7 @@ _WAITING = (_KNOWN, _FAILED)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a request holds and what is on its way for it.
+    """One request: what it holds, and the operations that run for it.
 
     `own` is used where the replica owns the device pages, and `copies` where the engine does.
     """
@@ -154,12 +154,12 @@ class Request:
     node: Node | None = None
     """Where that prefix ends."""
     locks: list[Receipt] = field(default_factory=list[Receipt])
-    """On the device; on the host while it is retracted."""
+    """Locks on the device; pins on the host while it is retracted."""
     own: list[PageRun] = field(init=False)
     """By component: device pages of its own, which continue the prefix; or the one slot in which a
     recurrent state is computed."""
     priority: int = 0
-    """What it shares is evicted after what only requests of lower priority used."""
+    """Pages that it has used are evicted after those that only requests of lower priority used."""
     checkpoints: frozenset[int] = frozenset()
     """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
     saved: list[PageRun] | None = None
@@ -198,7 +198,7 @@ def require_name(what: str, name: object) -> None:
 
 @lru_cache(maxsize=256)
 def _shown(namespace: str) -> str:
-    """Return what stands for a namespace in entries that errors show: it may be a tenant's salt."""
+    """Return a text for a namespace in entries that errors show, since it may be a tenant's salt."""
     return sha256(namespace.encode()).hexdigest()[:16]
 
 
@@ -212,7 +212,7 @@ class Requests:
         self.generation = 0
         """How often everything was dropped by a reset."""
         self.weights_version: str | None = None
-        """What the last reset named."""
+        """The version of the weights that the last reset named."""
 
     def __contains__(self, name: str) -> bool:
         """Say whether a request is known."""
@@ -288,7 +288,7 @@ class Requests:
             self._prefixes.leave(before)
 
     def reset(self, weights_version: str | None) -> None:
-        """Begin another generation, to which all go that are not admitted yet."""
+        """Begin another generation, to which all requests go that are not admitted yet."""
         self._journal.record("reset", self.generation + 1, weights_version)
         self.generation += 1
         self.weights_version = weights_version

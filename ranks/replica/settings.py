@@ -1,4 +1,4 @@
-"""What the replica needs to know of a cache's settings; equal on every rank."""
+"""The replica's part of a cache's settings; equal on every rank."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,24 +39,24 @@ COMPONENTS: dict[str, Callable[[int, str, int], Component]] = {
     SlidingWindowComponent.name: SlidingWindowComponent,
     RecurrentComponent.name: RecurrentComponent,
 }
-"""By name: makes the component with an index, for a pool, from `every_pages`."""
+"""Makers of components by name; each is called with an index, a pool and `every_pages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """What the replica needs to know; equal on every rank."""
+    """The settings of a replica; equal on every rank."""
 
     page_tokens: int
     device_pages: int
-    """Of full attention. 0: the engine owns the device's pages."""
+    """Device pages of full attention; 0 where the engine owns the device's pages."""
     engine_pages: int = 0
     """How many device pages the engine has, where it owns them; 0 where nobody has said so."""
     host_pages: int
-    """Of full attention."""
+    """Host pages of full attention."""
     components: tuple[ComponentSettings, ...] = ()
     has_store: bool
     model_digest: bytes
-    """Stands for everything that must agree before pages may be shared; starts every key."""
+    """The digest of all that must agree before pages may be shared; every key begins with it."""
     life: bytes = b""
     """Drawn when the cache was opened; keys after a `reset` are this life's alone, and so is the epoch
     that its rounds have in their headers."""
@@ -109,7 +109,7 @@ class ReplicaConfig:
 
     @property
     def epoch(self) -> int:
-        """The life as a number of 63 bits."""
+        """The epoch of the rounds: the life as a number of 63 bits."""
         return int.from_bytes(self.life[:8]) >> 1
 
     @property

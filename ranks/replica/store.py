@@ -1,4 +1,4 @@
-"""The store that the group uses: whether there is one, and what is known of what it has."""
+"""The store that the group uses: whether there is one, and which pages it is known to have."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ class Store:
         self._journal = journal
         self._outbox = outbox
         self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
-        """Each component as a set, which many nodes share."""
+        """A set of each component alone; nodes share these sets."""
         self.attached = config.has_store and config.host_pages > 0
         self.draining = False
-        """It is detached, and something is still in flight for it."""
+        """Whether the store is detached while something is still in flight for it."""
         self.number = int(self.attached)
         """How many stores there have been."""
         self._first_operation = 0
-        """The first operation that can have to do with it."""
+        """The first operation that can have to do with the present store, or the last one."""
         self.misses: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """Objects, by pool and key, whose read failed, and until when, in agreed time, they are not
         asked for again."""
@@ -73,7 +73,7 @@ class Store:
         return node.store == self.number and component in node.persisted
 
     def offer(self, node: Node, component: int | None = None) -> None:
-        """Note that a node was offered to the store, and if so, which component it has."""
+        """Note that a node was offered to the store, which has `component` of it, if one is given."""
         has = _NONE if component is None else self._alone[component]
         if node.store != self.number:
             node.store, node.persisted = self.number, has

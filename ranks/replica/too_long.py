@@ -23,7 +23,7 @@ def require_possible(
 
 
 def require_resumable(prefixes: Prefixes, name: str, prefix: int, reserve_tokens: int) -> None:
-    """As `require_possible`, of a request that comes back to so many pages of its prefix."""
+    """As `require_possible`, for a retracted request that shares `prefix` pages with the tree."""
     _require(prefixes, name, prefix, _pages(prefixes, reserve_tokens))
 
 

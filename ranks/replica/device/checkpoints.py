@@ -1,7 +1,7 @@
-"""Where a recurrent state is kept beside a prefix, on a device whose pages are the replica's own.
+"""Checkpoints: recurrent states kept beside a prefix, on a device whose pages the replica owns.
 
-A request works on a slot of its own, and changes it in place. What the tree keeps are copies of it,
-taken where an insert ends at a checkpoint, and copied again for whoever goes on from there.
+A request works on a slot of its own, and changes it in place. The tree keeps copies of it, which are
+made where an insert ends at a checkpoint, and copied again for whoever goes on from there.
 """
 
 from collections.abc import Sequence

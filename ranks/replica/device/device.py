@@ -1,4 +1,4 @@
-"""Who owns the device's pages: the replica itself, or an engine that lends them.
+"""The owner of the device's pages: the replica itself, or an engine that lends them.
 
 Two parts behind one interface, `owned.OwnedDevice` and `lent_device.LentDevice`. Both serve every
 component of a model. What an engine may ask of them differs, since one that has an allocator of its
@@ -14,17 +14,18 @@ from ..requests import LoadState, Request
 
 
 class Follows(NamedTuple):
-    """What follows from how an operation of one kind has ended on every rank."""
+    """The methods that apply to the replica how operations of one kind have ended on every rank."""
 
     ended: Callable[[Any], None]
+    """Called when it has ended well on every rank."""
     failed: Callable[[Any], None]
-    """Some rank's has failed; it waits for quiet then."""
+    """Called when it has failed on some rank; it waits for quiet then."""
     quiet: Callable[[Any], None]
-    """It was stopped, and no rank's I/O touches its pages any more."""
+    """Called when it was stopped, and no rank's I/O touches its pages any more."""
 
 
 class Device(Protocol):
-    """What the rest of the replica asks of whichever part deals with device pages."""
+    """The interface of both parts to the rest of the replica."""
 
     def follows(self) -> dict[Kind, Follows]:
         """Return what follows from copies for requests, by their kind."""

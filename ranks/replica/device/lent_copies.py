@@ -1,4 +1,4 @@
-"""Which copies touch the device pages that an engine lends, and so which pages are its own again."""
+"""The copies that touch device pages which an engine lends: once they end, the pages are free."""
 
 from ....coordinator.operation import Phase
 from ..effects import Outbox

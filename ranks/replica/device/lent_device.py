@@ -42,7 +42,7 @@ _COPYING = (Stage.LOADING, Stage.STOPPING, Stage.SAVING)
 
 
 class LentDevice:
-    """Brings pages to the engine's device pages and takes copies of them."""
+    """Begins copies to and from the device pages that an engine lends."""
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
@@ -79,7 +79,7 @@ class LentDevice:
         }
 
     def load_state(self, request: Request) -> LoadState:
-        """See `Device`. One for which nothing was loaded is ready to compute.
+        """See `Device`. A request for which nothing was loaded is ready to compute.
 
         A load that failed is told of only once no rank's copy touches the lent pages any more.
         """
@@ -260,7 +260,7 @@ class LentDevice:
         return self.copies.leave(request)
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`: a copy to host memory only reads what is lent, and nobody is offered it."""
+        """See `Device`: a copy to host memory only reads what is lent, and fills what nobody finds."""
         if isinstance(operation, Retract):
             self._wait_no_more(operation)
 
@@ -269,7 +269,7 @@ class LentDevice:
         self.copies.after_verdict()
 
     def _tell(self, request: Request, tokens: bytes, host_tokens: int, storage_tokens: int) -> None:
-        """Let it be known what a request has begun with, of what it last asked for."""
+        """Put out a notice of what a request begins with, of what it last asked for."""
         asked, on_device = request.asked
         asked = asked or len(tokens) // TOKEN_BYTES
         told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
@@ -281,7 +281,7 @@ class LentDevice:
     def _publish(self, request: Request, tokens: bytes) -> Node:
         """Return the node for the whole pages of what was computed, used now.
 
-        Newer than before whatever happens, so that a full host does not evict what is in use.
+        It is used now even if nothing follows, so that a full host does not evict what is in use.
         """
         prefixes = self._prefixes
         whole = tokens[: prefixes.tree.whole_pages(tokens) * prefixes.tree.page_bytes]

@@ -76,7 +76,7 @@ class OwnedDevice:
         return state
 
     def quarantined(self, operation: Copy) -> None:
-        """See `Device`; nobody has waited since it failed, for its pages are its own."""
+        """See `Device`: nobody waits for a copy that has failed, since its pages are its own."""
 
     def after_verdict(self) -> None:
         """See `Device`; nothing is lent."""
@@ -253,7 +253,7 @@ class OwnedDevice:
         )
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
-        """Return how far the device has a path as it lies, and to where a load back may bring it.
+        """Return up to where the device has a path, and up to where a load back may bring it.
 
         Incident B: to `best_match_node`, where every component accepts a match.
         """
@@ -304,7 +304,7 @@ class OwnedDevice:
         self._agenda.finish(operation, Outcome.COMPLETE)
 
     def _load_failed(self, operation: LoadBack | Resume) -> None:
-        """Its source is not offered again, and the request computes anew."""
+        """Let no request find the source of the copy again, and let this one compute anew."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
             self._lose(request, Event.FAIL)

@@ -1,1 +1,1 @@
-"""What is in flight: the kinds of operations, how each begins and ends, and what comes of it."""
+"""Operations in flight: their kinds, how each begins and ends, and what comes of it."""

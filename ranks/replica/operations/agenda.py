@@ -25,7 +25,7 @@ _TO_HOST = (Kind.BACKUP, Kind.RETRACT)
 
 
 class Agenda:
-    """What is in flight by id, with its seats in the ballot and its tickets in the queues."""
+    """The operations in flight by id, with their seats in the ballot and tickets in the queues."""
 
     def __init__(
         self, config: ReplicaConfig, residence: Residence, journal: Journal, outbox: Outbox
@@ -82,7 +82,7 @@ class Agenda:
         self._outbox.expectations.append(Seated(operation.id, operation.seat, phase, bound))
 
     def seats(self) -> SeatTable:
-        """Return what the seats of the next ballot mean; the same table while nothing changes."""
+        """Return the table of the seats of the next ballot; the same one while nothing changes."""
         return self._seats.freeze()
 
     def queues(self) -> dict[Queue, list[tuple[int, int]]]:
@@ -90,7 +90,7 @@ class Agenda:
         return {queue: list(line) for queue, line in self._queues.items()}
 
     def settled(self, watermark: Watermark) -> Iterator[tuple[Operation, bool]]:
-        """Yield what a watermark lets go of its queue, in order, and whether it ended well.
+        """Yield the operations that a watermark lets out of its queue, and whether each ended well.
 
         The first that failed is the last of them: nothing is said of those behind it.
         """
@@ -158,7 +158,7 @@ class Agenda:
     def finish(self, operation: Operation, outcome: Outcome | None = None) -> None:
         """End an operation: whatever it still owns and holds is given back.
 
-        With the outcome that it stopped with, if none is given.
+        Its outcome is the one that it stopped with, if none is given.
         """
         ended = operation.ending if outcome is None else outcome
         assert ended is not None

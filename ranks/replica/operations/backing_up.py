@@ -47,12 +47,12 @@ class BackingUp:
             prefixes.room.saves = self._saves
 
     def was_computed(self, node: Node) -> None:
-        """A request has published the path to `node`."""
+        """Back up the path to `node`, which a request has published, if the policy is to do so."""
         if self._config.write_policy is WritePolicy.WRITE_THROUGH:
             self.write_through(node)
 
     def was_hit(self, node: Node) -> None:
-        """A request has found the path to `node` cached."""
+        """Back up what of the path to `node` is hit often enough by now, if the policy is to do so."""
         if self._config.write_policy is not WritePolicy.WRITE_THROUGH_SELECTIVE:
             return
         hits = self._config.selective_hits
@@ -203,7 +203,7 @@ class BackingUp:
         return operation.id
 
     def divide(self, missing: Sequence[Missing], taken: list[PageRun]) -> dict[Segment, PageRun]:
-        """Divide the first of the pages taken among what is missing; the rest stays in `taken`."""
+        """Divide pages among what is missing, from the first on; the rest stays in `taken`."""
         segments: dict[Segment, PageRun] = {}
         for node, index in missing:
             width = self._components[index].pages_of(node.width)

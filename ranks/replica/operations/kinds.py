@@ -26,11 +26,11 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """What every kind of operation has."""
+    """The common part of every kind of operation."""
 
     kind: ClassVar[Kind]
     id: int = 0
-    """Given when it begins."""
+    """Its id, which it gets when it begins."""
     phase: Phase = field(init=False)
     receipts: list[Receipt] = field(default_factory=list[Receipt])
     ending: Outcome | None = None
@@ -61,10 +61,10 @@ class Moving(Operation):
     fills: ClassVar[int | None]
     """The tier on which its own pages lie, which its nodes are to have."""
     queue: ClassVar[Queue]
-    """Where it stands until it has ended."""
+    """The queue in which it stands until it has ended."""
     components: Sequence[Component]
     segments: dict[Segment, PageRun] = field(default_factory=dict[Segment, PageRun])
-    """What it reads or fills, and its own pages for it; none where it only reads."""
+    """The segments that it reads or fills, with its own pages for each; none where it only reads."""
     owned: dict[tuple[int, int], PageRun] = field(default_factory=dict[tuple[int, int], PageRun])
     """By tier and component: pages of the operation's own, beside those of its segments."""
 
@@ -96,9 +96,9 @@ class Moving(Operation):
             node.marks = node.marks | mark if node.marks else mark
 
     def unmark(self, changed: dict[Node, None]) -> None:
-        """Have no part in the tree any more but the receipts: its own pages are its alone.
+        """Work on no node any more, and hold nothing but receipts: no node is to have its own pages.
 
-        `changed` gets the nodes that it had a part in.
+        `changed` gets the nodes that it has worked on.
         """
         fills = self.fills
         for (node, component), pages in self.segments.items():
@@ -176,7 +176,7 @@ class Backup(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Retract(Copy):
-    """The same, of all that a request uses; with what is the request's own."""
+    """From device pages to host pages, of all that a request uses, also of what is its own."""
 
     kind = Kind.RETRACT
     fills = HOST
@@ -196,7 +196,7 @@ class LoadBack(Copy):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Resume(Copy):
-    """The same, for a request that was retracted; with what is its own."""
+    """From host pages to device pages, for a request that was retracted, also of what is its own."""
 
     kind = Kind.RESUME
     fills = DEVICE
@@ -209,7 +209,7 @@ Loading = LoadBack | Resume
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Persist(Moving):
-    """A write of host pages to storage. They stay in the tree, pinned, and are their nodes'."""
+    """A write of host pages to storage. The pages stay with their nodes, which are pinned."""
 
     kind = Kind.PERSIST
     fills = None
@@ -250,7 +250,7 @@ class Prefetch(Operation):
     waits_since_ms: int
     """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     seat: int | None = None
-    """Its place in the ballot, from QUERY to TRANSFER."""
+    """Its seat in the ballot, from QUERY to TRANSFER."""
     bound: int = UNBOUNDED
     """No rank votes for a longer length, counted from the floor."""
     votes: int = 0
@@ -259,9 +259,9 @@ class Prefetch(Operation):
     """The position that the ranks have agreed to restore; it may lie above the anchor, where other
     components alone are missing."""
     wanted: tuple[Wanted, ...] = ()
-    """What is read, in the order in which it counts as landed: full attention first."""
+    """The objects that are read, in the order in which they count as landed: full attention first."""
     wanted_count: int = 0
-    """How many objects that is."""
+    """How many objects are read."""
     landed: int = 0
     """How many of them have landed on every rank, as far as a verdict has said."""
     budget: int = 0
@@ -269,7 +269,7 @@ class Prefetch(Operation):
     keys: tuple[bytes, ...] = field(init=False)
     """The keys of the pages of full attention that are asked for."""
     end: int = field(init=False)
-    """The position that they lead to."""
+    """The position at which these pages end."""
 
     def __post_init__(self) -> None:
         super(Prefetch, self).__post_init__()
@@ -277,7 +277,7 @@ class Prefetch(Operation):
         self.end = self.anchor.end + len(self.keys)
 
     def assign(self, wanted: Sequence[Wanted]) -> None:
-        """Let this be what is read, and its pages all that the operation owns."""
+        """Set the objects that are read. Their pages are all that the operation owns."""
         self.wanted = tuple(wanted)
         self.wanted_count = 0
         for each in wanted:

@@ -16,11 +16,11 @@ NO_PAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What a request lends, by component. Each rank has its own: opaque, and in no digest (R3).
+    """The device pages that a request lends, by component. Opaque, and in no digest (R3).
 
-    Of a component with a page for each page of tokens the pages of the positions from `first` on, with
-    `NO_PAGE` where the engine has none; of one with a state the slot that holds it after `last`, or
-    nothing.
+    Of a component with a page for each page of tokens these are the pages of the positions from `first`
+    on, with `NO_PAGE` where the engine has none; of one with a state it is the slot that holds it after
+    `last`, or nothing. Each rank has pages of its own.
     """
 
     request: str

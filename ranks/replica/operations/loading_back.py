@@ -22,7 +22,7 @@ from .kinds import LoadBack, Loading, Resume, Segment
 
 
 class Tail(NamedTuple):
-    """What a request has that no prefix in the tree has, by component: where from, and where to."""
+    """The pages of a request that no node of the tree has, by component, on both tiers."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
@@ -86,7 +86,7 @@ class LoadingBack:
         request.waits_for = operation.id
 
     def settle(self, operation: Loading) -> Request | None:
-        """Give the tree what was filled on every rank; return who waits for it, and no longer does."""
+        """Give the tree what was filled on every rank; return the request that has waited for it."""
         for segment, pages in operation.segments.items():
             node, component = segment
             if pages and node.values[DEVICE][component] is None:
@@ -99,7 +99,7 @@ class LoadingBack:
         return request
 
     def failed(self, operation: Loading) -> None:
-        """Offer the source of a load back that failed no more, and wait until no copy reads it."""
+        """Let no request find the source of a load back that failed; wait until no copy reads it."""
         residence = self._residence
         read = operation.in_order()
         self._agenda.release_receipts(operation)

@@ -41,7 +41,7 @@ class Persisting:
         """Persists whose order was given and that have not settled."""
 
     def offer(self, settled: Sequence[Segment]) -> None:
-        """Persist what of `settled`, which host memory has, the store has not."""
+        """Persist the part of `settled` that the store lacks. Host memory has all of it."""
         if not settled or not self._store.keeps(settled[0].node.place, self._requests.generation):
             return
         unsaved = self._unsaved(settled)
@@ -101,7 +101,7 @@ class Persisting:
         self.issued = 0
 
     def _unsaved(self, settled: Sequence[Segment]) -> list[Segment]:
-        """Return what of `settled` the store lacks, after the path above as far as it never saw it.
+        """Return what of `settled` the store lacks, after what of the path above it was never offered.
 
         What was in host memory before the store was attached goes there with the first of its
         descendants that does: a prefix without its beginning could not be found.

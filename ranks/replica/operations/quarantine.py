@@ -1,4 +1,4 @@
-"""What operations keep that were told to stop and never fell quiet, and how much that may be (R10).
+"""Quarantine: what operations keep that were stopped and never fell quiet, and its bounds (R10).
 
 They keep their own pages, and what their receipts lock and pin. It comes back to nobody before they
 fall quiet, which may be never; and if it went on so, the pools would be gone page by page, with every
@@ -23,7 +23,7 @@ Kept = tuple[list[int], list[int]]
 
 
 class Quarantine:
-    """How much is kept, and whether that is too much."""
+    """Counts the pages that are kept, and says whether they are too many."""
 
     def __init__(
         self, config: ReplicaConfig, prefixes: Prefixes, agenda: Agenda, store: Store

@@ -1,4 +1,4 @@
-"""What a prefetch asks storage for, and what it then reads.
+"""Lookups: the objects that a prefetch asks storage for, and those that it then reads.
 
 Positions are pages from the start of the prefix. Full attention is asked for from `last_host_node`
 on; of a component that a match needs only a part of, every object that some length beyond
@@ -22,7 +22,7 @@ from ..tree.prefixes import Prefixes
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """What a prefetch is to ask for."""
+    """The objects that a prefetch is to ask for."""
 
     anchor: Node
     floor: int
@@ -31,7 +31,7 @@ class LookupPlan:
     needs: tuple[Need, ...]
 
     def pin(self, prefixes: Prefixes) -> list[Receipt]:
-        """Pin what the plan counts on: the path to the anchor, and what is held of the needs."""
+        """Pin what the plan counts on: the path to the anchor, and what the host has of the needs."""
         if self.anchor.parent is None:
             # There is nothing of a root that could leave.
             return []
@@ -138,7 +138,7 @@ class Lookups:
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:
-    """Return what says, of any end up to `last`, how many objects it needs that are not held."""
+    """Return a function that says how many objects an end up to `last` needs and the host lacks."""
     first, held = need.first, need.on_host
     before = [0, *accumulate(position not in held for position in range(first, last))]
 

@@ -63,9 +63,9 @@ class Prefetching:
         self._settling = Settling(prefixes, clock, store)
         self.waiting: deque[Prefetch] = deque()
         self.active: dict[int, Prefetch] = {}
-        """From QUERY to TRANSFER: they have a seat in the ballot."""
+        """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
         self.budget_used = 0
-        """Host pages that prefetches beyond WAITING count for."""
+        """Host pages that active prefetches count against the bound on prefetching."""
 
     def begin(self, request: Request, tokens: bytes) -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
@@ -280,7 +280,7 @@ class Prefetching:
         self.begin_waiting()
 
     def _step_down(self, operation: Prefetch) -> None:
-        """Let an operation be active no longer, and its request wait for it no more."""
+        """Note that an operation is not active any more, and that its request waits for it no more."""
         self.active.pop(operation.id, None)
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
@@ -292,7 +292,7 @@ class Prefetching:
         operation.budget = pages
 
     def _misses(self, operation: Prefetch, reached: int, why: Why, end: int | None = None) -> None:
-        """Let it be known how much short of its end a prefetch has come, and why."""
+        """Put out a notice of how much a prefetch has missed, and why."""
         short = (operation.end if end is None else end) - reached
         if short > 0:
             self._outbox.notices.append(Missed(operation.request, short, why))
@@ -313,7 +313,7 @@ class Prefetching:
 def _assign(
     operation: Prefetch, positions: Sequence[Sequence[int]], taken: Sequence[PageRun]
 ) -> tuple[ObjectTransfer, ...]:
-    """Let an operation read what lies at the positions, by component, into what was taken."""
+    """Let an operation read the pages at the positions, by component, into those that were taken."""
     wanted: list[Wanted] = []
     transfers: list[ObjectTransfer] = []
     for component, pages in enumerate(taken):

@@ -62,7 +62,7 @@ class Settling:
     def _insert(self, operation: Prefetch, anchor: Node, pages: PageRun) -> Node:
         """Give pages of full attention to the path below `anchor`; return the node they lead to.
 
-        The path is used now: before the new node is added, which so is the last to be evicted.
+        The path counts as used before the new node is added, so that the new node is evicted last.
         """
         prefixes, residence = self._prefixes, self._prefixes.residence
         step = prefixes.tree.page_bytes

@@ -1,1 +1,1 @@
-"""What is cached: the prefix tree, its pools and pages, and what leaves them."""
+"""The cached prefixes: the tree, its pools and pages, and what leaves them."""

@@ -1,10 +1,10 @@
-"""Which node leaves a full pool first: the order of eviction of one component on one tier.
+"""Eviction: the order in which nodes leave a full pool, for one component on one tier.
 
-A queue holds the nodes that may be evicted, by grade (the policy's) and within a grade by recency in
-the replica's logical clock. Nearly every node is entered or used with the newest stamp there is, so
-each grade keeps a line in which that is a step to the end. The few that come with an older stamp (a
-node that became a leaf, or was let go by a request, long after its last use) wait in a heap beside
-the lines. So the cost of an eviction does not grow with the tree.
+A queue holds the nodes that may be evicted, by the grade that a policy gives them, and within a grade
+by recency in the replica's logical clock. Nearly every node is entered or used with the newest stamp
+there is, so each grade keeps a line in which that is a step to the end. The few that come with an
+older stamp (a node that became a leaf, or was let go by a request, long after its last use) wait in a
+heap beside the lines. So the cost of an eviction does not grow with the tree.
 """
 
 import heapq
@@ -28,7 +28,7 @@ class _Line(Generic[NodeT]):
         self.newest = 0
         """The stamp of the last node; an empty line may have forgotten whose it was."""
         self.nodes: OrderedDict[NodeT, int] = OrderedDict()
-        """With the order of entry, which decides between equal stamps."""
+        """The nodes with the order of entry, which decides between equal stamps."""
 
     def __lt__(self, other: "_Line[NodeT]") -> bool:
         return self.grade < other.grade
@@ -57,7 +57,7 @@ class EvictionQueue(Generic[NodeT]):
         self._lines: list[_Line[NodeT]] = []
         """The lines by grade."""
         self._late: list[_Late[NodeT]] = []
-        """A heap. An entry is stale unless `_entered` has it."""
+        """The nodes that came late, as a heap. An entry is stale unless `_entered` has it."""
         self._late_count = 0
         """Entries of the heap that are not stale."""
         self._entries_made = 0

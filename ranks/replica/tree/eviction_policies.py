@@ -14,7 +14,7 @@ HITS_GRADED_MAX = 64
 
 
 class Graded(Protocol):
-    """What a policy and an eviction queue see of a node. Nodes hash by identity."""
+    """The part of a node that policies and eviction queues see. Nodes hash by identity."""
 
     id: int
     last_access: int
@@ -30,7 +30,7 @@ class EvictionPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """What the policy is chosen by."""
+        """The name by which the policy is chosen."""
         ...
 
     def grade(self, node: Graded) -> int:

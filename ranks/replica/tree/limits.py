@@ -1,7 +1,7 @@
 """Quotas and times to live: how much a namespace keeps, and for how long.
 
-A namespace with a limit has lines of its own beside the queues of all: what it keeps beyond its quota,
-or beyond its time in agreed time (rule R14), leaves as soon as nothing holds it, the least recently
+A namespace with a limit has queues of its own beside those of all: what it keeps beyond its quota, or
+beyond its time in agreed time (rule R14), leaves as soon as nothing holds it, the least recently
 used first, whatever the eviction policy says of others.
 
 What has to be saved before it leaves stays on its tier for a while, held by the copy. It is *leaving*,
@@ -22,14 +22,14 @@ Evictable = Callable[[int, Node], bool]
 
 
 class _Limited:
-    """What is kept of one namespace that has a limit."""
+    """The nodes that one namespace with a limit keeps."""
 
     def __init__(self, limit: NamespaceLimit, evictable: Evictable) -> None:
         self.quotas = (limit.device_pages, limit.host_pages)
         self.ttl_ms = None if limit.ttl_s is None else int(limit.ttl_s * 1000)
         self.pages = [0, 0]
         self.leaving: tuple[set[Node], set[Node]] = (set(), set())
-        """By tier: what is being saved in order to leave."""
+        """By tier: the nodes that are being saved in order to leave."""
         self._leaving_pages = [0, 0]
         self.queues = tuple(
             EvictionQueue[Node](LeastRecent(), partial(evictable, tier)) for tier in (0, 1)
@@ -77,17 +77,17 @@ class Limits:
         self._limits = {limit.namespace: limit for limit in limits}
         self._known: dict[str, _Limited] = {}
         self._over: tuple[dict[str, None], dict[str, None]] = ({}, {})
-        """By tier: the namespaces that may have something to give."""
+        """By tier: the namespaces that may keep more than their quota."""
         ttls = [int(limit.ttl_s * 1000) for limit in limits if limit.ttl_s is not None]
         self._ttl_ms = min(ttls, default=0)
         self._look_ms = [0, 0]
-        """By tier: when times are looked at next."""
+        """By tier: the agreed time at which times to live are looked at next."""
         self.are_set = bool(limits)
         """Whether any namespace has limits."""
 
     @property
     def namespaces(self) -> set[str]:
-        """Those that have a limit and keep something."""
+        """The namespaces that have a limit and keep something."""
         return set(self._known)
 
     def leaving(self, tier: int) -> list[Node]:
@@ -161,7 +161,7 @@ class Limits:
     def over_quota(self, tier: int) -> tuple[Node, int] | None:
         """Remove and return a node of a namespace that keeps more than its quota, if any can go.
 
-        With how many pages the namespace keeps beyond it.
+        It comes with the number of pages that the namespace keeps beyond the quota.
         """
         for name in list(self._over[tier]):
             limited = self._known.get(name)
@@ -194,11 +194,11 @@ class Limits:
         return was_leaving
 
     def _of(self, node: Node) -> _Limited | None:
-        """Return what is counted of a node's namespace; None where nothing is kept or limited."""
+        """Return the counts of a node's namespace; None where it has no limit, or keeps nothing."""
         return self._known.get(node.place.namespace)
 
     def _made_for(self, node: Node) -> _Limited | None:
-        """Return the same of a node that brings pages, which begins to be counted with them."""
+        """Return the counts of the namespace of a node that gets pages; None where it has no limit."""
         namespace = node.place.namespace
         known = self._known.get(namespace)
         if known is None:

@@ -1,4 +1,4 @@
-"""How much of a token run is cached, and where a prefetch or load back begins.
+"""Matching: how much of a token run is cached, and where a prefetch or load back begins.
 
 `best_match_node` is the deepest node at which every component lets a match end with what is on the
 device or the host: the only anchor for a load back (incident B). `last_host_node` is the deepest node

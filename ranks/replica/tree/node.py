@@ -1,4 +1,4 @@
-"""A node of the prefix tree: a run of whole pages, and what is known and kept of it."""
+"""A node of the prefix tree: a run of whole pages, where they are, and who uses them."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -13,14 +13,14 @@ DEVICE, HOST = 0, 1
 
 
 class Place(NamedTuple):
-    """Which of the trees a prefix is in."""
+    """Names the tree that a prefix is in."""
 
     namespace: str
     """Keeps apart what must not be shared: a tenant's salt, an adapter, or both."""
     generation: int = 0
     """How often the cache had been reset when the tree began."""
     weights_version: str | None = None
-    """What that reset named; None if it named none, and before the first one."""
+    """The version that this reset named; None if it named none, and before the first reset."""
 
     @property
     def outlives(self) -> bool:
@@ -58,7 +58,7 @@ CHILDLESS: "dict[bytes, Node]" = {}
 class Node:
     """A run of pages; see the module. Lengths and positions are in pages.
 
-    Most nodes are leaves that nothing holds: what they have nothing in, they share.
+    Most nodes are leaves that nothing holds: they share the containers that are empty.
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Node:
         self.id = number
         self.parent = parent
         self.tokens: bytes | bytearray = tokens
-        """Those of its pages; a `bytearray` once it has grown."""
+        """The tokens of its pages; a `bytearray` once it has grown."""
         self.first = b""
         """The tokens of its first page, by which its parent finds it."""
         self.width = width
@@ -111,7 +111,7 @@ class Node:
         self.held = _not_held(components)
         """By tier and component: device locks and host pins, as `holds.Holds` counts them."""
         self.hold_count = 0
-        """Their sum."""
+        """The sum of all locks and pins in `held`."""
         self.begins = 0
         """How many locks and pins begin with it, and not above; those of full attention never do."""
         self.ends = 0
@@ -142,7 +142,7 @@ class Node:
 
     @property
     def history(self) -> tuple[object, ...]:
-        """What was done with it, and so when it leaves and where it was offered."""
+        """Its uses, backups and offers, on which it depends when it leaves and where it goes."""
         return self.last_access, self.used_ms, self.is_saved, self.store
 
     @property
@@ -168,7 +168,7 @@ class Node:
         return self.held[tier][0] > 0
 
     def hold(self, tier: int, component: int) -> int:
-        """Count one more, and return how many there are."""
+        """Count one lock or pin more, and return how many there are."""
         if not self.hold_count:
             self.held = [0] * len(self.held[DEVICE]), [0] * len(self.held[HOST])
         self.hold_count += 1
@@ -177,7 +177,7 @@ class Node:
         return counts[component]
 
     def let_go(self, tier: int, component: int) -> int:
-        """Count one less, and return how many are left."""
+        """Count one lock or pin less, and return how many are left."""
         counts = self.held[tier]
         left = counts[component] - 1
         if left < 0:
@@ -196,7 +196,7 @@ class Node:
             node = node.parent
 
     def path_down(self) -> "list[Node]":
-        """Return the same, from the top down to this node."""
+        """Return this node and its ancestors below the root, from the top down."""
         nodes: list[Node] = []
         node: Node = self
         while node.parent is not None:

@@ -1,4 +1,4 @@
-"""What is cached: a tree for each place, where the pages of its nodes are, and when they were used."""
+"""The cached prefixes: a tree for each place, where its pages are, and when they were used."""
 
 from collections import Counter
 
@@ -83,7 +83,7 @@ class Prefixes:
         return page_keys(seed, tokens, self._config.page_tokens)
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
-        """Mark the path to `node` as used now; by how many requests that found it, of a priority."""
+        """Mark the path to `node` as used now, hit `hits` times more, by a request of this priority."""
         self.residence.touch(node, self._clock, hits, priority)
 
     def add(self, parent: Node, tokens: bytes) -> Node:
@@ -146,7 +146,7 @@ class Prefixes:
         return self.cut_to(*self.tree.follow(root, tokens))
 
     def cut_to(self, nodes: list[Node], partial: Node | None, pages: int) -> list[Node]:
-        """Return the nodes that were followed; of one that matched in part, what did."""
+        """Return the nodes that match whole, and the part that matches of a node that is cut for it."""
         if partial is not None:
             self.split(partial, pages)
             upper = partial.parent

@@ -1,4 +1,4 @@
-"""Where pages are: pools, what nodes own of them, and what of it may leave.
+"""Residence: the pools, the pages that nodes own of them, and which of those may leave.
 
 The pages of a pool are free, or belong to a node of the tree, a request or an operation. What a node
 owns may be evicted unless something holds it: the pages of full attention from the leaves up, with
@@ -36,15 +36,15 @@ class Leaving:
 
     cause: Cause
     runs: tuple[list[PageRun], list[PageRun]]
-    """By tier and component."""
+    """The pages by tier and component."""
     keys: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
-    """By tier: of those of full attention, where the cache was told to name them."""
+    """The keys of full attention's pages by tier, where the cache was told to name pages."""
     victims: list[int] = field(default_factory=list[int])
     """The nodes that were chosen to leave."""
 
 
 class Residence:
-    """The pools of both tiers, what nodes own, and the order in which it leaves."""
+    """The pools of both tiers, the pages that nodes own, and the order in which those leave."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Residence:
             )
             for tier in TIERS
         )
-        """By tier and component."""
+        """The pools by tier and component."""
         self.tree_pages = tuple([0] * len(self.components) for _ in TIERS)
         """By tier and component: pages that nodes of the tree own."""
         self.changed: dict[Node, None] = {}
@@ -88,9 +88,9 @@ class Residence:
             )
             for tier in TIERS
         )
-        """By tier and component: what may be evicted, in the order in which it is."""
+        """By tier and component: the nodes whose pages may be evicted, in that order."""
         self.came_to_host: Callable[[Node], None] | None = None
-        """Is told of each node that got pages of a component there."""
+        """Called with each node that gets pages of a component in host memory."""
         count = len(self.components)
         on_tier = (1 << count) - 1
         self._others = (on_tier - 1) * (1 | 1 << count)
@@ -109,7 +109,7 @@ class Residence:
         return bool(component) or not node.occupied_children[tier]
 
     def available(self, tier: int, component: int) -> int:
-        """Return how many pages there are for the taking: free ones, and those that may be evicted."""
+        """Return how many pages can be taken: free ones, and those that may be evicted."""
         kept = self.holds.kept_pages[tier][component]
         return self.pools[tier][component].free + self.tree_pages[tier][component] - kept
 
@@ -147,9 +147,9 @@ class Residence:
         self._outbox.notices.append(told)
 
     def detach(self, node: Node, tier: int, component: int, leaving: Leaving) -> None:
-        """Take a node's pages away from it, and note them as leaving.
+        """Remove a node's pages of a component on a tier, and note them as leaving.
 
-        Those of full attention are the last to be taken from a tier.
+        Those of full attention are the last to leave a tier.
         """
         values = node.values[tier]
         pages = values[component]
@@ -171,7 +171,7 @@ class Residence:
         leaving.runs[tier][component].extend(pages)
 
     def detach_all(self, node: Node, tier: int, leaving: Leaving) -> None:
-        """Take away all that a node has on a tier, where nothing holds it, and note it as leaving.
+        """Remove all that a node has on a tier, where nothing holds it, and note it as leaving.
 
         As `detach` for each component, in one: nearly all evictions are this.
         """
@@ -195,12 +195,12 @@ class Residence:
         self._name(node, tier, leaving)
 
     def leaving(self, cause: Cause) -> Leaving:
-        """Return what collects pages that leave the tree for one cause."""
+        """Return an empty collection for pages that leave the tree for one cause."""
         runs = ([page_run() for _ in self.components], [page_run() for _ in self.components])
         return Leaving(cause, runs)
 
     def tell_of(self, leaving: Leaving) -> None:
-        """Let it be known what has left the tree."""
+        """Put out notices of what has left the tree."""
         for tier, runs in enumerate(leaving.runs):
             for component, pages in zip(self.components, runs, strict=True):
                 if pages:
@@ -211,7 +211,7 @@ class Residence:
                     self._outbox.notices.append(told)
 
     def give_back(self, leaving: Leaving, tier: int, component: int = 0) -> None:
-        """Put what has left on the free lists; it was pages of this tier and component that had to."""
+        """Put what has left on the free lists; pages of this tier and component were wanted."""
         self._journal.record("evict", self.pools[tier][component].name, leaving.victims)
         for pools, runs in zip(self.pools, leaving.runs, strict=True):
             for pool, pages in zip(pools, runs, strict=True):
@@ -221,7 +221,7 @@ class Residence:
     def are_divided(self, upper: Node, lower: Node) -> bool:
         """Say whether something keeps a node and its only child apart.
 
-        Also what the policies make of how often each was used: when it leaves, and if it is backed up.
+        Policies may, since they let each leave, or back it up, by how often it was used.
         """
         if self._tree.divided(upper, lower) or self._grade(upper) != self._grade(lower):
             return True
@@ -370,7 +370,7 @@ class Residence:
             leaving.keys[tier].extend(self._tree.keys(node))
 
     def _was_let_go(self, node: Node, tier: int, component: int) -> None:
-        """Let a node leave that nothing holds any more; in its turn, if it was to leave at once."""
+        """Let a node leave in its turn, which nothing holds any more."""
         if not component and self.limits.are_set and self.limits.stay(node, tier):
             self.changed[node] = None
         self._try_enter(node, tier, component)

@@ -1,4 +1,4 @@
-"""Room: how pages are found for what needs them, and what leaves for it.
+"""Room: pages for whatever needs them, and the eviction of others for it.
 
 What nobody holds leaves in the order of the eviction policy, so far as it is needed; what a namespace
 keeps beyond its limits leaves by itself. Under write-back what leaves the device is saved first.

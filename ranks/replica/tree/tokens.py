@@ -23,7 +23,7 @@ Tokens: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.integer[Any
 
 
 def token_hash(tokens: bytes) -> int:
-    """Return 64 bits that differ where the tokens do; not for whoever would forge them."""
+    """Return 64 bits that differ where the tokens do; no protection against forgery."""
     return xxhash.xxh3_64_intdigest(tokens)
 
 

@@ -69,7 +69,7 @@ class Tree:
     def follow(self, root: Node, tokens: bytes | memoryview) -> tuple[list[Node], Node | None, int]:
         """Return the nodes that match whole, a child that matches in part, and how many pages of it.
 
-        As `walk`, for whoever is in a hurry.
+        As `walk`, for callers that cannot spend the time to make a `Walk`.
         """
         step = self.page_bytes
         children = root.children
@@ -169,7 +169,7 @@ class Tree:
     def merge(self, upper: Node, lower: Node) -> None:
         """Make one node of two that nothing divides: `lower`, which grows upwards.
 
-        Costs what the lower one has, since it takes over what the upper one holds it in.
+        Costs what the lower one has, which is added to the lists of the upper one.
         """
         parent = upper.parent
         assert parent is not None

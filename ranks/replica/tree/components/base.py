@@ -1,4 +1,4 @@
-"""What the replica asks of a component.
+"""The interface of a component to the replica.
 
 A component is one kind of state that a model keeps for a prefix: the KV of its full-attention
 layers, of its sliding-window layers, or a recurrent state. Each has a pool on each tier, and on each
@@ -47,7 +47,7 @@ class Component(Protocol):
 
 
 class PerPage:
-    """What components have in common that keep one page for each page of tokens."""
+    """The common part of components that keep one page for each page of tokens."""
 
     per_page = True
 

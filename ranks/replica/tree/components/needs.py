@@ -1,4 +1,4 @@
-"""What the components of one model need for a match, in the form in which a match asks for it."""
+"""The needs of a model's components for a match, in the form in which a match asks for them."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from .base import Component
 
 
 class Needs:
-    """What the components of a model need for a match, worked out once.
+    """The needs of a model's components for a match, worked out once.
 
-    What a node has is one number of bits (`Node.there`); parents have full attention wherever a child
+    One number of bits says what a node has (`Node.there`); parents have full attention wherever a child
     has it, so its bit at the end of a path stands for the whole path.
     """
 
@@ -23,6 +23,6 @@ class Needs:
             for each in components
             if each.per_page and each.span is not None
         )
-        """Of components that need a part of the path: their bit on the device, and how many pages."""
+        """The components that need a part of the path: their bit on the device, and how many pages."""
         self.within_nodes = all(each.per_page for each in components)
         """Whether a match may end inside a node; a recurrent state is at its end only."""

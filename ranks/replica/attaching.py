@@ -15,14 +15,12 @@ from ...coordinator.operation import Kind
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
-from .clock import Clock
-from .effects import Decision, Outbox
-from .journal import Journal
+from .basis import Basis
+from .effects import Decision
 from .operations.agenda import Agenda
 from .operations.persisting import Persisting
 from .operations.quarantine import Quarantine
 from .prefetch.prefetching import Prefetching
-from .settings import ReplicaConfig
 from .store import Store
 
 
@@ -44,25 +42,22 @@ class Attaching:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        config: ReplicaConfig,
-        clock: Clock,
+        basis: Basis,
         agenda: Agenda,
         store: Store,
         prefetching: Prefetching,
         persisting: Persisting,
         quarantine: Quarantine,
-        journal: Journal,
-        outbox: Outbox,
     ) -> None:
-        self._open_s = config.timeouts.open_s
-        self._clock = clock
+        self._open_s = basis.config.timeouts.open_s
+        self._clock = basis.clock
         self._agenda = agenda
         self._store = store
         self._prefetching = prefetching
         self._persisting = persisting
         self._quarantine = quarantine
-        self._journal = journal
-        self._outbox = outbox
+        self._journal = basis.journal
+        self._outbox = basis.outbox
         self.proposal: int | None = None
         """The digest of the proposal that some rank has staged, once a verdict has told of it."""
         self.proposed_ms = 0

@@ -10,11 +10,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ...errors import UsageError
-from .clock import Clock
-from .journal import Journal
+from .basis import Basis
 from .operations.backing_up import BackingUp
 from .requests import Requests, require_name
-from .settings import ReplicaConfig
 from .tree.holds import Receipt
 from .tree.matching import Missing, lacking, reach
 from .tree.node import DEVICE, HOST, Node, Place
@@ -52,22 +50,16 @@ _STALE_SPARE = 64
 class Pinning:
     """The pins by name. A step costs what ends in it, however many there are (rule R15)."""
 
-    def __init__(  # noqa: PLR0917 - the parts that it touches.
-        self,
-        config: ReplicaConfig,
-        clock: Clock,
-        prefixes: Prefixes,
-        requests: Requests,
-        backing_up: BackingUp,
-        journal: Journal,
+    def __init__(
+        self, basis: Basis, prefixes: Prefixes, requests: Requests, backing_up: BackingUp
     ) -> None:
-        self._config = config
-        self._clock = clock
+        self._config = basis.config
+        self._clock = basis.clock
         self._prefixes = prefixes
         self._residence = prefixes.residence
         self._requests = requests
         self._backing_up = backing_up
-        self._journal = journal
+        self._journal = basis.journal
         self.pins: dict[str, Pin] = {}
         self._kept = tuple([0] * len(prefixes.components) for _ in (DEVICE, HOST))
         """By tier and component: how many pages the pins keep there."""

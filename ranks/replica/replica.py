@@ -17,12 +17,11 @@ from ...errors import InternalError, UsageError
 from ..orders import KV_POOL
 from .answers import Admission, Wait
 from .attaching import StoreState
-from .clock import Clock
+from .basis import Basis
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
-from .effects import Effects, Outbox
-from .journal import Journal
+from .effects import Effects
 from .notices import Reset
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import Quarantine
@@ -67,49 +66,29 @@ class Replica:
         self.config = config
         self.lost: str | None = None
         """Why no rank can go on, in the same words on all of them; None while they can."""
-        self.outbox = outbox = Outbox()
-        self.journal = journal = Journal()
-        self.clock = clock = Clock()
-        self.prefixes = prefixes = parts.prefixes(
-            config, clock, journal, outbox, residence=parts.residence, room=parts.room
-        )
-        self.agenda = agenda = parts.agenda(config, prefixes.residence, journal, outbox)
+        basis = Basis(config)
+        self.clock, self.journal, self.outbox = basis.clock, basis.journal, basis.outbox
+        journal, outbox = basis.journal, basis.outbox
+        self.prefixes = prefixes = parts.prefixes(basis, residence=parts.residence, room=parts.room)
+        self.agenda = agenda = parts.agenda(basis, prefixes.residence)
         self.requests = requests = parts.requests(prefixes, journal)
-        self.store = store = Store(config, clock, journal, outbox)
-        self.persisting = parts.persisting(config, prefixes, agenda, store, requests, outbox)
-        self.backing_up = parts.backing_up(config, prefixes, agenda, self.persisting, outbox)
-        self.prefetching = parts.prefetching(
-            config, clock, prefixes, agenda, store, requests, outbox
+        self.store = store = Store(basis)
+        self.persisting = persisting = parts.persisting(
+            config, prefixes, agenda, store, requests, outbox
         )
-        self.loading_back = parts.loading_back(prefixes, agenda, requests, journal)
-        self.saving = parts.saving(config, prefixes, agenda, requests, self.backing_up)
+        self.backing_up = backing_up = parts.backing_up(
+            config, prefixes, agenda, persisting, outbox
+        )
+        self.prefetching = prefetching = parts.prefetching(basis, prefixes, agenda, store, requests)
+        self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
+        self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
         kind = parts.owned if config.device_pages else parts.lent
         self.device: Device = kind(
-            config,
-            clock,
-            prefixes,
-            agenda,
-            requests,
-            self.loading_back,
-            self.backing_up,
-            self.saving,
-            journal,
-            outbox,
+            basis, prefixes, agenda, requests, loading_back, backing_up, saving
         )
-        self.quarantine = Quarantine(config, prefixes, agenda, store)
-        self.pinning = parts.pinning(config, clock, prefixes, requests, self.backing_up, journal)
-        self.attaching = parts.attaching(
-            config,
-            clock,
-            agenda,
-            store,
-            self.prefetching,
-            self.persisting,
-            self.quarantine,
-            journal,
-            outbox,
-        )
-        backing_up, persisting, prefetching = self.backing_up, self.persisting, self.prefetching
+        self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
+        self.pinning = parts.pinning(basis, prefixes, requests, backing_up)
+        self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
         self._follows: dict[Kind, Follows] = {
             Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
             Kind.BACKUP: Follows(backing_up.settle, backing_up.failed, agenda.finish),

@@ -3,12 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from .clock import Clock
-from .effects import Outbox
-from .journal import Journal
+from .basis import Basis
 from .notices import StoreChanged
 from .operations.kinds import Operation
-from .settings import ReplicaConfig
 from .tree.node import Node, Place
 
 _NONE: frozenset[int] = frozenset()
@@ -17,13 +14,11 @@ _NONE: frozenset[int] = frozenset()
 class Store:
     """The facts about the present store; what nodes know of one says nothing of the next."""
 
-    def __init__(
-        self, config: ReplicaConfig, clock: Clock, journal: Journal, outbox: Outbox
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._journal = journal
-        self._outbox = outbox
+    def __init__(self, basis: Basis) -> None:
+        self._config = config = basis.config
+        self._clock = basis.clock
+        self._journal = basis.journal
+        self._outbox = basis.outbox
         self._alone = tuple(frozenset((index,)) for index in range(1 + len(config.components)))
         """A set of each component alone; nodes share these sets."""
         self.attached = config.has_store and config.host_pages > 0

@@ -17,9 +17,7 @@ from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
 from ...orders import Fence
 from ..answers import Wait
-from ..clock import Clock
-from ..effects import Outbox
-from ..journal import Journal
+from ..basis import Basis
 from ..notices import Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -29,7 +27,6 @@ from ..operations.loading_back import LoadingBack, Tail
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
-from ..settings import ReplicaConfig
 from ..tree.components.base import Component
 from ..tree.matching import Missing, lacking, match
 from ..tree.node import DEVICE, HOST, Node
@@ -46,19 +43,16 @@ class LentDevice:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        config: ReplicaConfig,
-        clock: Clock,
+        basis: Basis,
         prefixes: Prefixes,
         agenda: Agenda,
         requests: Requests,
         loading_back: LoadingBack,
         backing_up: BackingUp,
         saving: Saving,
-        journal: Journal,
-        outbox: Outbox,
     ) -> None:
-        self._config = config
-        self._clock = clock
+        self._config = basis.config
+        self._clock = basis.clock
         self._prefixes = prefixes
         self._components = prefixes.components
         self._agenda = agenda
@@ -66,9 +60,9 @@ class LentDevice:
         self._loading_back = loading_back
         self._backing_up = backing_up
         self._saving = saving
-        self._journal = journal
-        self._outbox = outbox
-        self.copies = LentCopies(agenda, requests, outbox)
+        self._journal = basis.journal
+        self._outbox = basis.outbox
+        self.copies = LentCopies(agenda, requests, basis.outbox)
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""

@@ -7,9 +7,7 @@ on its way, and the pages that it will compute into are reserved. All of it happ
 from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
 from ..answers import Admission, Wait
-from ..clock import Clock
-from ..effects import Outbox
-from ..journal import Journal
+from ..basis import Basis
 from ..notices import Cause, Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
@@ -19,7 +17,6 @@ from ..operations.loading_back import LoadingBack, Tail
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests
-from ..settings import ReplicaConfig
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, reach
 from ..tree.node import DEVICE, HOST, Node
@@ -34,19 +31,16 @@ class OwnedDevice:
 
     def __init__(  # noqa: PLR0917 - the parts that it touches.
         self,
-        config: ReplicaConfig,
-        clock: Clock,
+        basis: Basis,
         prefixes: Prefixes,
         agenda: Agenda,
         requests: Requests,
         loading_back: LoadingBack,
         backing_up: BackingUp,
         saving: Saving,
-        journal: Journal,
-        outbox: Outbox,
     ) -> None:
-        self._page_tokens = config.page_tokens
-        self._clock = clock
+        self._page_tokens = basis.config.page_tokens
+        self._clock = basis.clock
         self._prefixes = prefixes
         self._residence = prefixes.residence
         self._components = prefixes.components
@@ -55,9 +49,9 @@ class OwnedDevice:
         self._loading_back = loading_back
         self._backing_up = backing_up
         self._saving = saving
-        self._journal = journal
-        self._outbox = outbox
-        self._checkpoints = Checkpoints(config, prefixes, outbox)
+        self._journal = basis.journal
+        self._outbox = basis.outbox
+        self._checkpoints = Checkpoints(basis.config, prefixes, basis.outbox)
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""

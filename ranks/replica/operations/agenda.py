@@ -12,10 +12,8 @@ from ....coordinator.operation import Kind, Outcome, Phase, Queue, require_step
 from ....coordinator.seats import Seats, SeatTable
 from ....coordinator.verdict import Watermark
 from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer, Put
-from ..effects import Outbox
-from ..journal import Journal
+from ..basis import Basis
 from ..notices import Finished, Quarantined
-from ..settings import ReplicaConfig
 from ..tree.residence import TIERS, Residence
 from .kinds import Copy, Moving, Operation, Persist, Prefetch
 
@@ -27,14 +25,12 @@ _TO_HOST = (Kind.BACKUP, Kind.RETRACT)
 class Agenda:
     """The operations in flight by id, with their seats in the ballot and tickets in the queues."""
 
-    def __init__(
-        self, config: ReplicaConfig, residence: Residence, journal: Journal, outbox: Outbox
-    ) -> None:
-        self._timeouts = config.timeouts
+    def __init__(self, basis: Basis, residence: Residence) -> None:
+        self._timeouts = basis.config.timeouts
         self._residence = residence
-        self._journal = journal
-        self._outbox = outbox
-        self._seats = Seats(config.bounds.prefetches)
+        self._journal = basis.journal
+        self._outbox = basis.outbox
+        self._seats = Seats(basis.config.bounds.prefetches)
         self._queues: dict[Queue, deque[tuple[int, int]]] = {queue: deque() for queue in Queue}
         """(ticket, operation) in the order in which they will settle."""
         self._next_ticket = 1

@@ -18,14 +18,12 @@ from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
 from ....errors import InternalError
 from ...orders import Fetch, LookUp, ObjectTransfer
-from ..clock import Clock
-from ..effects import Outbox
+from ..basis import Basis
 from ..notices import Lacking, Missed, Why
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
 from ..pages import PageRun
 from ..requests import Request, Requests
-from ..settings import ReplicaConfig
 from ..store import Store
 from ..tree.node import HOST
 from ..tree.prefixes import Prefixes
@@ -42,25 +40,18 @@ VOTES_MAX = 16
 class Prefetching:
     """Begins prefetches and follows their verdicts."""
 
-    def __init__(  # noqa: PLR0917 - the parts that it touches.
-        self,
-        config: ReplicaConfig,
-        clock: Clock,
-        prefixes: Prefixes,
-        agenda: Agenda,
-        store: Store,
-        requests: Requests,
-        outbox: Outbox,
+    def __init__(
+        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, store: Store, requests: Requests
     ) -> None:
-        self._config = config
-        self._clock = clock
+        self._config = basis.config
+        self._clock = basis.clock
         self._prefixes = prefixes
         self._agenda = agenda
         self._store = store
         self._requests = requests
-        self._outbox = outbox
-        self._lookups = Lookups(config, prefixes, store)
-        self._settling = Settling(prefixes, clock, store)
+        self._outbox = basis.outbox
+        self._lookups = Lookups(basis.config, prefixes, store)
+        self._settling = Settling(prefixes, basis.clock, store)
         self.waiting: deque[Prefetch] = deque()
         self.active: dict[int, Prefetch] = {}
         """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""

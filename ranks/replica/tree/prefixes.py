@@ -2,10 +2,7 @@
 
 from collections import Counter
 
-from ..clock import Clock
-from ..effects import Outbox
-from ..journal import Journal
-from ..settings import ReplicaConfig
+from ..basis import Basis
 from .components.needs import Needs
 from .node import DEVICE, Node, Place
 from .page_keys import namespace_seed, page_keys
@@ -19,27 +16,18 @@ class Prefixes:
 
     def __init__(
         self,
-        config: ReplicaConfig,
-        clock: Clock,
-        journal: Journal,
-        outbox: Outbox,
+        basis: Basis,
         *,
         residence: type[Residence] = Residence,
         room: type[Room] = Room,
     ) -> None:
-        self._config = config
-        self._clock = clock
+        self._config = config = basis.config
+        self._clock = basis.clock
         self.components = config.make_components()
         self.needs = Needs(self.components)
         self.tree = Tree(config.page_tokens, self.components)
-        self.residence = residence(
-            config,
-            self.tree,
-            journal,
-            outbox,
-            emptied=self.drop_root_if_unused,
-        )
-        self.room = room(self.residence, journal, self.split)
+        self.residence = residence(basis, self.tree, emptied=self.drop_root_if_unused)
+        self.room = room(self.residence, basis.journal, self.split)
         self.device_least = min(
             pages
             for each, pages in zip(self.components, config.pool_pages(DEVICE), strict=True)

@@ -13,12 +13,10 @@ from functools import partial
 
 from ....errors import InternalError
 from ...config import WritePolicy
+from ..basis import Basis
 from ..clock import Clock
-from ..effects import Outbox
-from ..journal import Journal
 from ..notices import Cause, Removed, Stored, Tier
 from ..pages import PagePool, PageRun, page_run
-from ..settings import ReplicaConfig
 from .eviction import EvictionQueue
 from .eviction_policies import find_policy
 from .holds import Holds, Receipt
@@ -48,25 +46,24 @@ class Residence:
 
     def __init__(
         self,
-        config: ReplicaConfig,
+        basis: Basis,
         tree: Tree,
-        journal: Journal,
-        outbox: Outbox,
         *,
         emptied: Callable[[Node], None],
     ) -> None:
         """`emptied` is told of a root that has no children any more."""
+        config = basis.config
         self._tree = tree
         self.components = tree.components
         others = [each.index for each in tree.components[1:]]
         self._where_others = [(tier, index) for index in others for tier in TIERS]
-        self._journal = journal
-        self._outbox = outbox
+        self._journal = basis.journal
+        self._outbox = basis.outbox
         self._names_pages = config.names_pages
         self._emptied = emptied
         self.pools = tuple(
             tuple(
-                PagePool(_pool_name(tier, component.pool, component.index), pages, journal)
+                PagePool(_pool_name(tier, component.pool, component.index), pages, basis.journal)
                 for component, pages in zip(self.components, config.pool_pages(tier), strict=True)
             )
             for tier in TIERS

@@ -9,7 +9,11 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.tree.eviction_policies import Graded, known_policies, register_eviction_policy
+from lockstep.ranks.replica.tree.eviction_policies import (
+    Graded,
+    known_policies,
+    register_eviction_policy,
+)
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 

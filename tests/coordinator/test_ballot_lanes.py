@@ -117,6 +117,11 @@ class Kept:
     def operation(self, number: int) -> int:
         return self.names.get(number, number)
 
+    def vote(self) -> list[int]:
+        """Return all lanes but the header, as the ballot fills them."""
+        vector = self.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
+        return [int(lane) for lane in vector[HEADER_LANES:]]
+
     def body(self) -> list[int]:
         """Return all lanes but the header, from scratch."""
         lanes: list[int] = []
@@ -207,7 +212,15 @@ class Kept:
 @settings(max_examples=300)
 def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObject) -> None:
     """Rule R13, for any interleaving of what the replica says and what the executor reports."""
+    votes = votes_of_a_walk(data)
+
+    assert [vote for vote, _ in votes] == [obvious for _, obvious in votes]
+
+
+def votes_of_a_walk(data: st.DataObject) -> list[tuple[list[int], list[int]]]:
+    """Let be said and reported what is drawn; return each vote, and what it should have been."""
     kept = Kept()
+    votes: list[tuple[list[int], list[int]]] = []
     for _ in range(data.draw(st.integers(1, 40))):
         match data.draw(st.sampled_from(["note"] * 4 + ["seat"] * 2 + [*ACTIONS, "vote"])):
             case "note":
@@ -232,10 +245,8 @@ def test_the_lanes_equal_those_computed_from_all_that_was_noted(data: st.DataObj
             case "forget":
                 kept.forget(data.draw(OPERATIONS))
             case _:
-                vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
-                assert vector[HEADER_LANES:].tolist() == kept.body()
-    vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
-    assert vector[HEADER_LANES:].tolist() == kept.body()
+                votes.append((kept.vote(), kept.body()))
+    return [*votes, (kept.vote(), kept.body())]
 
 
 @pytest.mark.parametrize("queue", Queue)
@@ -244,7 +255,15 @@ def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
     queue: Queue, seed: int
 ) -> None:
     """Section 7: whatever failed means in it, and whichever become quiet after their deadline."""
-    draw, kept = random.Random(seed), Kept()
+    votes = votes_of_a_long_queue(queue, random.Random(seed))
+
+    assert [vote for vote, _ in votes] == [obvious for _, obvious in votes], f"seed {seed}"
+
+
+def votes_of_a_long_queue(queue: Queue, draw: random.Random) -> list[tuple[list[int], list[int]]]:
+    """Let much of a queue fail and end anywhere; return each vote, and what it should have been."""
+    kept = Kept()
+    votes: list[tuple[list[int], list[int]]] = []
     for operation in range(1, 400):
         kept.enqueue(operation, queue)
         for _ in range(draw.randrange(3)):
@@ -256,8 +275,8 @@ def test_the_first_failed_of_a_long_queue_is_the_one_that_a_scan_finds(
             )
         if draw.random() < 0.3:
             kept.settle(queue)
-        vector = kept.ballot.fill(LAYOUT, Voter(healthy=True, time_ms=0))
-        assert vector[HEADER_LANES:].tolist() == kept.body(), f"seed {seed}, {operation}"
+        votes.append((kept.vote(), kept.body()))
+    return votes
 
 
 @pytest.fixture

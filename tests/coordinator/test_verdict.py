@@ -1,6 +1,7 @@
 """Verdicts: what every rank reads from the fold of all ballots."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -89,9 +90,9 @@ def test_a_lookup_that_one_rank_has_not_answered_is_no_news_but_for_its_deadline
 ) -> None:
     group = Group(len(answers))
     group.take(Seat(3, Phase.QUERY))
-    for ballot, answer in zip(group.ballots, answers, strict=True):
-        if answer is not None:
-            ballot.note(Answered(3, answer))
+    answered = [(rank, answer) for rank, answer in enumerate(answers) if answer is not None]
+    for rank, answer in answered:
+        group.ballots[rank].note(Answered(3, answer))
     assert group.vote().seats == ()
     group.ballots[-1].note(Expired(3))
 
@@ -113,17 +114,17 @@ def test_a_transfer_comes_to_what_landed_everywhere_under_the_lowest_ceiling(
 ) -> None:
     group = Group(len(ranks))
     group.take(Seat(3, Phase.TRANSFER))
-    for ballot, (landed, ceiling) in zip(group.ballots, ranks, strict=True):
+    for ballot, (landed, _) in zip(group.ballots, ranks, strict=True):
         ballot.note(Landed(3, landed))
-        if ceiling is not None:
-            ballot.note(Capped(3, ceiling))
     ceilings = [(ceiling, rank) for rank, (_, ceiling) in enumerate(ranks) if ceiling is not None]
-    ceiling, ceiling_rank = min(ceilings, default=(None, None))
+    for ceiling, rank in ceilings:
+        group.ballots[rank].note(Capped(3, ceiling))
+    lowest_ceiling, ceiling_rank = min(ceilings, default=(None, None))
     fewest = min(landed for landed, _ in ranks)
     arrived = Arrived(
         operation=3,
         pages=fewest,
-        ceiling=ceiling,
+        ceiling=lowest_ceiling,
         ceiling_rank=ceiling_rank,
         expired_rank=None,
     )
@@ -156,18 +157,18 @@ def test_a_watermark_is_the_lowest_and_names_the_first_failed_ticket_and_who_saw
 ) -> None:
     """Section 7: each list is one rank's outcomes of tickets 1 to 6; None still runs."""
     group = Group(len(ranks))
-    for ballot, outcomes in zip(group.ballots, ranks, strict=True):
-        for ticket, ok in enumerate(outcomes, start=1):
-            ballot.enqueue(Queue.LOAD_BACK, ticket, 50 + ticket)
-            if ok is not None:
-                ballot.note(Ended(50 + ticket, ok=ok))
-    runs = [next((at for at, ok in enumerate(each) if ok is not True), 6) for each in ranks]
-    failed = [
-        (ticket, rank)
+    for ballot, ticket in product(group.ballots, range(1, 7)):
+        ballot.enqueue(Queue.LOAD_BACK, ticket, 50 + ticket)
+    ended = [
+        (ticket, rank, ok)
         for rank, outcomes in enumerate(ranks)
         for ticket, ok in enumerate(outcomes, start=1)
-        if ok is False
+        if ok is not None
     ]
+    for ticket, rank, ok in ended:
+        group.ballots[rank].note(Ended(50 + ticket, ok=ok))
+    runs = [next((at for at, ok in enumerate(each) if ok is not True), 6) for each in ranks]
+    failed = [(ticket, rank) for ticket, rank, ok in ended if not ok]
     first_failed, failed_rank = min(failed, default=(None, None))
 
     assert group.vote().watermarks == tuple(
@@ -227,28 +228,35 @@ def test_a_seat_is_news_when_its_lanes_differ_and_the_others_are_not() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "after", [Seat(1, Phase.RESTORABLE, 9), Seat(1, Phase.QUERY, 9), Seat(2, Phase.QUERY, 10)]
-)
-def test_equal_lanes_are_news_when_they_mean_something_else(after: Seat) -> None:
-    """Another phase, another bound, another operation: each alone."""
+@pytest.mark.parametrize("after", [Seat(1, Phase.RESTORABLE, 9), Seat(1, Phase.QUERY, 9)])
+def test_equal_lanes_are_news_under_another_phase_or_bound(after: Seat) -> None:
     group = Group(1)
     (seat,) = group.take(Seat(1, Phase.QUERY, 10))
     group.ballots[0].note(Answered(1, 9))
     first = group.vote()
-    if after.operation == 1:
-        group.seats.change(seat, after.phase, after.bound)
-        group.ballots[0].seat(1, seat, after.phase, after.bound)
-    else:
-        group.seats.give_back(seat)
-        group.ballots[0].forget(1)
-        assert group.take(after) == [seat]
-        group.ballots[0].note(Answered(after.operation, 9))
+    group.seats.change(seat, after.phase, after.bound)
+    group.ballots[0].seat(1, seat, after.phase, after.bound)
 
     second = group.vote()
 
-    assert [each.pages for each in first.seats] == [each.pages for each in second.seats] == [9]
-    assert second.seats[0].operation == after.operation
+    assert [(each.operation, each.pages) for each in first.seats] == [(1, 9)]
+    assert [(each.operation, each.pages) for each in second.seats] == [(1, 9)]
+
+
+def test_equal_lanes_are_news_when_they_are_those_of_another_operation() -> None:
+    group = Group(1)
+    (seat,) = group.take(Seat(1, Phase.QUERY, 10))
+    group.ballots[0].note(Answered(1, 9))
+    first = group.vote()
+    group.seats.give_back(seat)
+    group.ballots[0].forget(1)
+    assert group.take(Seat(2, Phase.QUERY, 10)) == [seat]
+    group.ballots[0].note(Answered(2, 9))
+
+    second = group.vote()
+
+    assert [(each.operation, each.pages) for each in first.seats] == [(1, 9)]
+    assert [(each.operation, each.pages) for each in second.seats] == [(2, 9)]
 
 
 def test_a_seat_that_became_free_is_no_news() -> None:

@@ -31,15 +31,16 @@ class HandlerError(Exception):
     """What a handler raises after it has closed."""
 
 
+@pytest.mark.parametrize("other_has_come", [False, True])
 def test_a_round_that_is_closed_anywhere_ends_with_an_error_of_ours_or_with_a_vector(
-    monkeypatch: pytest.MonkeyPatch,
+    other_has_come: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_group_module, "_LOOKS", 2)
-    for other_has_come in (False, True):
-        outcomes = outcomes_of(take_part, other_has_come=other_has_come)
 
-        assert outcomes.keys() <= {PeerLost, CollectiveTimeout, type(None)}, outcomes
-        assert outcomes[PeerLost] > 100
+    outcomes = outcomes_of(take_part, other_has_come=other_has_come)
+
+    assert outcomes.keys() <= {PeerLost, CollectiveTimeout, type(None)}, outcomes
+    assert outcomes[PeerLost] > 100
 
 
 @pytest.mark.parametrize("other_has_come", [False, True])

@@ -67,20 +67,21 @@ def close_one(opening: Opening, hold: Hold) -> tuple[str, str, bool] | None:
     return said
 
 
-@pytest.mark.parametrize("ending", ["killed", "closed"])
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        ("killed", "rank 2 was lost in round 2: its process is gone"),
+        ("closed", "rank 2 has left the group"),
+    ],
+)
 def test_a_child_that_has_all_files_of_a_rank_does_not_keep_it_alive(
-    ending: str, tmp_path: Path
+    ending: str, text: str, tmp_path: Path
 ) -> None:
     """Rule R10: engines fork, and what they fork outlives a rank."""
     with ranks_over("shm", tmp_path).start(partial(fork_and_end, ending), 3) as group:
-        text = {
-            "killed": "rank 2 was lost in round 2: its process is gone",
-            "closed": "rank 2 has left the group",
-        }[ending]
-        for rank in range(2):
-            said, left = group.result(rank)
-            assert said == ("PeerLost", text, True)
-            assert left == []
+        told = [group.result(rank) for rank in range(2)]
+
+    assert told == [(("PeerLost", text, True), [])] * 2
 
 
 def fork_and_end(
@@ -222,12 +223,12 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 ENDINGS = {
-    "return": (0, ""),
-    "exit": (7, ""),
-    "raise": (1, "[rank0]: RuntimeError: raised by the test"),
-    "pending": (0, ""),
+    "return": (0, "", "PeerLost"),
+    "exit": (7, "", "PeerLost"),
+    "raise": (1, "[rank0]: RuntimeError: raised by the test", "PeerLost"),
+    "pending": (0, "", ""),
 }
-"""The exit code, and the last line of what is complained of."""
+"""The exit code, the last line of what is complained of, and what the other rank prints of it."""
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_a_process_that_ends_without_a_close_ends_at_once_and_as_it_would(
     transport: str, ending: str, tmp_path: Path
 ) -> None:
     """Rule R10: neither a courier nor a round that is pending holds it, and the others learn."""
-    code, complaint = ENDINGS[ending]
+    code, complaint, news = ENDINGS[ending]
     with two_processes(transport, ending, tmp_path) as (first, second):
         assert line_of(first) == line_of(second) == "met"
         started = time.monotonic()
@@ -249,8 +250,7 @@ def test_a_process_that_ends_without_a_close_ends_at_once_and_as_it_would(
         assert time.monotonic() - started < PROMPT_S
         assert first.returncode == code, complaints
         assert complaints.splitlines()[-1:] == [complaint] * bool(complaint), complaints
-        if ending != "pending":
-            assert line_of(second) == "PeerLost"
+        assert line_of(second) == news
         assert second.wait(PATIENCE_S) == 0
         assert time.monotonic() - started < PROMPT_S
 

@@ -144,10 +144,9 @@ def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> No
     cache, executor = ranks.caches[0], ranks.executors[0]
     other = list(range(1000, 1000 + PAGE_TOKENS))
 
-    for each in ranks.caches:
-        assert each.hit("r", PROMPT)
-        each.load("r", PROMPT, range(4))
-        each.back_up("s", other, [9])
+    assert ranks.every(lambda each: each.hit("r", PROMPT))
+    ranks.every(lambda each: each.load("r", PROMPT, range(4)))
+    ranks.every(lambda each: each.back_up("s", other, [9]))
     executor.begun.clear()
 
     cache.begin_loads()

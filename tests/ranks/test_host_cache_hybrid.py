@@ -3,7 +3,8 @@
 The engine keeps full attention and a window tokens first, and a recurrent state in slots.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ class Engine:
                 return
         pytest.fail(f"{request} is {self.cache.load_state(request)}")
 
+    def until_idle(self) -> None:
+        """Step until nothing is in flight."""
+        for _ in range(200):
+            self.step()
+            if self.cache.inspection.idle:
+                return
+        pytest.fail("operations are still in flight after 200 steps")
+
     def content(self, kv: list[int], window: list[int], slot: int) -> list[torch.Tensor]:
         """Return a copy of what some pages and a slot hold."""
         parts = [each[kv].clone() for each in self.kv]
@@ -84,11 +93,19 @@ class Engine:
         return [*parts, *(each[[slot]].clone() for each in self.state)]
 
 
+@contextmanager
+def running(store: Path) -> Generator[Engine]:
+    made = Engine(store)
+    try:
+        yield made
+    finally:
+        made.cache.close(flush=False)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(tmp_path)
-    yield made
-    made.cache.close(flush=False)
+    with running(tmp_path) as made:
+        yield made
 
 
 def assert_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
@@ -120,21 +137,15 @@ def test_what_storage_has_of_every_pool_is_found_by_an_engine_that_begins_anew(
     engine.cache.back_up("w", PROMPT, lent(list(range(6)), list(range(6)), [1]))
     engine.cache.flush()
     engine.cache.close()
-    other = Engine(tmp_path)
 
-    try:
+    with running(tmp_path) as other:
         assert other.cache.prefetch("r", PROMPT)
-        for _ in range(200):
-            other.step()
-            if other.cache.prefetch_done("r") and other.cache.inspection.idle:
-                break
+        other.until_idle()
         assert other.cache.hit("r", PROMPT) == len(PROMPT)
         other.cache.load("r", PROMPT, lent(list(range(6)), [*[NO_PAGE] * 4, 8, 9], [0]))
         other.until("r", LoadState.READY)
 
         assert_equal(other.content(list(range(6)), [8, 9], 0), written)
-    finally:
-        other.cache.close(flush=False)
 
 
 def test_a_retracted_request_comes_back_with_its_last_page_and_its_state(engine: Engine) -> None:

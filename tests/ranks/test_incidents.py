@@ -248,8 +248,7 @@ def test_what_a_deadline_has_cut_off_is_not_offered_and_its_pages_come_back_when
     assert (found.host_tokens, found.last_host_tokens) == (0, len(END))
     assert free(ranks, HOST) == [64, 12 - WINDOW_PAGES]
 
-    for executor in ranks.executors:
-        assert executor.take(Cancel)
+    assert [len(executor.take(Cancel)) for executor in ranks.executors] == [1, 1]
     ranks.executors[0].said.append(Quiesced(prefetch))
     ranks.step()
     assert free(ranks, HOST) == [64, 12 - WINDOW_PAGES]
@@ -344,10 +343,16 @@ def test_a_retracted_request_is_saved_in_every_pool_and_what_is_saved_belongs_to
     ranks.settle()
     assert ranks.every(lambda cache: cache.load_state("a")) is LoadState.SAVED
     prefixes = ranks.caches[0].inspection.prefixes
-    for index, transfer in enumerate(saved):
-        pages = set(transfer.destinations)
-        assert not pages & set(prefixes.residence.pools[HOST][index].free_pages())
-        assert not any(pages & set(node.pages(HOST, index) or ()) for node in prefixes.tree.nodes())
+    nobodys = [set(pool.free_pages()) for pool in prefixes.residence.pools[HOST]]
+    trees = [
+        {page for node in prefixes.tree.nodes() for page in node.pages(HOST, index) or ()}
+        for index in range(3)
+    ]
+    owned_otherwise = [
+        set(transfer.destinations) & (free | tree)
+        for transfer, free, tree in zip(saved, nobodys, trees, strict=True)
+    ]
+    assert owned_otherwise == [set()] * 3
 
 
 def test_a_request_resumes_in_pages_of_its_own_with_all_that_was_saved() -> None:
@@ -393,8 +398,6 @@ def test_ranks_agree_on_a_length_that_every_rank_can_restore() -> None:
         ranks.step()
 
     assert ranks.phase(prefetch_of(ranks, "a")) == "TRANSFER"
-    for executor in ranks.executors:
-        (fetch,) = executor.take(Fetch)
-        kv, state = fetch.transfers
-        assert len(kv.keys) * PAGE_TOKENS == 512
-        assert state.keys == (kv.keys[-1],)
+    fetched = [fetch.transfers for each in ranks.executors for fetch in each.take(Fetch)]
+    assert [len(kv.keys) * PAGE_TOKENS for kv, _ in fetched] == [512, 512]
+    assert [state.keys for _, state in fetched] == [(kv.keys[-1],) for kv, _ in fetched]

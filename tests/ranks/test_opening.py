@@ -167,18 +167,12 @@ def test_of_each_component_s_pool_sizes_the_smallest_is_used() -> None:
 
     opened = executors(open_on([HYBRID, other]))
 
-    for executor in opened:
-        devices, hosts = executor.device_pools, executor.host_pools
-        assert {name: pool.pages for name, pool in devices.items()} == {
-            "kv": 8,
-            "window": 5,
-            "state": 4,
-        }
-        assert {name: pool.pages for name, pool in hosts.items()} == {
-            "kv": 7,
-            "window": 6,
-            "state": 3,
-        }
+    assert [
+        {name: pool.pages for name, pool in executor.device_pools.items()} for executor in opened
+    ] == [{"kv": 8, "window": 5, "state": 4}] * 2
+    assert [
+        {name: pool.pages for name, pool in executor.host_pools.items()} for executor in opened
+    ] == [{"kv": 7, "window": 6, "state": 3}] * 2
 
 
 def test_components_that_differ_are_named_with_their_ranks() -> None:

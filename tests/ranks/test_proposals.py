@@ -79,22 +79,28 @@ something = st.builds(
 )
 
 
-@given(st.lists(st.just(NOTHING_STAGED) | something, min_size=1, max_size=5))
+@given(
+    st.lists(st.just(NOTHING_STAGED) | something, min_size=1, max_size=5).filter(
+        lambda staged: set(staged) != {NOTHING_STAGED}
+    )
+)
 def test_the_lanes_say_what_is_staged_whether_all_have_it_and_how_far_they_are(
     staged: list[Staged],
 ) -> None:
-    proposed = voted(*staged)
-
-    have = [each for each in staged if each != NOTHING_STAGED]
-    if not have:
-        assert proposed is None
-        return
-    assert proposed is not None
+    have = {each.proposal for each in staged if each != NOTHING_STAGED}
     refusing = [rank for rank, each in enumerate(staged) if each.readiness is Readiness.REFUSED]
-    assert proposed.proposal == min(each.proposal for each in have)
-    assert proposed.differs == (len({each.proposal for each in have}) > 1)
-    assert proposed.refused_rank == (refusing[-1] if refusing else None)
-    assert proposed.readiness == min(each.readiness for each in staged)
+
+    assert voted(*staged) == Proposed(
+        proposal=min(have),
+        differs=len(have) > 1,
+        readiness=min(each.readiness for each in staged),
+        refused_rank=max(refusing, default=None),
+    )
+
+
+@given(st.integers(1, 5))
+def test_where_nothing_is_staged_nothing_is_proposed(ranks: int) -> None:
+    assert voted(*[NOTHING_STAGED] * ranks) is None
 
 
 @given(st.sampled_from(Change), st.text(max_size=20))
@@ -188,12 +194,12 @@ def test_a_store_is_attached_in_the_step_in_which_the_last_rank_is_ready(
     assert not ranks.every(lambda cache: cache.prefetch("early", prompt(3)))
 
     say(ranks, 1 - first, Readiness.READY)
-    steps = 0
-    while state(ranks) is not StoreState.ATTACHED:
+    for _ in range(depth):
         ranks.step()
-        steps += 1
+    assert state(ranks) is StoreState.ATTACHING
+    ranks.step()
 
-    assert steps == 1 + depth
+    assert state(ranks) is StoreState.ATTACHED
     assert [outcome.result(timeout=0) for outcome in outcomes] == [None, None]
     assert taken(ranks, AttachStore) == [AttachStore(ATTACH.digest)]
     assert ranks.every(lambda cache: cache.stats().store) is StoreState.ATTACHED

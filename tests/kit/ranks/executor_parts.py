@@ -252,6 +252,11 @@ class HeldStore:
         """Wait until another read or write has begun; return its keys."""
         return self.entered.get(timeout=PATIENCE_S)
 
+    def forget_entered(self) -> None:
+        """Leave in `entered` only what begins from now on."""
+        while not self.entered.empty():
+            self.entered.get()
+
     @property
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities

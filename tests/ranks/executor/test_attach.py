@@ -274,20 +274,22 @@ def test_a_store_that_never_opens_is_a_refusal_in_time(
 
 def test_stores_that_do_not_end_are_bounded(rank: Rank) -> None:
     """Rule R10: each keeps a thread and its memory."""
-    slow = [SlowToOpen() for _ in range(CLOSING_MAX + 1)]
-    for number, store in enumerate(slow):
-        rank.known[str(number)] = store
-        rank.executor.stage(to_attach(str(number)))
-        if store is not slow[-1]:
-            rank.executor.unstage(to_attach(str(number)))
+    slow = {f"slow {number}": SlowToOpen() for number in range(CLOSING_MAX)}
+    one_too_many = SlowToOpen()
+    rank.known |= {**slow, "one too many": one_too_many}
+    for uri in slow:
+        rank.executor.stage(to_attach(uri))
+        rank.executor.unstage(to_attach(uri))
 
-    assert "do not end their last calls" in str(rank.readiness(str(CLOSING_MAX)))
-    rank.executor.unstage(to_attach(str(CLOSING_MAX)))
-    for store in slow[:-1]:
+    rank.executor.stage(to_attach("one too many"))
+
+    assert "do not end their last calls" in str(rank.readiness("one too many"))
+    rank.executor.unstage(to_attach("one too many"))
+    for store in slow.values():
         store.let_open()
-    eventually(lambda: all(store.closed.is_set() for store in slow[:-1]))
-    slow[-1].may_open.set()
-    eventually(lambda: _is_staged(rank, str(CLOSING_MAX)))
+    eventually(lambda: all(store.closed.is_set() for store in slow.values()))
+    one_too_many.may_open.set()
+    eventually(lambda: _is_staged(rank, "one too many"))
 
 
 def _is_staged(rank: Rank, uri: str) -> bool:

@@ -10,7 +10,13 @@ import torch
 
 from lockstep.coordinator.ballot import Ended, Quiesced, QuiesceExpired
 from lockstep.errors import InternalError
-from lockstep.page_format.page_layout import DTYPE_BYTES, Column, PageLayout, ShardLayout
+from lockstep.page_format.page_layout import (
+    DTYPE_BYTES,
+    Column,
+    ColumnShard,
+    PageLayout,
+    ShardLayout,
+)
 from lockstep.ranks.executor.copies import page_runs
 from lockstep.ranks.executor.cuda_copies import host_runs
 from lockstep.ranks.executor.executor import RankExecutor
@@ -150,8 +156,9 @@ def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
     happened(executor, [to_device(2, slots, back)], includes(Ended(2, ok=True)))
 
     expected = dict(zip(back, on_host, strict=True))
-    for page in range(PAGES):
-        assert device_page(pool, page) == expected.get(page, after[page]), f"page {page}"
+    assert [device_page(pool, page) for page in range(PAGES)] == [
+        expected.get(page, unchanged) for page, unchanged in enumerate(after)
+    ]
     moved = executor.bytes_moved()
     assert moved.l1_to_l2 == moved.l2_to_l1 == len(pages) * executor.host_pool.layout.page_bytes
 
@@ -170,12 +177,21 @@ def test_a_column_means_the_same_elements_on_both_tiers(
 
     happened(executor, [to_host(1, [4, 0, 3], [1, 5, 2])], includes(Ended(1, ok=True)))
 
-    for shard in layout.columns:
-        on_host = host_rows(executor.host_pool.bytes_tensor, shard)
-        on_device = executor.device_pool.column(shard.column.name).cpu()
-        for page, slot in ((4, 1), (0, 5), (3, 2)):
-            expected = on_device[:, page].contiguous().view(torch.uint8)
-            assert torch.equal(on_host[:, slot].reshape(expected.shape), expected)
+    assert all(
+        torch.equal(*on_both_tiers(executor, shard, page, slot))
+        for shard in layout.columns
+        for page, slot in ((4, 1), (0, 5), (3, 2))
+    )
+
+
+def on_both_tiers(
+    executor: RankExecutor, shard: ColumnShard, page: int, slot: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bytes of a column in a host page, and in a device page, in the same shape."""
+    on_device = executor.device_pool.column(shard.column.name).cpu()[:, page]
+    on_device = on_device.contiguous().view(torch.uint8)
+    on_host = host_rows(executor.host_pool.bytes_tensor, shard)[:, slot]
+    return on_host.reshape(on_device.shape), on_device
 
 
 @pytest.mark.parametrize("device", DEVICES)

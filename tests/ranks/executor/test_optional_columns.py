@@ -315,16 +315,21 @@ def test_what_the_store_command_tells_needs_no_group_that_keeps_every_column(
     ranks: int, stages: int, first: Column
 ) -> None:
     layout = PageLayout(page_tokens=PAGE_TOKENS, columns=(first, replace(DRAFT_K, heads=1)))
-    for rank in range(ranks):
-        lean = layout.shard(rank, ranks, absent=["draft_k"], stages=stages)
-        parts = tuple(lean.shape.parts[number] for number in lean.shape.held)
-        written = ObjectShape(parts, tuple(range(len(parts))))
-        name = ObjectName("ab", "cd", KV_POOL, lean.name)
-        stored = StoredObject(name=name, shape=written, age_s=None)
+    lean = [layout.shard(rank, ranks, absent=["draft_k"], stages=stages) for rank in range(ranks)]
 
-        assert full_shape(layout, stored) == lean.shape
-        everybody = ranks == stages or first.replicated
-        assert everybody or tp_size_of(layout, lean.name) == ranks // stages
+    assert [full_shape(layout, written_by(shard)) for shard in lean] == [
+        shard.shape for shard in lean
+    ]
+    everybody = ranks == stages or first.replicated
+    assert everybody or {tp_size_of(layout, shard.name) for shard in lean} == {ranks // stages}
+
+
+def written_by(shard: ShardLayout) -> StoredObject:
+    """Return what a store tells of an object: the parts that its writer keeps."""
+    parts = tuple(shard.shape.parts[number] for number in shard.shape.held)
+    written = ObjectShape(parts, tuple(range(len(parts))))
+    name = ObjectName("ab", "cd", KV_POOL, shard.name)
+    return StoredObject(name=name, shape=written, age_s=None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Groups of different TP sizes on one store: each finds what the others have written, or has a miss."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -135,6 +136,12 @@ def pages_of(
     return [reference_page(layout, place, absent, page) for page in range(pages)]
 
 
+def pages_by_rank(
+    layout: PageLayout, tp_size: int, absent: Sequence[str] = ()
+) -> list[list[bytes]]:
+    return [pages_of(layout, rank, tp_size, absent) for rank in range(tp_size)]
+
+
 def persist(
     group: list[RankExecutor], layout: PageLayout = LAYOUT, absent: Sequence[str] = ()
 ) -> None:
@@ -170,12 +177,14 @@ def test_what_a_group_wrote_groups_of_any_size_read(
 ) -> None:
     persist(start(stores, wrote))
 
-    for rank, executor in enumerate(start(stores, reads)):
-        assert looked_up(executor) == PAGES
-        assert fetched(executor) == pages_of(LAYOUT, rank, reads)
-        seen = executor.storage_counters()
-        assert (seen.reads_corrupt, seen.reads_failed, seen.writes_ok) == (0, 0, 0)
-        assert seen.bytes_read == PAGES * executor.host_pool.layout.page_bytes
+    group = start(stores, reads)
+    assert [looked_up(executor) for executor in group] == [PAGES] * reads
+    assert [fetched(executor) for executor in group] == pages_by_rank(LAYOUT, reads)
+    seen = [executor.storage_counters() for executor in group]
+    assert {(each.reads_corrupt, each.reads_failed, each.writes_ok) for each in seen} == {(0, 0, 0)}
+    assert [each.bytes_read for each in seen] == [
+        PAGES * executor.host_pool.layout.page_bytes for executor in group
+    ]
 
 
 @pytest.mark.parametrize(("wrote", "reads"), [(1, 2), (2, 4), (4, 2), (4, 1), (8, 4)])
@@ -185,10 +194,12 @@ def test_optional_columns_come_from_other_groups_objects_too(
     theirs, ours = unheld(WITH_DRAFT, wrote), unheld(WITH_DRAFT, reads)
     persist(start(backend, wrote, WITH_DRAFT, theirs), WITH_DRAFT, theirs)
 
-    for rank, executor in enumerate(start(backend, reads, WITH_DRAFT, ours)):
-        found = PAGES if set(theirs) <= set(ours) else 0
-        assert looked_up(executor) == found
-        assert fetched(executor, found) == pages_of(WITH_DRAFT, rank, reads, ours)[:found]
+    group = start(backend, reads, WITH_DRAFT, ours)
+    found = PAGES if set(theirs) <= set(ours) else 0
+    assert [looked_up(executor) for executor in group] == [found] * reads
+    assert [fetched(executor, found) for executor in group] == [
+        pages[:found] for pages in pages_by_rank(WITH_DRAFT, reads, ours)
+    ]
 
 
 def test_objects_of_another_group_that_lack_a_column_are_a_miss(
@@ -246,14 +257,18 @@ def test_pages_of_several_groups_make_one_prefix(
 ) -> None:
     for tp_size in (1, 2, 8):
         persist(start(backend, tp_size))
-    for page, tp_size in enumerate((1, 2, 8, 2, 1)):
-        for other, rank in ((size, rank) for size in (1, 2, 8) for rank in range(size)):
-            if other != tp_size:
-                del shelf.objects[object_of(page, LAYOUT.shard(rank, other).name)]
+    gone = [
+        object_of(page, LAYOUT.shard(rank, other).name)
+        for page, kept in enumerate((1, 2, 8, 2, 1))
+        for other in {1, 2, 8} - {kept}
+        for rank in range(other)
+    ]
+    for digest in gone:
+        del shelf.objects[digest]
 
-    for rank, executor in enumerate(start(backend, 4)):
-        assert looked_up(executor) == PAGES
-        assert fetched(executor) == pages_of(LAYOUT, rank, 4)
+    group = start(backend, 4)
+    assert [looked_up(executor) for executor in group] == [PAGES] * 4
+    assert [fetched(executor) for executor in group] == pages_by_rank(LAYOUT, 4)
 
 
 def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf: Shelf) -> None:
@@ -282,14 +297,17 @@ def test_a_store_without_other_groups_is_asked_for_nothing_but_their_marks(
         fetched(executor)
 
     assert (missed, found) == ([0, 0], [PAGES, PAGES])
-    for rank, store in enumerate(stores):
-        own = [
-            ObjectName(NAMESPACE, key.hex(), KV_POOL, LAYOUT.shard(rank, 2).name) for key in KEYS
-        ]
-        marks = [name.shard for name in store.asked if name.pool == "sharding"]
-        assert marks == ["stage0of1.tp1", "stage0of1.tp4", "stage0of1.tp8"]
-        assert [name for name in store.asked if name.pool != "sharding"] == own * 2
-        assert sorted(store.read_names, key=own.index) == own
+    assert [
+        [name.shard for name in store.asked if name.pool == "sharding"] for store in stores
+    ] == [["stage0of1.tp1", "stage0of1.tp4", "stage0of1.tp8"]] * 2
+    own = [
+        [ObjectName(NAMESPACE, key.hex(), KV_POOL, LAYOUT.shard(rank, 2).name) for key in KEYS]
+        for rank in range(2)
+    ]
+    assert [[name for name in store.asked if name.pool == KV_POOL] for store in stores] == [
+        names * 2 for names in own
+    ]
+    assert [Counter(store.read_names) for store in stores] == [Counter(names) for names in own]
 
 
 def test_groups_whose_pages_are_the_same_on_every_rank_need_no_marks(
@@ -310,9 +328,11 @@ def test_groups_that_hold_all_alike_and_groups_that_divide_a_draft_read_each_oth
 ) -> None:
     persist(start(backend, wrote, LATENT_DRAFT, ["narrow"]), LATENT_DRAFT, ["narrow"])
 
-    for rank, executor in enumerate(start(backend, reads, LATENT_DRAFT, ["narrow"])):
-        assert looked_up(executor) == PAGES
-        assert fetched(executor) == pages_of(LATENT_DRAFT, rank, reads, ["narrow"])
+    group = start(backend, reads, LATENT_DRAFT, ["narrow"])
+    assert [looked_up(executor) for executor in group] == [PAGES] * reads
+    assert [fetched(executor) for executor in group] == pages_by_rank(
+        LATENT_DRAFT, reads, ["narrow"]
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -201,8 +202,7 @@ def test_batches_that_end_out_of_order_are_reported_as_a_growing_prefix(start: S
     store = HeldStore()
     executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
     persisted(executor, 4)
-    while not store.entered.empty():
-        store.entered.get()
+    store.forget_entered()
     first, _, third, _ = keys(4)
     store.hold(first, third)
 
@@ -510,6 +510,17 @@ def test_close_cancels_what_runs_and_closes_the_store() -> None:
     assert store.bytes_running == 0
 
 
+@contextmanager
+def alarm_soon(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Let a handler be called in the middle of what follows."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, SOON_S)
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
     store = HeldStore()
     store.hold(*keys(1))
@@ -520,12 +531,8 @@ def test_a_signal_may_close_the_executor_in_the_middle_of_a_wait() -> None:
     def close(number: int, frame: FrameType | None) -> None:
         executor.close()
 
-    before = signal.signal(signal.SIGALRM, close)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, SOON_S)
+    with alarm_soon(close):
         executor.wait(PATIENCE_S)
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
     assert store.closed.is_set()
     assert executor.progress() == [Capped(1, 0)]

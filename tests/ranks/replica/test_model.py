@@ -122,6 +122,10 @@ class Driven:
                 check(self.replica)
         return name
 
+    def admit(self, tokens: bytes) -> None:
+        """Serve a prompt for which there must be room."""
+        assert self.serve(tokens, 64) is not None
+
     def present(self, tier: int, component: int) -> Pages:
         """Return the pages that the tree has, page by page."""
         pages: Pages = set()
@@ -136,33 +140,42 @@ class Driven:
         return pages
 
 
-def obvious_length(driven: Driven, tokens: bytes, tiers: tuple[int, ...]) -> int:
-    """Return the longest prefix of whole pages for which every component has what it needs."""
-    components = driven.replica.prefixes.components
-    have = [
-        set[bytes]().union(*(driven.present(tier, each.index) for tier in tiers))
-        for each in components
-    ]
-    for pages in range(len(tokens) // PAGE_BYTES, 0, -1):
-        whole = True
-        for component, there in zip(components, have, strict=True):
-            first = component.needed_from(pages)
-            whole &= all(tokens[: (at + 1) * PAGE_BYTES] in there for at in range(first, pages))
-        if whole:
-            return pages
-    return 0
+class Obvious:
+    """What a tree has at one time, as a set of pages for each component and tier."""
 
+    def __init__(self, driven: Driven) -> None:
+        self._components = driven.replica.prefixes.components
+        self._device, self._host = (
+            [driven.present(tier, each.index) for each in self._components] for tier in TIERS
+        )
+        self._anywhere = [
+            device | host for device, host in zip(self._device, self._host, strict=True)
+        ]
 
-def obvious_match(driven: Driven, tokens: bytes) -> Match:
-    host = driven.present(HOST, 0)
-    last = 0
-    while last < len(tokens) // PAGE_BYTES and tokens[: (last + 1) * PAGE_BYTES] in host:
-        last += 1
-    return Match(
-        device_tokens=obvious_length(driven, tokens, (DEVICE,)) * PAGE_TOKENS,
-        host_tokens=obvious_length(driven, tokens, TIERS) * PAGE_TOKENS,
-        last_host_tokens=last * PAGE_TOKENS,
-    )
+    def length(self, tokens: bytes, have: list[Pages]) -> int:
+        """Return the longest prefix of whole pages for which every component has what it needs."""
+        return next(
+            pages
+            for pages in range(len(tokens) // PAGE_BYTES, -1, -1)
+            if not pages
+            or all(
+                tokens[: (at + 1) * PAGE_BYTES] in there
+                for component, there in zip(self._components, have, strict=True)
+                for at in range(component.needed_from(pages), pages)
+            )
+        )
+
+    def match(self, tokens: bytes) -> Match:
+        last = 0
+        while (
+            last < len(tokens) // PAGE_BYTES and tokens[: (last + 1) * PAGE_BYTES] in self._host[0]
+        ):
+            last += 1
+        return Match(
+            device_tokens=self.length(tokens, self._device) * PAGE_TOKENS,
+            host_tokens=self.length(tokens, self._anywhere) * PAGE_TOKENS,
+            last_host_tokens=last * PAGE_TOKENS,
+        )
 
 
 prompts = st.lists(st.integers(0, 1), min_size=2, max_size=24).map(
@@ -187,8 +200,17 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
     served: list[tuple[bytes, int, str]],
     asked: bytes,
 ) -> None:
-    driven = Driven(config(*sizes, *model))
+    found = matches_on_the_way(Driven(config(*sizes, *model)), served, asked)
+
+    assert [match for match, _ in found] == [obvious for _, obvious in found]
+
+
+def matches_on_the_way(
+    driven: Driven, served: list[tuple[bytes, int, str]], asked: bytes
+) -> list[tuple[Match, Match]]:
+    """Serve prompts, and ask for many after each; return what was found, and what should be."""
     kept: list[str] = []
+    found: list[tuple[Match, Match]] = []
     for tokens, chunk, then in served:
         name = driven.serve(tokens, chunk)
         if then == "end":
@@ -202,8 +224,12 @@ def test_a_match_is_what_a_model_without_nodes_says_it_is(
             check(driven.replica)
         # Prompts that end, or turn elsewhere, anywhere in what was served.
         turns = [tokens[:at] + asked[at:] for at in range(0, len(tokens) + 1, PAGE_BYTES)]
-        for prompt in (*turns, *(tokens[:at] for at in range(0, len(tokens), PAGE_BYTES))):
-            assert driven.replica.match("", prompt) == obvious_match(driven, prompt)
+        ends = [tokens[:at] for at in range(0, len(tokens), PAGE_BYTES)]
+        obvious = Obvious(driven)
+        found += [
+            (driven.replica.match("", prompt), obvious.match(prompt)) for prompt in turns + ends
+        ]
+    return found
 
 
 @settings(max_examples=100, deadline=None)
@@ -213,17 +239,19 @@ def test_with_room_for_everything_what_was_served_is_found_again(
 ) -> None:
     """Full attention and windows to the last whole page; states to the last checkpoint before it."""
     driven = Driven(config((400, 400), (400, 400), *model))
-    every = model[1]
+    # The last token of a prompt is computed in any case, so the last checkpoint lies before it.
+    uncached = 0 if model[1] is None else 4
+
+    on_device, on_host = list[int](), list[int]()
     for tokens in served:
-        name = driven.serve(tokens, 64)
-        assert name is not None
-        whole = len(tokens) // PAGE_BYTES
-        # The last token of a prompt is computed in any case, so the last checkpoint lies before it.
-        expected = whole if every is None else (len(tokens) - 4) // PAGE_BYTES
-        found = driven.replica.match("", tokens)
-        assert found.device_tokens >= expected * PAGE_TOKENS
+        driven.admit(tokens)
+        on_device.append(driven.replica.match("", tokens).device_tokens)
         driven.copies_end()
-        assert driven.replica.match("", tokens).last_host_tokens == whole * PAGE_TOKENS
+        on_host.append(driven.replica.match("", tokens).last_host_tokens)
+
+    expected = [(len(tokens) - uncached) // PAGE_BYTES * PAGE_TOKENS for tokens in served]
+    assert all(found >= least for found, least in zip(on_device, expected, strict=True))
+    assert on_host == [len(tokens) // PAGE_BYTES * PAGE_TOKENS for tokens in served]
 
 
 @settings(max_examples=100, deadline=None)
@@ -235,21 +263,26 @@ def test_a_state_is_copied_to_and_from_slots_that_nothing_else_owns(
 ) -> None:
     """Copy on write: what the tree has is read and never written, but when it is made."""
     driven = Driven(config(*sizes, *model))
-    prefixes = driven.replica.prefixes
-    for tokens, chunk, _ in served:
-        name = driven.serve(tokens, chunk)
-        assert all(fork.source != fork.destination for fork in driven.forks)
-        if name is None:
-            continue
-        for component in prefixes.components:
-            if component.per_page:
-                continue
-            (working,) = driven.replica.page_table(name, component.pool)
-            in_tree = [
-                page
-                for node in prefixes.tree.nodes()
-                for page in node.pages(DEVICE, component.index) or ()
-            ]
-            assert working not in in_tree
-        driven.replica.release(name)
-        driven.copies_end()
+
+    shared = [shared_slots(driven, tokens, chunk) for tokens, chunk, _ in served]
+
+    assert shared == [set()] * len(served)
+    assert [fork for fork in driven.forks if fork.source == fork.destination] == []
+
+
+def shared_slots(driven: Driven, tokens: bytes, chunk: int) -> set[int]:
+    """Serve a request that then goes; return the slots in which it worked and that the tree has."""
+    name = driven.serve(tokens, chunk)
+    if name is None:
+        return set()
+    shared: set[int] = set()
+    for component in driven.replica.prefixes.components:
+        if not component.per_page:
+            working = driven.replica.page_table(name, component.pool)
+            assert len(working) == 1
+            nodes = driven.replica.prefixes.tree.nodes()
+            in_tree = {page for each in nodes for page in each.pages(DEVICE, component.index) or ()}
+            shared |= in_tree.intersection(working)
+    driven.replica.release(name)
+    driven.copies_end()
+    return shared

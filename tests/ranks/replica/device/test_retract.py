@@ -14,6 +14,7 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import DEVICE
 
 PAGE_TOKENS = 4
 KV = PageLayout(
@@ -112,10 +113,9 @@ def test_a_retracted_request_comes_back_with_the_bytes_of_every_pool(cache: Cach
     settle(cache)
 
     assert cache.load_state("a") is LoadState.READY
-    after = contents(cache, "a")
-    for was, now in zip(before, after, strict=True):
-        # The pages that it filled, and behind them the room that was reserved anew.
-        assert torch.equal(was, now[:, : was.shape[1]])
+    # The pages that it filled; behind them lies the room that was reserved anew.
+    pairs = zip(before, contents(cache, "a"), strict=True)
+    assert all(torch.equal(was, now[:, : was.shape[1]]) for was, now in pairs)
     cache.inspection.check()
 
 
@@ -125,8 +125,7 @@ def test_a_retracted_request_holds_nothing_on_the_device(cache: Cache) -> None:
     settle(cache)
 
     residence = cache.inspection.prefixes.residence
-    for component, capacity in enumerate((16, 16, 8)):
-        assert residence.available(0, component) == capacity
+    assert [residence.available(DEVICE, component) for component in range(3)] == [16, 16, 8]
 
 
 def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:
@@ -143,8 +142,7 @@ def test_a_resume_waits_for_room_and_loses_nothing(cache: Cache) -> None:
     assert isinstance(cache.resume("a"), Admission)
     settle(cache)
 
-    for was, now in zip(before, contents(cache, "a"), strict=True):
-        assert torch.equal(was, now)
+    assert all(torch.equal(*each) for each in zip(before, contents(cache, "a"), strict=True))
 
 
 def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None:
@@ -169,28 +167,36 @@ def test_bytes_that_are_not_what_was_saved_fail_the_resume(cache: Cache) -> None
     cache.inspection.check()
 
 
+def take_the_slots_for_states_in_host_memory(cache: Cache) -> None:
+    """Let as many requests be saved as there are slots."""
+    for number in range(8):
+        cache.load_back(f"s{number}", [], reserve_tokens=1)
+        assert cache.retract(f"s{number}", [number])
+        settle(cache)
+
+
 def test_without_room_in_host_memory_the_request_goes_on(cache: Cache) -> None:
     compute(cache, "a", TOKENS)
-    # Requests that are saved hold the slots for states in host memory.
-    for number in range(8):
-        name = f"s{number}"
-        cache.load_back(name, [], reserve_tokens=1)
-        assert cache.retract(name, [number])
-        settle(cache)
+    take_the_slots_for_states_in_host_memory(cache)
 
     assert not cache.retract("a", TOKENS)
     assert cache.load_state("a") is LoadState.READY
 
 
 def test_a_request_that_leaves_while_it_is_saved_gives_everything_back(cache: Cache) -> None:
-    for patience in (0, 1):
-        compute(cache, "a", TOKENS)
-        cache.retract("a", TOKENS)
-        if patience:
-            settle(cache)
-        cache.release("a")
-        settle(cache)
-        cache.inspection.check()
+    compute(cache, "a", TOKENS)
+    cache.retract("a", TOKENS)
+    cache.release("a")
+    settle(cache)
+    cache.inspection.check()
+
+    compute(cache, "saved", TOKENS)
+    cache.retract("saved", TOKENS)
+    settle(cache)
+    cache.release("saved")
+    settle(cache)
+
+    cache.inspection.check()
     residence = cache.inspection.prefixes.residence
     assert residence.available(1, 0) == residence.pools[1][0].capacity
 

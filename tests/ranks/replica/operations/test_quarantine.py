@@ -169,10 +169,9 @@ def test_backups_that_hang_keep_no_more_than_half_of_an_engine_s_pages() -> None
 def test_a_retract_that_hangs_lets_its_request_go_on_and_keeps_its_pages_lent() -> None:
     """An engine that waited for the copy would wait for ever."""
     ranks = HostRanksInTurn(host_pages=400, store=False, engine_pages=100)
-    for cache in ranks.caches:
-        cache.hit("r", prompt(0), device_tokens=0)
-        assert cache.retract("r", prompt(0), range(PAGES))
-        cache.begin_backups()
+    ranks.every(lambda cache: cache.hit("r", prompt(0), device_tokens=0))
+    assert ranks.every(lambda cache: cache.retract("r", prompt(0), range(PAGES)))
+    ranks.every(lambda cache: cache.begin_backups())
     hang(ranks)
 
     assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED

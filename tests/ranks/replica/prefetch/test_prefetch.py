@@ -1,5 +1,6 @@
 """Prefetch as the design tells it, step by step, on two ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,12 +77,9 @@ def test_a_prefetch_told_step_by_step() -> None:
     assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 8
 
 
-def test_ranks_that_would_restore_to_different_positions_differ_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Invariant 10: before anything has landed there, and although they read the same pages."""
+def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rank 1 take the goal of each prefetch for a page less."""
     vote = Agenda.vote
-    ranks = RanksInTurn(2)
     others = ranks.caches[1]._replica.agenda  # pyright: ignore[reportPrivateUsage]
 
     def vote_for_less(self: Agenda, operation: Prefetch, *vote_on: Any) -> None:
@@ -92,6 +90,14 @@ def test_ranks_that_would_restore_to_different_positions_differ_at_once(
             vote(self, operation, *vote_on)
 
     monkeypatch.setattr(Agenda, "vote", vote_for_less)
+
+
+def test_ranks_that_would_restore_to_different_positions_differ_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 10: before anything has landed there, and although they read the same pages."""
+    ranks = RanksInTurn(2)
+    let_the_second_vote_for_less(ranks, monkeypatch)
     assert ranks.every(lambda cache: cache.prefetch("7", prompt(4)))
     for executor in ranks.executors:
         executor.said.append(Answered(executor.take(LookUp)[0].operation, 4))
@@ -225,23 +231,39 @@ def test_best_effort_takes_what_has_landed_everywhere_when_the_request_is_schedu
     assert ranks.phase(prefetch.operation) == "QUIESCE"
 
 
-def test_under_the_other_rules_the_engine_waits() -> None:
-    for rule in (StopRule.TIMEOUT, StopRule.WAIT_COMPLETE):
-        ranks = RanksInTurn(2, stop_policy=StopPolicy(rule=rule))
-        Started(ranks)
-        assert not ranks.every(lambda cache: cache.prefetch_done("r"))
+@pytest.mark.parametrize("rule", [StopRule.TIMEOUT, StopRule.WAIT_COMPLETE])
+def test_under_the_other_rules_the_engine_waits(rule: StopRule) -> None:
+    ranks = RanksInTurn(2, stop_policy=StopPolicy(rule=rule))
+    Started(ranks)
+
+    assert not ranks.every(lambda cache: cache.prefetch_done("r"))
 
 
-@pytest.mark.parametrize("phase", ["WAITING", "QUERY", "TRANSFER"])
-def test_an_abort_ends_a_prefetch_in_every_phase(phase: str) -> None:
+def waiting(ranks: RanksInTurn) -> int:
+    """Begin a prefetch that waits for another; return its operation."""
+    ranks.every(lambda cache: cache.prefetch("first", prompt(2, start=900)))
+    return looking_up(ranks)
+
+
+def looking_up(ranks: RanksInTurn) -> int:
+    """Begin a prefetch; return its operation."""
+    ranks.every(lambda cache: cache.prefetch("victim", prompt(8)))
+    return max(ranks.caches[0].inspection.in_flight)
+
+
+def transferring(ranks: RanksInTurn) -> int:
+    """Begin a prefetch whose pages are on their way; return its operation."""
+    return Started(ranks, "victim").operation
+
+
+@pytest.mark.parametrize(
+    ("phase", "begin"), [("WAITING", waiting), ("QUERY", looking_up), ("TRANSFER", transferring)]
+)
+def test_an_abort_ends_a_prefetch_in_every_phase(
+    phase: str, begin: Callable[[RanksInTurn], int]
+) -> None:
     ranks = RanksInTurn(2, bounds=Bounds(prefetches=1))
-    if phase == "TRANSFER":
-        operation = Started(ranks, "victim").operation
-    else:
-        if phase == "WAITING":
-            ranks.every(lambda cache: cache.prefetch("first", prompt(2, start=900)))
-        ranks.every(lambda cache: cache.prefetch("victim", prompt(8)))
-        operation = max(ranks.caches[0].inspection.in_flight)
+    operation = begin(ranks)
     assert ranks.phase(operation) == phase
 
     ranks.every(lambda cache: cache.abort("victim"))

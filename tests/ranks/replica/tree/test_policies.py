@@ -9,11 +9,7 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import ANY_NAMESPACE, Bounds, Eviction, NamespaceLimit, WritePolicy
 from lockstep.ranks.orders import CopyToHost
 from lockstep.ranks.replica.answers import Admission, Wait
-from lockstep.ranks.replica.tree.eviction_policies import (
-    Graded,
-    known_policies,
-    register_eviction_policy,
-)
+from lockstep.ranks.replica.tree.eviction_policies import Graded, register_eviction_policy
 from lockstep.ranks.replica.tree.node import DEVICE
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
@@ -38,6 +34,18 @@ def serve(
     ranks.every(lambda cache: cache.release(name))
     ranks.settle()
     return admission
+
+
+def admit(ranks: RanksInTurn, name: str, pages: int, *, tries: int) -> None:
+    """Ask for pages until a request is admitted; between two tries, what has to leave is copied."""
+    for _ in range(tries):
+        answer = ranks.every(
+            lambda cache: cache.load_back(name, [], reserve_tokens=pages * PAGE_TOKENS)
+        )
+        ranks.settle()
+        if isinstance(answer, Admission):
+            return
+    raise AssertionError("a request that fits the device is not admitted to an idle group")
 
 
 def cached(ranks: RanksInTurn, tokens: Sequence[int], namespace: str = "") -> tuple[int, int]:
@@ -89,14 +97,9 @@ def test_write_back_lets_go_of_what_the_host_has_no_room_for() -> None:
         2, store=False, device_pages=4, host_pages=1, write_policy=WritePolicy.WRITE_BACK
     )
     serve(ranks, "a", prompt(1))
-    answer: Admission | Wait = Wait.NO_ROOM
-    for _ in range(3):
-        answer = ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=4 * PAGE_TOKENS))
-        ranks.settle()
-        if isinstance(answer, Admission):
-            break
 
-    assert isinstance(answer, Admission)
+    admit(ranks, "b", 4, tries=3)
+
     assert cached(ranks, prompt(1))[0] == 0
 
 
@@ -415,16 +418,22 @@ def test_a_priority_that_is_no_integer_is_refused_and_changes_nothing() -> None:
     assert ranks.caches[0].inspection.state_digest == before
 
 
-def test_a_policy_of_another_package_is_chosen_by_its_name() -> None:
-    class NewestFirst:
-        name = "newest"
+class NewestFirst:
+    name = "newest"
 
-        def grade(self, node: Graded) -> int:
-            return -node.last_access
+    def grade(self, node: Graded) -> int:
+        return -node.last_access
 
-    if "newest" not in known_policies():
-        register_eviction_policy(NewestFirst())
-    ranks = RanksInTurn(2, device_pages=5, host_pages=0, store=False, eviction="newest")
+
+@pytest.fixture(scope="session")
+def newest_first() -> str:
+    """Register a policy, which can be done once in a process; return its name."""
+    register_eviction_policy(NewestFirst())
+    return NewestFirst.name
+
+
+def test_a_policy_of_another_package_is_chosen_by_its_name(newest_first: str) -> None:
+    ranks = RanksInTurn(2, device_pages=5, host_pages=0, store=False, eviction=newest_first)
     for first in (1, 2):
         serve(ranks, f"r{first}", prompt(first))
 
@@ -444,11 +453,4 @@ def test_write_back_ends_where_host_memory_is_smaller_than_what_has_to_leave(hos
     for first in range(5):
         serve(ranks, f"r{first}", prompt(first))
 
-    for _ in range(20):
-        answer = ranks.every(
-            lambda cache: cache.load_back("all", [], reserve_tokens=16 * PAGE_TOKENS)
-        )
-        if isinstance(answer, Admission):
-            return
-        ranks.settle()
-    raise AssertionError("a request that fits the device is not admitted to an idle group")
+    admit(ranks, "all", 16, tries=20)

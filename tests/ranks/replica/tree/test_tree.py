@@ -72,11 +72,10 @@ def test_a_walk_finds_the_longest_prefix_that_was_ever_put_in(
 def test_every_key_in_the_tree_is_the_hash_chain_of_its_whole_prefix(put_in: list[bytes]) -> None:
     prefixes = new_prefixes()
     seed = namespace_seed(b"model", "")
-    for tokens in put_in:
-        node = put(prefixes, tokens)
-        expected = page_keys(seed, tokens, PAGE_TOKENS)
-        if node.parent is not None:
-            assert prefixes.tree.keys(node)[-1] == expected[-1]
+
+    found = [prefixes.tree.keys(put(prefixes, tokens))[-1] for tokens in put_in]
+
+    assert found == [[seed, *page_keys(seed, tokens, PAGE_TOKENS)][-1] for tokens in put_in]
 
 
 @given(st.lists(prompts, min_size=1, max_size=6), st.lists(prompts, max_size=6))

@@ -106,69 +106,6 @@ def test_operations_do_not_see_each_other() -> None:
     assert ballot.sightings(2).ceiling == 4
 
 
-class ObviousLine:
-    """A watermark queue that remembers everything and looks through all of it each time."""
-
-    def __init__(self) -> None:
-        self.tickets: list[int] = []
-        self.outcomes: dict[int, bool] = {}
-        self.settled = 0
-
-    def watermark(self) -> tuple[int, int | None]:
-        well = {ticket for ticket in self.tickets if self.outcomes.get(ticket) is True}
-        through = 0
-        for ticket in self.tickets:
-            if ticket > self.settled and ticket not in well:
-                break
-            through = ticket
-        failed = [
-            ticket
-            for ticket in self.tickets
-            if ticket > self.settled and self.outcomes.get(ticket) is False
-        ]
-        return through, min(failed, default=None)
-
-
-@pytest.mark.parametrize("queue", [Queue.BACKUP, Queue.LOAD_BACK, Queue.PERSIST])
-@given(data=st.data())
-def test_watermarks_equal_those_of_an_obvious_model(queue: Queue, data: st.DataObject) -> None:
-    """Section 7: ended through this ticket, and the first failed one, whatever ends first."""
-    votes = votes_of_a_walk(queue, data)
-
-    assert [vote for vote, _ in votes] == [obvious for _, obvious in votes]
-
-
-def votes_of_a_walk(
-    queue: Queue, data: st.DataObject
-) -> list[tuple[tuple[int, int | None], tuple[int, int | None]]]:
-    """Let operations begin, end and settle as drawn; return each vote, and what the model says."""
-    ballot, model = Ballot(SHAPE, 0), ObviousLine()
-    votes: list[tuple[tuple[int, int | None], tuple[int, int | None]]] = []
-    ticket = 0
-    for _ in range(data.draw(st.integers(1, 40))):
-        open_tickets = [each for each in model.tickets if each not in model.outcomes]
-        unsettled = [each for each in model.tickets if each > model.settled]
-        action = data.draw(st.sampled_from(["begin", "end", "settle", "vote", "other queue"]))
-        if action == "begin":
-            ticket += data.draw(st.integers(1, 3))
-            model.tickets.append(ticket)
-            ballot.enqueue(queue, ticket, operation_of(ticket))
-        elif action == "end" and open_tickets:
-            ended = data.draw(st.sampled_from(open_tickets))
-            model.outcomes[ended] = data.draw(st.booleans())
-            ballot.note(Ended(operation_of(ended), ok=model.outcomes[ended]))
-        elif action == "settle" and unsettled:
-            model.settled = unsettled[0]
-            ballot.dequeue(queue, model.settled)
-            ballot.forget(operation_of(model.settled))
-        elif action == "other queue":
-            ballot.enqueue(Queue.QUIESCE, ticket + 1, 10_000 + ticket)
-        elif action == "vote":
-            votes.append((ballot.watermark(queue), model.watermark()))
-    # To vote changes nothing, so it is said twice.
-    return [*votes, *[(ballot.watermark(queue), model.watermark()) for _ in range(2)]]
-
-
 def test_a_failure_is_voted_while_earlier_tickets_still_run() -> None:
     ballot = Ballot(SHAPE, 0)
     for ticket in (1, 2, 3):

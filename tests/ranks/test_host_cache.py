@@ -16,15 +16,12 @@ from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.executor.engine_pages import EnginePages
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import (
-    Cancel,
-    CopyToDevice,
     CopyToHost,
     Direction,
     Fence,
     LookUp,
     Put,
 )
-from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
@@ -45,8 +42,7 @@ def begin_backup(ranks: HostRanksInTurn) -> int:
     for cache in ranks.caches:
         cache.back_up("r", PROMPT, range(4))
         cache.begin_backups()
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
-    return backup
+    return ranks.take_operation(CopyToHost)
 
 
 def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> None:
@@ -60,82 +56,6 @@ def test_device_pages_may_differ_between_ranks_and_are_outside_the_digest() -> N
 
     sources = [executor.take(CopyToHost)[0].transfers[0].sources for executor in ranks.executors]
     assert sources == [(7, 1, 5, 3), (8, 0, 5, 3)]
-
-
-def test_what_was_backed_up_is_a_hit_and_is_loaded_into_pages_that_are_lent() -> None:
-    ranks = HostRanksInTurn()
-    published(ranks)
-
-    assert ranks.every(lambda cache: cache.hit("r", PROMPT, device_tokens=PAGE_TOKENS)) == (
-        3 * PAGE_TOKENS
-    )
-    for rank, cache in enumerate(ranks.caches):
-        cache.load("r", PROMPT, [rank, 40, 41], device_tokens=PAGE_TOKENS)
-        cache.begin_loads()
-
-    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.LOADING
-    orders = [executor.take(CopyToDevice)[0] for executor in ranks.executors]
-    assert [order.transfers[0].destinations for order in orders] == [(0, 40, 41), (1, 40, 41)]
-    for executor, order in zip(ranks.executors, orders, strict=True):
-        executor.said.append(Ended(order.operation, ok=True))
-    ranks.step()
-    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.READY
-
-
-def test_a_failed_load_is_told_only_when_no_rank_touches_the_pages_any_more() -> None:
-    """Rule R3: what the engine hears of, it may overwrite."""
-    ranks = HostRanksInTurn()
-    published(ranks)
-    for cache in ranks.caches:
-        cache.load("r", PROMPT, [0, 1, 2, 3]) if cache.hit("r", PROMPT) else None
-        cache.begin_loads()
-    (load,) = {executor.take(CopyToDevice)[0].operation for executor in ranks.executors}
-
-    ranks.executors[1].said.append(Ended(load, ok=False))
-    ranks.step()
-    assert [executor.take(Cancel)[0].operation for executor in ranks.executors] == [load, load]
-    ranks.executors[1].said.append(Quiesced(load))
-    ranks.step()
-    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.LOADING
-
-    ranks.executors[0].said.append(Quiesced(load))
-    ranks.step()
-    assert ranks.every(lambda cache: cache.load_state("r")) is LoadState.FAILED
-    assert ranks.every(lambda cache: cache.hit("r", PROMPT)) == 0
-
-
-def test_a_finished_request_s_pages_are_free_when_every_rank_has_copied_them() -> None:
-    """Rule R3: the delayed free."""
-    ranks = HostRanksInTurn()
-    backup = begin_backup(ranks)
-
-    assert not ranks.every(lambda cache: cache.release("r"))
-    ranks.executors[0].said.append(Ended(backup, ok=True))
-    ranks.step()
-    assert ranks.every(lambda cache: cache.collect_freed()) == []
-    with pytest.raises(UsageError, match="still lends pages"):
-        ranks.caches[0].hit("r", PROMPT)
-
-    ranks.executors[1].said.append(Ended(backup, ok=True))
-    ranks.step()
-    assert ranks.every(lambda cache: cache.collect_freed()) == ["r"]
-    assert not ranks.every(lambda cache: cache.pending_frees)
-
-
-def test_a_preempted_request_s_backups_end_before_its_pages_are_overwritten() -> None:
-    """Rule R3: the fence. What it finds unfinished fails, and is no page of the cache."""
-    ranks = HostRanksInTurn()
-    backup = begin_backup(ranks)
-
-    ranks.every(lambda cache: cache.fence("r"))
-
-    fences = [executor.take(Fence)[0] for executor in ranks.executors]
-    assert [fence.operations for fence in fences] == [(backup,), (backup,)]
-    ranks.executors[0].said.append(Ended(backup, ok=True))
-    ranks.executors[1].said.append(Ended(backup, ok=False))
-    ranks.settle()
-    assert ranks.every(lambda cache: cache.hit("another", PROMPT)) == 0
-    assert ranks.every(lambda cache: cache.release("r"))
 
 
 def test_copies_begin_where_the_engine_says_that_its_forward_pass_stands() -> None:
@@ -297,7 +217,7 @@ def test_a_pin_ends_with_a_reset_and_so_do_its_pages() -> None:
 
     ranks.every(lambda cache: cache.reset())
 
-    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free) == 8
+    assert ranks.free(HOST) == 8
     published(ranks)
     assert ranks.every(lambda cache: cache.pin("kept", PROMPT, ttl_s=1000.0)) == len(PROMPT)
     ranks.check()
@@ -380,8 +300,7 @@ def test_nobody_waits_for_the_pages_of_a_copy_that_is_quarantined() -> None:
     assert ranks.phase(backup) == "QUARANTINED"
     assert not ranks.every(lambda cache: cache.pending_frees)
     assert not ranks.every(lambda cache: cache.finish_copies())
-    for executor in ranks.executors:
-        executor.said.append(Quiesced(backup))
+    ranks.report(Quiesced(backup))
     ranks.step()
     assert ranks.every(lambda cache: cache.pending_frees)
     assert ranks.every(lambda cache: cache.collect_freed()) == ["r"]

@@ -11,6 +11,7 @@ from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import CopyToHost, Fetch, LookUp
 from lockstep.ranks.replica.answers import Wait
 from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
 
 PAGES = 6
@@ -21,7 +22,7 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     """They come to a place from before a reset, in which nothing else has a root any more."""
     ranks = HostRanksInTurn()
     more = [*TOKENS, *range(900, 900 + PAGE_TOKENS)]
-    free = ranks.every(lambda c: c.inspection.prefixes.residence.pools[1][0].free)
+    free = ranks.free(HOST)
     ranks.every(lambda c: c.prefetch("q", more))
     for executor in ranks.executors:
         executor.said.append(Answered(executor.take(LookUp)[0].operation, PAGES + 1))
@@ -32,8 +33,7 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     ranks.executors[0].said.append(Ended(backup, ok=False))
     ranks.executors[1].said.append(Ended(backup, ok=True))
     ranks.step()
-    for executor in ranks.executors:
-        executor.said += [Ended(retract, ok=True), Quiesced(backup)]
+    ranks.report(Ended(retract, ok=True), Quiesced(backup))
     ranks.step()
     ranks.step()
     assert ranks.every(lambda c: c.load_state("q")) is LoadState.SAVED
@@ -52,7 +52,7 @@ def test_pages_that_land_for_a_request_that_has_begun_anew_leak_nothing() -> Non
     ranks.every(lambda c: c.reset())
     ranks.settle()
 
-    assert ranks.every(lambda c: c.inspection.prefixes.residence.pools[1][0].free) == free
+    assert ranks.free(HOST) == free
     assert not ranks.caches[0].inspection.prefixes.tree.roots
 
 

@@ -51,6 +51,7 @@ from lockstep.ranks.orders import (
     Put,
 )
 from lockstep.ranks.replica.attaching import StoreState
+from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn, RanksInTurn
 
 URI = "memory://other"
@@ -371,8 +372,7 @@ class Busy:
 
     def both(self, said: Progress) -> None:
         """Let both ranks say the same, and step until all have heard of it."""
-        for executor in self.ranks.executors:
-            executor.said.append(said)
+        self.ranks.report(said)
         for _ in range(1 + self.ranks.depth):
             self.ranks.step()
 
@@ -406,7 +406,7 @@ def test_a_detach_keeps_what_has_landed_and_drains_what_is_in_flight(depth: int)
 def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(depth: int) -> None:
     busy = Busy(depth, quarantine_pages=3)
     ranks = busy.ranks
-    free = ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[1][0].free)
+    free = ranks.free(HOST)
     ranks.every(lambda cache: cache.abort("reader"))
     ranks.executors[1].said.append(QuiesceExpired(busy.fetch))
     for _ in range(2):
@@ -424,9 +424,7 @@ def test_what_an_old_store_keeps_in_quarantine_is_not_held_against_the_next(dept
 
     busy.both(Quiesced(busy.fetch))
     assert ranks.phase(busy.fetch) == "DONE"
-    assert (
-        ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[1][0].free) == free + 5
-    )
+    assert ranks.free(HOST) == free + 5
     assert state(ranks) is StoreState.ATTACHED
 
 
@@ -434,8 +432,7 @@ def hang(ranks: RanksInTurn, request: str, pages: int, start: int) -> None:
     """Let the store never answer a prefetch, and its pages be quarantined."""
     ranks.every(lambda cache: cache.prefetch(request, prompt(pages, start=start)))
     (look,) = taken(ranks, LookUp)
-    for executor in ranks.executors:
-        executor.said.append(Answered(look.operation, pages))
+    ranks.report(Answered(look.operation, pages))
     for _ in range(1 + ranks.depth):
         ranks.step()
     assert taken(ranks, Fetch)[0].operation == look.operation

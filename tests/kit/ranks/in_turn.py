@@ -206,6 +206,30 @@ class InTurn(Generic[CacheT]):
         assert all(answer == answers[0] for answer in answers), answers
         return answers[0]
 
+    def report(self, *progress: Progress) -> None:
+        """Let every rank's executor report the same, which counts from the next step on."""
+        for executor in self.executors:
+            executor.said += progress
+
+    def take_operation(self, kind: type[LookUp | Fetch | Put | CopyToHost | CopyToDevice]) -> int:
+        """Remove the one order of a kind that every rank has; return its operation."""
+        (operation,) = {
+            order.operation for executor in self.executors for order in executor.take(kind)
+        }
+        return operation
+
+    def free(self, tier: int) -> int:
+        """Return how many pages of full attention nobody has, on every rank."""
+        return self.every(lambda cache: cache.inspection.prefixes.residence.pools[tier][0].free)
+
+    def available(self, tier: int) -> list[int]:
+        """Return how many pages of each pool can be had on a tier, on every rank."""
+        residence = self.caches[0].inspection.prefixes.residence
+        pools = range(len(residence.pools[tier]))
+        return self.every(
+            lambda cache: [cache.inspection.prefixes.residence.available(tier, at) for at in pools]
+        )
+
     def step(self) -> None:
         """One step of every rank; afterwards all replicas are whole and equal."""
         halves = [RankCache.open_round, RankCache.close_round]

@@ -10,7 +10,7 @@ from lockstep.errors import RankUnhealthy, UsageError
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, SlidingWindow
-from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Put
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, Put
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.matching import Match
@@ -25,10 +25,6 @@ def prompt(pages: int, *, start: int = 0) -> list[int]:
 def admitted(answer: Admission | Wait) -> Admission:
     assert isinstance(answer, Admission), answer
     return answer
-
-
-def free(ranks: RanksInTurn, tier: int) -> int:
-    return ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[tier][0].free)
 
 
 def test_a_match_counts_whole_pages_and_changes_nothing() -> None:
@@ -97,7 +93,7 @@ def test_a_backup_locks_no_deeper_than_what_it_copies() -> None:
     ranks = RanksInTurn(2, device_pages=8, host_pages=20, store=False, components=(window,))
     for tokens in ([1] * 8, [1] * 8 + [2] * 4, [50] * 4, [51] * 4, [52] * 4):
         ranks.compute(f"r{len(tokens)}{tokens[-1]}", tokens)
-    room = free(ranks, DEVICE) + 1
+    room = ranks.free(DEVICE) + 1
     ranks.every(lambda cache: cache.load_back("f", [], reserve_tokens=room * PAGE_TOKENS))
     ranks.every(lambda cache: cache.release("f"))
 
@@ -170,12 +166,12 @@ def test_two_requests_that_compute_the_same_pages_share_one_copy() -> None:
     tokens = prompt(3)
     for name in ("a", "b"):
         ranks.every(lambda cache: cache.load_back(name, tokens[:-1], reserve_tokens=12))
-    before = free(ranks, DEVICE)
+    before = ranks.free(DEVICE)
 
     ranks.every(lambda cache: cache.insert("a", tokens))
     ranks.every(lambda cache: cache.insert("b", tokens))
 
-    assert free(ranks, DEVICE) == before + 3
+    assert ranks.free(DEVICE) == before + 3
     tables = [ranks.every(lambda c: c.page_table(name).tolist()) for name in "ab"]
     assert tables[0] == tables[1]
     ranks.settle()
@@ -198,7 +194,7 @@ def test_chunks_of_a_prompt_are_published_as_they_are_computed() -> None:
     assert ranks.every(lambda cache: cache.match(tokens)) == Match(
         device_tokens=16, host_tokens=16, last_host_tokens=16
     )
-    assert free(ranks, DEVICE) == 64 - 4
+    assert ranks.free(DEVICE) == 64 - 4
     ranks.check()
 
 
@@ -211,54 +207,12 @@ def test_a_request_grows_page_by_page_until_there_is_no_room() -> None:
     assert ranks.every(lambda cache: cache.extend("a", 16))
     assert not ranks.every(lambda cache: cache.extend("a", 17))
     ranks.every(lambda cache: cache.release("a"))
-    assert free(ranks, DEVICE) == 4
+    assert ranks.free(DEVICE) == 4
 
 
 def evict_from_device(ranks: RanksInTurn, pages: int) -> None:
     """Let other requests use the whole device once."""
     ranks.compute("filler", prompt(pages, start=5000))
-
-
-def test_a_load_back_in_flight_makes_others_wait_for_it() -> None:
-    ranks = RanksInTurn(2, device_pages=8)
-    ranks.compute("a", prompt(4))
-    evict_from_device(ranks, 8)
-
-    first = admitted(ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16)))
-    assert first.host_tokens == 16
-    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.LOADING
-    second = ranks.every(lambda cache: cache.load_back("c", prompt(3), reserve_tokens=12))
-    assert second is Wait.LOADING
-
-    ranks.settle()
-    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.READY
-    third = admitted(ranks.every(lambda cache: cache.load_back("c", prompt(3), reserve_tokens=12)))
-    assert third.device_tokens == 12
-
-
-def test_a_load_back_that_fails_on_one_rank_is_not_offered_again() -> None:
-    """Rule R9: what could not be had is a miss, on every rank."""
-    ranks = RanksInTurn(2, device_pages=8)
-    ranks.compute("a", prompt(4))
-    evict_from_device(ranks, 8)
-    ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16))
-    operation = ranks.executors[0].take(CopyToDevice)[0].operation
-
-    ranks.executors[0].said.append(Ended(operation, ok=True))
-    ranks.executors[1].said.append(Ended(operation, ok=False))
-    ranks.step()
-
-    assert ranks.phase(operation) == "QUIESCE"
-    assert ranks.every(lambda cache: cache.load_state("b")) is LoadState.FAILED
-    assert free(ranks, DEVICE) == 0
-    retry = admitted(ranks.every(lambda cache: cache.load_back("b", prompt(4), reserve_tokens=16)))
-    assert retry.cached_tokens == 0
-    for executor in ranks.executors:
-        executor.take(Cancel)
-        executor.said.append(Quiesced(operation))
-    ranks.step()
-    assert ranks.phase(operation) == "DONE"
-    assert free(ranks, DEVICE) == 4
 
 
 def test_a_request_released_while_it_loads_leaves_the_load_to_settle_by_itself() -> None:
@@ -272,43 +226,6 @@ def test_a_request_released_while_it_loads_leaves_the_load_to_settle_by_itself()
     ranks.settle()
 
     assert ranks.every(lambda cache: cache.match(prompt(4))).device_tokens == 16
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_page_backed_up_on_one_rank_only_is_not_on_the_host_yet(depth: int) -> None:
-    """Rule R3: nothing changes on local evidence."""
-    ranks = RanksInTurn(2, depth=depth)
-    ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=8))
-    ranks.every(lambda cache: cache.insert("a", prompt(2)))
-    operation = ranks.executors[0].take(CopyToHost)[0].operation
-
-    ranks.executors[0].said.append(Ended(operation, ok=True))
-    for _ in range(3):
-        ranks.step()
-    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 0
-
-    ranks.executors[1].said.append(Ended(operation, ok=True))
-    for _ in range(depth + 1):
-        ranks.step()
-    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 2
-
-
-def test_a_backup_that_fails_on_one_rank_fails_on_all_and_gives_its_pages_back() -> None:
-    ranks = RanksInTurn(2)
-    ranks.every(lambda cache: cache.load_back("a", [], reserve_tokens=8))
-    ranks.every(lambda cache: cache.insert("a", prompt(2)))
-    operation = ranks.executors[0].take(CopyToHost)[0].operation
-
-    ranks.executors[1].said.append(Ended(operation, ok=False))
-    ranks.step()
-    assert ranks.phase(operation) == "QUIESCE"
-    assert free(ranks, HOST) == 62
-
-    for executor in ranks.executors:
-        executor.said.append(Quiesced(operation))
-    ranks.step()
-    assert ranks.phase(operation) == "DONE"
-    assert free(ranks, HOST) == 64
 
 
 def test_children_are_backed_up_only_after_their_parents() -> None:
@@ -388,8 +305,7 @@ def test_a_failed_load_keeps_its_sources_until_no_copy_reads_them() -> None:
         lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0]
     )
     assert pinned >= 4
-    for executor in ranks.executors:
-        executor.said.append(Quiesced(operation))
+    ranks.report(Quiesced(operation))
     ranks.settle()
     assert (
         ranks.every(lambda cache: cache.inspection.prefixes.residence.holds.kept_pages[HOST][0])
@@ -445,7 +361,7 @@ def test_a_prompt_wider_than_the_host_is_backed_up_as_far_as_there_is_room() -> 
     ranks = RanksInTurn(2, host_pages=8, store=False)
     ranks.compute("a", prompt(10))
 
-    assert free(ranks, HOST) == 0
+    assert ranks.free(HOST) == 0
     assert ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[HOST][0]) == 8
     assert ranks.every(lambda cache: cache.stats().operations["backup"]) == {
         "complete": 1,

@@ -99,10 +99,9 @@ def test_a_request_is_saved_once_no_earlier_backup_reads_its_pages() -> None:
     """Found by simulation: the engine gave pages away that a failed backup was still reading."""
     ranks = hybrid()
     back_up(ranks, "r", PROMPT[:8], [0, 1])
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = ranks.take_operation(CopyToHost)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
-    for executor in ranks.executors:
-        executor.said.append(Ended(backup, ok=False))
+    ranks.report(Ended(backup, ok=False))
     ranks.step()
     for executor in ranks.executors:
         executor.obey_only(CopyToHost)
@@ -120,9 +119,8 @@ def test_a_retract_that_has_failed_is_told_as_saving_until_no_copy_reads() -> No
     ranks = hybrid()
     known(ranks)
     retract(ranks, BEGUN, [0, 1, 2, 3, 4, 5, 6])
-    (operation,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
-    for executor in ranks.executors:
-        executor.said.append(Ended(operation, ok=False))
+    operation = ranks.take_operation(CopyToHost)
+    ranks.report(Ended(operation, ok=False))
     ranks.step()
 
     before = state_of(ranks)
@@ -228,10 +226,9 @@ def test_a_load_without_a_page_that_the_window_needs_is_refused() -> None:
 def test_a_request_whose_backup_has_failed_is_lost_when_it_is_resumed() -> None:
     ranks = hybrid()
     back_up(ranks, "r", PROMPT, range(6))
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = ranks.take_operation(CopyToHost)
     retract(ranks, PROMPT, range(6))
-    for executor in ranks.executors:
-        executor.said.append(Ended(backup, ok=False))
+    ranks.report(Ended(backup, ok=False))
     ranks.settle()
     assert state_of(ranks) is LoadState.SAVED
 

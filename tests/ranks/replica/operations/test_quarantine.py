@@ -25,7 +25,7 @@ def prompt(number: int) -> list[int]:
 def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
     """Let a request's backup hang on rank 1, up to the step before all hear of it."""
     ranks.publish(f"r{number}", prompt(number))
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
+    backup = ranks.take_operation(CopyToHost)
     for rank, executor in enumerate(ranks.executors):
         executor.said.append(Ended(backup, ok=rank == 0))
     ranks.step()
@@ -34,6 +34,13 @@ def compute_and_hang(ranks: RanksInTurn, number: int) -> int:
     ranks.executors[0].said.append(Quiesced(backup))
     ranks.executors[1].said.append(QuiesceExpired(backup))
     return backup
+
+
+def hang_everywhere(ranks: RanksInTurn | HostRanksInTurn, copy: int) -> None:
+    """Let a copy fail and not fall quiet on any rank, up to the step before all hear of it."""
+    ranks.report(Ended(copy, ok=False))
+    ranks.step()
+    ranks.report(QuiesceExpired(copy))
 
 
 def ended_by(ranks: RanksInTurn) -> list[str]:
@@ -101,12 +108,11 @@ def test_copies_within_the_bound_cost_their_pages_until_they_fall_quiet() -> Non
     second = compute_and_hang(ranks, 1)
     ranks.step()
     assert ranks.phase(first) == ranks.phase(second) == "QUARANTINED"
-    assert free(ranks) == [8, 8]
+    assert [ranks.available(DEVICE), ranks.available(HOST)] == [[8], [8]]
     full = ranks.every(lambda cache: cache.load_back("more", [], reserve_tokens=9 * PAGE_TOKENS))
     assert full is Wait.NO_ROOM
 
-    for executor in ranks.executors:
-        executor.said += [Quiesced(first), Quiesced(second)]
+    ranks.report(Quiesced(first), Quiesced(second))
     ranks.step()
     ranks.step()
 
@@ -123,12 +129,8 @@ def test_a_prefix_that_several_hung_copies_lock_is_counted_once() -> None:
 
     for number in (1, 2):
         ranks.publish(f"s{number}", shared + [1000 * number] * PAGE_TOKENS)
-        (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
-        for executor in ranks.executors:
-            executor.said.append(Ended(backup, ok=False))
-        ranks.step()
-        for executor in ranks.executors:
-            executor.said.append(QuiesceExpired(backup))
+        backup = ranks.take_operation(CopyToHost)
+        hang_everywhere(ranks, backup)
         ranks.step()
 
     assert ranks.every(lambda cache: cache.inspection.lost) is None
@@ -145,12 +147,8 @@ def test_a_load_back_that_hangs_counts_what_it_keeps_and_not_the_prefix_that_it_
     ranks.every(lambda cache: cache.pin("kept", [*long, *[9] * PAGE_TOKENS], ttl_s=1000.0))
 
     ranks.every(lambda cache: cache.load_back("x", [*long, *[9] * PAGE_TOKENS]))
-    (load,) = {executor.take(CopyToDevice)[0].operation for executor in ranks.executors}
-    for executor in ranks.executors:
-        executor.said.append(Ended(load, ok=False))
-    ranks.step()
-    for executor in ranks.executors:
-        executor.said.append(QuiesceExpired(load))
+    load = ranks.take_operation(CopyToDevice)
+    hang_everywhere(ranks, load)
     ranks.step()
 
     assert ranks.phase(load) == "QUARANTINED"
@@ -241,21 +239,10 @@ def hang_lent(ranks: HostRanksInTurn, number: int, name: str = "") -> str | None
 
 def hang(ranks: HostRanksInTurn) -> str | None:
     """Let the copy to the host that was ordered hang; return why the group is over, if it is."""
-    (backup,) = {executor.take(CopyToHost)[0].operation for executor in ranks.executors}
-    for executor in ranks.executors:
-        executor.said.append(Ended(backup, ok=False))
-    ranks.step()
-    for executor in ranks.executors:
-        executor.said.append(QuiesceExpired(backup))
+    backup = ranks.take_operation(CopyToHost)
+    hang_everywhere(ranks, backup)
     for half in (RankCache.open_round, RankCache.close_round):
         for cache in ranks.caches:
             with suppress(RankUnhealthy):
                 half(cache)
     return ranks.every(lambda cache: cache.inspection.lost)
-
-
-def free(ranks: RanksInTurn) -> list[int]:
-    """Return the pages of device and host that are free or can be evicted."""
-    return ranks.every(
-        lambda cache: [cache.inspection.prefixes.residence.available(t, 0) for t in (DEVICE, HOST)]
-    )

@@ -7,7 +7,6 @@ import pytest
 
 from lockstep.coordinator.ballot import (
     Answered,
-    Capped,
     Expired,
     Landed,
     Progress,
@@ -16,9 +15,8 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
-from lockstep.ranks.config import Bounds, Timeouts
-from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp
-from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.config import Bounds
+from lockstep.ranks.orders import Fetch, LookUp
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.kinds import Prefetch
 from lockstep.ranks.replica.tree.node import HOST
@@ -27,54 +25,6 @@ from tests.kit.ranks.in_turn import PAGE_TOKENS, RanksInTurn
 
 def prompt(pages: int, *, start: int = 0) -> list[int]:
     return list(range(start, start + pages * PAGE_TOKENS))
-
-
-def test_a_prefetch_told_step_by_step() -> None:
-    ranks = RanksInTurn(2)
-    tokens = prompt(16)
-    ranks.compute("warm", tokens[: 4 * PAGE_TOKENS])
-    free = ranks.caches[0].inspection.prefixes.residence.pools[1][0].free
-
-    assert ranks.every(lambda cache: cache.prefetch("7", tokens))
-    lookups = [executor.take(LookUp)[0] for executor in ranks.executors]
-    operation = lookups[0].operation
-    assert len(lookups[0].needs[0].keys) == 12
-    assert ranks.phase(operation) == "QUERY"
-
-    ranks.executors[0].said.append(Answered(operation, 12))
-    ranks.step()
-    assert ranks.phase(operation) == "QUERY"
-
-    ranks.executors[1].said.append(Answered(operation, 10))
-    ranks.step()
-    assert ranks.phase(operation) == "TRANSFER"
-    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 10
-    assert [len(executor.take(Fetch)[0].transfers[0].pages) for executor in ranks.executors] == [
-        10,
-        10,
-    ]
-
-    ranks.executors[0].said.append(Landed(operation, 10))
-    ranks.executors[1].said.append(Landed(operation, 7))
-    ranks.step()
-    assert ranks.phase(operation) == "TRANSFER"
-
-    ranks.executors[1].said += [Landed(operation, 8), Capped(operation, 8)]
-    ranks.step()
-    assert ranks.phase(operation) == "QUIESCE"
-    assert ranks.every(lambda cache: cache.match(tokens).host_tokens) == 12 * PAGE_TOKENS
-    assert (KV_POOL, lookups[0].needs[0].keys[8]) in ranks.caches[0].inspection.misses
-    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 10
-
-    assert [len(executor.take(Cancel)) for executor in ranks.executors] == [1, 1]
-    ranks.executors[0].said.append(Quiesced(operation))
-    ranks.step()
-    assert ranks.phase(operation) == "QUIESCE"
-
-    ranks.executors[1].said.append(Quiesced(operation))
-    ranks.step()
-    assert ranks.phase(operation) == "DONE"
-    assert ranks.caches[0].inspection.prefixes.residence.pools[1][0].free == free - 8
 
 
 def let_the_second_vote_for_less(ranks: RanksInTurn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,79 +108,6 @@ class Started:
         )
 
 
-def test_a_deadline_seen_by_one_rank_stops_all_with_what_all_have() -> None:
-    ranks = RanksInTurn(2)
-    prefetch = Started(ranks)
-    prefetch.say(Landed(prefetch.operation, 5))
-
-    ranks.executors[1].said.append(Expired(prefetch.operation))
-    ranks.step()
-
-    assert prefetch.host_tokens == 5 * PAGE_TOKENS
-    assert ranks.phase(prefetch.operation) == "QUIESCE"
-    assert ranks.every(lambda cache: cache.prefetch_done("r"))
-
-
-def test_pages_that_io_may_still_touch_stay_out_of_the_free_list() -> None:
-    """Rule R3: nothing is given back on local evidence."""
-    ranks = RanksInTurn(2)
-    prefetch = Started(ranks)
-    assert prefetch.free == 56
-    prefetch.say(Expired(prefetch.operation))
-    assert prefetch.free == 56
-
-    ranks.executors[0].said.append(Quiesced(prefetch.operation))
-    ranks.step()
-    assert prefetch.free == 56
-    ranks.executors[1].said.append(Quiesced(prefetch.operation))
-    ranks.step()
-    assert prefetch.free == 64
-
-
-def test_a_lookup_that_one_rank_never_answers_is_a_miss_for_all() -> None:
-    ranks = RanksInTurn(2)
-    ranks.every(lambda cache: cache.prefetch("r", prompt(8)))
-    operation = ranks.executors[0].take(LookUp)[0].operation
-    ranks.executors[0].said.append(Answered(operation, 8))
-    ranks.executors[1].said.append(Expired(operation))
-    ranks.step()
-
-    assert ranks.phase(operation) == "DONE"
-    assert ranks.every(lambda c: c.stats().operations["prefetch"]) == {"miss": 1}
-
-
-def test_a_key_that_could_not_be_read_is_not_asked_for_again_until_it_is_forgotten() -> None:
-    """Rule R9: a failed read is remembered, so that no request loops on it."""
-    ranks = RanksInTurn(2, timeouts=Timeouts(miss_memory_s=1.0))
-    prefetch = Started(ranks)
-    prefetch.say(Capped(prefetch.operation, 0), Quiesced(prefetch.operation))
-    prefetch.say()
-    ranks.every(lambda cache: cache.release("r"))
-
-    assert not ranks.every(lambda cache: cache.prefetch("again", prompt(8)))
-
-    ranks.now_ms = [now + 1001 for now in ranks.now_ms]
-    ranks.step()
-    assert ranks.every(lambda cache: cache.prefetch("later", prompt(8)))
-
-
-def test_best_effort_takes_what_has_landed_everywhere_when_the_request_is_scheduled() -> None:
-    ranks = RanksInTurn(2, stop_policy=StopPolicy(rule=StopRule.BEST_EFFORT))
-    prefetch = Started(ranks)
-    assert ranks.every(lambda cache: cache.prefetch_done("r"))
-    ranks.executors[0].said.append(Landed(prefetch.operation, 8))
-    ranks.executors[1].said.append(Landed(prefetch.operation, 3))
-    ranks.step()
-
-    answer = ranks.every(
-        lambda cache: cache.load_back("r", prefetch.tokens[:-1], reserve_tokens=32)
-    )
-
-    assert isinstance(answer, Admission)
-    assert (answer.storage_tokens, answer.host_tokens) == (3 * PAGE_TOKENS, 0)
-    assert ranks.phase(prefetch.operation) == "QUIESCE"
-
-
 @pytest.mark.parametrize("rule", [StopRule.TIMEOUT, StopRule.WAIT_COMPLETE])
 def test_under_the_other_rules_the_engine_waits(rule: StopRule) -> None:
     ranks = RanksInTurn(2, stop_policy=StopPolicy(rule=rule))
@@ -271,63 +148,7 @@ def test_an_abort_ends_a_prefetch_in_every_phase(
     ranks.settle()
 
     assert ranks.phase(operation) == "DONE"
-    assert ranks.every(lambda cache: cache.inspection.prefixes.residence.pools[HOST][0].free) == 64
-
-
-def test_prefetches_beyond_the_ballots_room_wait_their_turn_in_order() -> None:
-    """Rule R10: what exceeds a bound waits in replicated order, then is refused."""
-    ranks = RanksInTurn(2, bounds=Bounds(prefetches=2, prefetches_waiting=2))
-    started = [
-        ranks.every(lambda cache: cache.prefetch(f"r{number}", prompt(1, start=number * 100)))
-        for number in range(5)
-    ]
-
-    assert started == [True, True, True, True, False]
-    first = [order.operation for order in ranks.executors[0].take(LookUp)]
-    assert len(first) == 2
-    ranks.executors[1].take(LookUp)
-    for executor in ranks.executors:
-        executor.said += [Answered(operation, 0) for operation in first]
-    ranks.step()
-    assert [order.operation for order in ranks.executors[0].take(LookUp)] == [
-        first[1] + 1,
-        first[1] + 2,
-    ]
-
-
-def test_a_store_that_never_falls_quiet_costs_quarantined_pages_and_is_then_detached() -> None:
-    ranks = RanksInTurn(2, bounds=Bounds(quarantine_pages=4))
-    prefetch = Started(ranks)
-    prefetch.say(Expired(prefetch.operation))
-
-    ranks.executors[1].said.append(QuiesceExpired(prefetch.operation))
-    ranks.step()
-
-    assert ranks.phase(prefetch.operation) == "QUARANTINED"
-    assert prefetch.free == 56
-    assert ranks.every(lambda cache: cache.inspection.idle)
-    assert not ranks.every(lambda cache: cache.prefetch("other", prompt(3, start=700)))
-
-    prefetch.say(Quiesced(prefetch.operation))
-    assert ranks.phase(prefetch.operation) == "DONE"
-    assert prefetch.free == 64
-
-
-def test_an_abort_between_launch_and_verdict_is_not_undone_by_the_verdict() -> None:
-    """Rule R13: a verdict is ignored for an operation whose phase has moved on."""
-    ranks = RanksInTurn(2, depth=1)
-    ranks.every(lambda cache: cache.prefetch("r", prompt(8)))
-    operation = ranks.executors[0].take(LookUp)[0].operation
-    for executor in ranks.executors:
-        executor.said.append(Answered(operation, 8))
-    ranks.step()
-    assert ranks.phase(operation) == "QUERY"
-
-    ranks.every(lambda cache: cache.abort("r"))
-    ranks.step()
-
-    assert ranks.phase(operation) == "DONE"
-    assert ranks.executors[0].take(Fetch) == []
+    assert ranks.free(HOST) == 64
 
 
 def test_a_prefetch_takes_no_more_host_pages_than_there_is_room_for() -> None:
@@ -345,21 +166,6 @@ def test_pages_computed_meanwhile_are_kept_and_the_prefetched_copies_given_back(
     assert ranks.phase(prefetch.operation) == "DONE"
     assert prefetch.host_tokens == 8 * PAGE_TOKENS
     assert prefetch.free == 64 - 8
-
-
-def test_a_prefetch_whose_turn_does_not_come_in_time_ends_as_expired() -> None:
-    """Rule R10: each wait has a deadline, and its expiry has a stated outcome."""
-    ranks = RanksInTurn(2, bounds=Bounds(prefetches=1), stop_policy=StopPolicy(cap_s=2.0))
-    for number in range(2):
-        ranks.every(lambda cache: cache.prefetch(f"r{number}", prompt(1, start=number * 100)))
-    ranks.step()
-    assert not ranks.every(lambda cache: cache.prefetch_done("r1"))
-
-    ranks.now_ms = [now + 2001 for now in ranks.now_ms]
-    ranks.step()
-
-    assert ranks.every(lambda cache: cache.prefetch_done("r1"))
-    assert ranks.every(lambda c: c.stats().operations["prefetch"]) == {"expired": 1}
 
 
 def test_one_store_that_is_never_quiet_does_not_keep_the_pages_of_others() -> None:

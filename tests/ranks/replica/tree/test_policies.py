@@ -58,40 +58,6 @@ def host_pages(ranks: RanksInTurn) -> int:
     return ranks.every(lambda cache: cache.inspection.prefixes.residence.tree_pages[1][0])
 
 
-def test_write_through_copies_what_was_computed_at_once() -> None:
-    ranks = RanksInTurn(2, store=False)
-    serve(ranks, "a", prompt(1))
-
-    assert host_pages(ranks) == 2
-
-
-def test_write_through_selective_copies_what_was_hit_often_enough() -> None:
-    ranks = RanksInTurn(
-        2, store=False, write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, selective_hits=2
-    )
-    serve(ranks, "a", prompt(1))
-    serve(ranks, "b", prompt(1))
-    assert host_pages(ranks) == 0
-
-    serve(ranks, "c", prompt(1))
-    assert host_pages(ranks) == 2
-
-
-def test_write_back_copies_what_is_to_leave_the_device_and_then_lets_it_go() -> None:
-    ranks = RanksInTurn(2, store=False, device_pages=4, write_policy=WritePolicy.WRITE_BACK)
-    serve(ranks, "a", prompt(1))
-    assert host_pages(ranks) == 0
-
-    def ask() -> Admission | Wait:
-        return ranks.every(lambda cache: cache.load_back("b", [], reserve_tokens=4 * PAGE_TOKENS))
-
-    assert ask() is Wait.NO_ROOM
-    assert cached(ranks, prompt(1)) == (2, 2)
-    ranks.settle()
-    assert isinstance(ask(), Admission)
-    assert cached(ranks, prompt(1)) == (0, 2)
-
-
 def test_write_back_lets_go_of_what_the_host_has_no_room_for() -> None:
     ranks = RanksInTurn(
         2, store=False, device_pages=4, host_pages=1, write_policy=WritePolicy.WRITE_BACK
@@ -121,22 +87,6 @@ def test_the_policy_says_which_prompt_leaves_a_full_device(eviction: Eviction, l
     assert left == [leaves]
 
 
-def test_a_pinned_prefix_stays_while_everything_else_leaves() -> None:
-    ranks = RanksInTurn(2, device_pages=4, host_pages=4, store=False)
-    serve(ranks, "a", prompt(1))
-
-    assert ranks.every(lambda cache: cache.pin("system prompt", prompt(1), ttl_s=60.0)) == 8
-    for first in range(2, 6):
-        serve(ranks, f"r{first}", prompt(first))
-    assert cached(ranks, prompt(1)) == (0, 2)
-
-    assert ranks.every(lambda cache: cache.unpin("system prompt"))
-    assert not ranks.every(lambda cache: cache.unpin("system prompt"))
-    for first in range(6, 9):
-        serve(ranks, f"r{first}", prompt(first))
-    assert cached(ranks, prompt(1)) == (0, 0)
-
-
 def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy() -> None:
     ranks = RanksInTurn(2, device_pages=4, host_pages=4, store=False)
     tokens = prompt(1)
@@ -151,20 +101,6 @@ def test_a_pin_holds_the_device_only_until_host_memory_has_a_copy() -> None:
     ranks.step()
 
     assert residence.available(0, 0) == 4
-
-
-def test_a_pin_ends_at_its_deadline_in_agreed_time() -> None:
-    """Rule R14: the slowest clock counts, so the deadline passes in the same step everywhere."""
-    ranks = RanksInTurn(2, store=False)
-    serve(ranks, "a", prompt(1))
-    ranks.every(lambda cache: cache.pin("p", prompt(1), ttl_s=5.0))
-
-    ranks.now_ms[0] += 60_000
-    ranks.step()
-    assert ranks.every(lambda cache: "p" in cache.inspection.pins)
-    ranks.now_ms[1] += 5_000
-    ranks.step()
-    assert ranks.every(lambda cache: "p" not in cache.inspection.pins)
 
 
 def test_pins_are_bounded_and_named_once() -> None:

@@ -3,11 +3,8 @@
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ from tests.kit.collectives.contract import (
     meet,
     outcome_of,
 )
-from tests.kit.programs import program
+from tests.kit.collectives.two_programs import line_of, two_programs
 from tests.kit.ranks.as_processes import RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
@@ -160,7 +157,7 @@ def test_no_rank_has_a_group_before_every_rank_has_connected(ranks: RanksAsProce
 @pytest.mark.parametrize("ending", ["close", "forget", "destroy_default", "collect"])
 def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Path) -> None:
     """Rule R10: the end of a process is a wait too."""
-    with two_processes(ending, tmp_path) as (first, _):
+    with two_programs(RANK, tmp_path / "store", ending, PATIENCE_S) as (first, _):
         assert line_of(first) == "pending"
         started = time.monotonic()
         assert first.wait(PATIENCE_S) == 0, first.stderr
@@ -169,7 +166,7 @@ def test_a_process_with_a_pending_round_exits_at_once(ending: str, tmp_path: Pat
 
 def test_a_process_that_waits_for_a_round_can_be_interrupted(tmp_path: Path) -> None:
     """Rule R10: Ctrl-C reaches the engine although its rank waits for another."""
-    with two_processes("wait", tmp_path) as (first, _):
+    with two_programs(RANK, tmp_path / "store", "wait", PATIENCE_S) as (first, _):
         assert line_of(first) == "pending"
         started = time.monotonic()
         assert line_of(first) == "interrupted"
@@ -345,31 +342,3 @@ def share_the_process(collective: Collective, hold: Hold) -> tuple[list[int], li
     for work in works:
         work.wait()
     return rounds, [int(each) for each in sums]
-
-
-@contextmanager
-def two_processes(
-    ending: str, folder: Path
-) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """Start two ranks: the first launches a round and ends as told, the other never comes."""
-    processes = [
-        subprocess.Popen(
-            program(RANK, rank, folder / "store", ending, PATIENCE_S),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        yield processes[0], processes[1]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate(timeout=PATIENCE_S)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the process prints; its own deadline bounds the wait."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()

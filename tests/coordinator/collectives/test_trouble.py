@@ -2,11 +2,8 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +19,7 @@ from lockstep.coordinator.collectives.cells import Cells
 from lockstep.errors import GroupError, InternalError
 from tests.kit.collectives.contract import LANES, PATIENCE_S, PROMPT_S, Hold
 from tests.kit.collectives.fault_points import Holdings, Opening, lanes_in
-from tests.kit.programs import program
+from tests.kit.collectives.two_programs import line_of, two_programs
 from tests.kit.ranks.as_processes import RanksAsProcesses
 
 pytestmark = pytest.mark.distributed
@@ -192,36 +189,6 @@ def wait_and_be_interrupted(opening: Opening, hold: Hold) -> tuple[str, bool]:
     return said, took_s < PROMPT_S
 
 
-@contextmanager
-def two_processes(
-    transport: str, ending: str, folder: Path
-) -> Generator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
-    """Start two ranks as programs; see `sharing_rank`."""
-    arguments = [str(folder / "store"), transport, ending, str(PATIENCE_S)]
-    processes = [
-        subprocess.Popen(
-            program(RANK, rank, *arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        yield processes[0], processes[1]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate(timeout=PATIENCE_S)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the process prints; its own alarm bounds the wait."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 ENDINGS = {
     "return": (0, "", "PeerLost"),
     "exit": (7, "", "PeerLost"),
@@ -243,7 +210,7 @@ def test_a_process_that_ends_without_a_close_ends_at_once_and_as_it_would(
 ) -> None:
     """Rule R10: neither a courier nor a round that is pending holds it, and the others learn."""
     code, complaint, news = ENDINGS[ending]
-    with two_processes(transport, ending, tmp_path) as (first, second):
+    with two_programs(RANK, tmp_path / "store", transport, ending, PATIENCE_S) as (first, second):
         assert line_of(first) == line_of(second) == "met"
         started = time.monotonic()
         _, complaints = first.communicate(timeout=PATIENCE_S)
@@ -260,7 +227,10 @@ def test_the_courier_of_a_main_thread_that_has_ended_says_so_while_the_process_g
     tmp_path: Path,
 ) -> None:
     """Rule R10: another thread of the engine may keep a process whose rank is gone."""
-    with two_processes("hierarchical", "linger", tmp_path) as (first, second):
+    with two_programs(RANK, tmp_path / "store", "hierarchical", "linger", PATIENCE_S) as (
+        first,
+        second,
+    ):
         assert line_of(first) == line_of(second) == "met"
         started = time.monotonic()
         assert line_of(second) == "PeerLost"

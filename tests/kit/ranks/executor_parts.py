@@ -22,7 +22,15 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.pools import DevicePool, HostPool, TierPools
 from lockstep.ranks.executor.stores import StoreAccess
 from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
-from lockstep.ranks.orders import KV_POOL, Direction, Order
+from lockstep.ranks.orders import (
+    KV_POOL,
+    CopyToDevice,
+    CopyToHost,
+    CopyTransfer,
+    Direction,
+    ObjectTransfer,
+    Order,
+)
 from lockstep.storage_backends.base import (
     Capabilities,
     Counters,
@@ -39,6 +47,8 @@ from lockstep.storage_backends.records.shardings import Shardings
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
 """How long a test waits for what must come; only a failing test waits that long."""
+LONG_S = 600.0
+"""The time of an order that is to end before it passes."""
 
 
 def grouped_layout(world_size: int = 2, rank: int = 1) -> ShardLayout:
@@ -160,6 +170,27 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
 def includes(*expected: Progress) -> Callable[[list[Progress]], bool]:
     """Say whether all of `expected` have happened."""
     return lambda progress: all(each in progress for each in expected)
+
+
+def to_host(operation: int, device: Sequence[int], host: Sequence[int]) -> CopyToHost:
+    """Return an order to copy pages of full attention from the device."""
+    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
+
+
+def to_device(operation: int, host: Sequence[int], device: Sequence[int]) -> CopyToDevice:
+    """Return an order to copy pages of full attention to the device."""
+    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
+
+
+def objects(count: int, *, first_key: int = 0, first_page: int = 0) -> tuple[ObjectTransfer, ...]:
+    """Return what is to be read or written: consecutive keys, in consecutive host pages."""
+    pages = tuple(range(first_page, first_page + count))
+    return (ObjectTransfer(KV_POOL, keys(count, first_key), pages),)
+
+
+def hashed_objects(count: int) -> tuple[ObjectTransfer, ...]:
+    """Return what is to be read or written under keys that are hashes, in the first host pages."""
+    return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
 
 
 def keys(count: int, first: int = 0) -> tuple[bytes, ...]:

@@ -33,6 +33,7 @@ from lockstep.ranks.orders import (
 from lockstep.storage_backends.memory import Shelf
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     NAMESPACE,
     PATIENCE_S,
     HeldStore,
@@ -41,10 +42,9 @@ from tests.kit.ranks.executor_parts import (
     happened,
     includes,
     keys,
+    objects,
     waited,
 )
-
-LONG_S = 600.0
 
 
 class SlowToOpen(HeldStore):
@@ -133,10 +133,6 @@ def tight_rank() -> Iterator[Rank]:
     made = Rank(inflight_bytes=4 * PAGE_BYTES)
     yield made
     made.executor.close()
-
-
-def objects(count: int) -> tuple[ObjectTransfer, ...]:
-    return (ObjectTransfer(KV_POOL, keys(count), tuple(range(count))),)
 
 
 def test_a_store_opens_in_the_background_and_is_used_once_it_is_attached(rank: Rank) -> None:

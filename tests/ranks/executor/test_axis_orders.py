@@ -23,10 +23,16 @@ from lockstep.ranks.orders import (
 )
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
-from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, happened, includes, keys
+from tests.kit.ranks.executor_parts import (
+    LONG_S,
+    NAMESPACE,
+    PATIENCE_S,
+    happened,
+    includes,
+    keys,
+)
 
 BLOCKS, TOKENS = 9, 4
-LONG_S = 600.0
 COLUMNS = (
     Column(name="index", layers=2, heads=1, elements=3, dtype="uint8", replicated=True),
     Column(name="k", layers=2, heads=4, elements=5, dtype="float32"),

@@ -26,6 +26,7 @@ from lockstep.ranks.orders import KV_POOL, Cancel, CopyToDevice, CopyToHost, Cop
 from tests.kit.ranks.executor_parts import (
     COMPONENTS,
     LAYOUTS,
+    LONG_S,
     PATIENCE_S,
     device_page,
     fill_device,
@@ -36,12 +37,13 @@ from tests.kit.ranks.executor_parts import (
     make_executor,
     mixed_layout,
     plain_layout,
+    to_device,
+    to_host,
     waited,
 )
 from tests.kit.ranks.reference_pages import LAYOUTS as REFERENCE_LAYOUTS
 from tests.kit.ranks.reference_pages import head_bytes, place_of, reference_page
 
-LONG_S = 600.0
 SOON_S = 0.02
 PAGES = 48
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -122,14 +124,6 @@ def held() -> Iterator[Callable[..., HeldTransfers]]:
 
 def let_go(transfers: HeldTransfers) -> None:
     HeldTransfers.gates[id(transfers)].set()
-
-
-def to_host(operation: int, device: list[int], host: list[int]) -> CopyToHost:
-    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
-
-
-def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevice:
-    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -17,14 +17,17 @@ from lockstep.ranks.executor.pools import HostPool, TierPools
 from lockstep.ranks.executor.population import Population
 from lockstep.ranks.orders import (
     KV_POOL,
-    CopyToDevice,
-    CopyToHost,
-    CopyTransfer,
 )
-from tests.kit.ranks.executor_parts import PATIENCE_S, happened, host_rows, includes
+from tests.kit.ranks.executor_parts import (
+    PATIENCE_S,
+    happened,
+    host_rows,
+    includes,
+    to_device,
+    to_host,
+)
 
 LAYERS, BLOCKS, HEADS, TOKENS, ELEMENTS = 3, 6, 2, 4, 5
-LONG_S = 600.0
 
 
 def shard() -> ShardLayout:
@@ -90,14 +93,6 @@ def executor(layers: list[torch.Tensor]) -> Iterator[RankExecutor]:
     executor = RankExecutor({KV_POOL: pair}, close_timeout_s=PATIENCE_S)
     yield executor
     executor.close()
-
-
-def to_host(operation: int, device: list[int], host: list[int]) -> CopyToHost:
-    return CopyToHost(operation, (CopyTransfer(KV_POOL, tuple(device), tuple(host)),), LONG_S)
-
-
-def to_device(operation: int, host: list[int], device: list[int]) -> CopyToDevice:
-    return CopyToDevice(operation, (CopyTransfer(KV_POOL, tuple(host), tuple(device)),), LONG_S)
 
 
 @pytest.mark.parametrize("layers", ARRANGEMENTS, indirect=True)

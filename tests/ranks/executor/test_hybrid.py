@@ -24,6 +24,7 @@ from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import (
     COMPONENTS,
+    LONG_S,
     NAMESPACE,
     HeldStore,
     fill_host,
@@ -35,7 +36,6 @@ from tests.kit.ranks.executor_parts import (
     plain_layout,
 )
 
-LONG_S = 600.0
 SOON_S = 0.02
 ONE_CALL_BYTES = 4 << 20
 HOST_PAGES = 96

@@ -11,6 +11,7 @@ from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, 
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     fill_host,
     grouped_layout,
     happened,
@@ -19,7 +20,6 @@ from tests.kit.ranks.executor_parts import (
     make_executor,
 )
 
-LONG_S = 600.0
 SOON_S = 2.0
 """A deadline that passes while a key hangs."""
 PAGES = ObjectTransfer(KV_POOL, keys(4), tuple(range(4)))

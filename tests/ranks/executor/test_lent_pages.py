@@ -24,9 +24,17 @@ from lockstep.ranks.orders import (
     Direction,
     Fence,
 )
-from tests.kit.ranks.executor_parts import PATIENCE_S, fill_host, happened, includes, waited
+from tests.kit.ranks.executor_parts import (
+    LONG_S,
+    PATIENCE_S,
+    fill_host,
+    happened,
+    includes,
+    to_device,
+    to_host,
+    waited,
+)
 
-LONG_S = 600.0
 STATE_POOL = "state"
 
 
@@ -50,14 +58,6 @@ def executor() -> Iterator[RankExecutor]:
     executor.close()
 
 
-def to_host(operation: int, device: int, host: int) -> CopyToHost:
-    return CopyToHost(operation, (CopyTransfer(KV_POOL, (device,), (host,)),), LONG_S)
-
-
-def to_device(operation: int, host: int, device: int) -> CopyToDevice:
-    return CopyToDevice(operation, (CopyTransfer(KV_POOL, (host,), (device,)),), LONG_S)
-
-
 def begin(executor: RankExecutor, order: CopyToHost | CopyToDevice) -> None:
     executor.carry_out([order])
     executor.begin_copies(order.direction)
@@ -79,7 +79,7 @@ class Gate:
 
 
 def test_a_fence_waits_for_copies_that_end_in_time(executor: RankExecutor) -> None:
-    begin(executor, to_host(1, 0, 0))
+    begin(executor, to_host(1, [0], [0]))
 
     executor.carry_out([Fence((1, 99), LONG_S)])
 
@@ -92,7 +92,7 @@ def test_a_copy_that_outlives_its_fence_has_failed_even_if_it_ends_well(
     """Rule R3: it may have read what the engine has overwritten since."""
     gate = Gate(monkeypatch)
 
-    begin(executor, to_host(1, 0, 0))
+    begin(executor, to_host(1, [0], [0]))
 
     executor.carry_out([Fence((1,), 0.01)])
     progress = executor.progress()
@@ -108,7 +108,7 @@ def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
 ) -> None:
     """Nobody can quarantine pages that are not ours."""
     gate = Gate(monkeypatch)
-    begin(executor, replace(to_device(1, 0, 0), timeout_s=0.01))
+    begin(executor, replace(to_device(1, [0], [0]), timeout_s=0.01))
     waited(executor, includes(Ended(1, ok=False)))
 
     happened(executor, [Cancel(1, 0.01)], includes(QuiesceExpired(1)))
@@ -120,7 +120,7 @@ def test_a_load_into_an_engine_s_pages_that_never_ends_is_the_end_of_the_rank(
 
 
 def test_copies_begin_in_the_direction_that_the_engine_says(executor: RankExecutor) -> None:
-    executor.carry_out([to_host(1, 0, 0), to_device(2, 1, 1), to_host(3, 2, 2)])
+    executor.carry_out([to_host(1, [0], [0]), to_device(2, [1], [1]), to_host(3, [2], [2])])
 
     executor.begin_copies(Direction.TO_DEVICE)
     assert waited(executor, bool) == [Ended(2, ok=True)]
@@ -133,7 +133,7 @@ def test_a_copy_s_time_begins_with_the_copy(
     executor: RankExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    executor.carry_out([replace(to_host(1, 0, 0), timeout_s=0.0)])
+    executor.carry_out([replace(to_host(1, [0], [0]), timeout_s=0.0)])
     assert executor.progress() == []
 
     executor.begin_copies(Direction.TO_HOST)
@@ -146,7 +146,7 @@ def test_a_copy_s_time_begins_with_the_copy(
 def test_a_copy_that_is_fenced_before_it_begins_has_failed_and_never_begins(
     executor: RankExecutor, timeout_s: float
 ) -> None:
-    executor.carry_out([to_host(1, 0, 0), to_host(2, 1, 1), Fence((1,), timeout_s)])
+    executor.carry_out([to_host(1, [0], [0]), to_host(2, [1], [1]), Fence((1,), timeout_s)])
     assert executor.progress() == [Ended(1, ok=False)]
 
     executor.begin_copies(Direction.TO_HOST)
@@ -161,7 +161,7 @@ def test_a_copy_that_is_fenced_before_it_begins_has_failed_and_never_begins(
 def test_a_copy_that_is_cancelled_before_it_begins_ends_and_is_quiet(
     executor: RankExecutor,
 ) -> None:
-    executor.carry_out([to_device(1, 0, 0), to_device(2, 1, 1), Cancel(1, LONG_S)])
+    executor.carry_out([to_device(1, [0], [0]), to_device(2, [1], [1]), Cancel(1, LONG_S)])
     assert executor.progress() == [Ended(1, ok=False), Quiesced(1)]
 
     executor.begin_copies(Direction.TO_DEVICE)
@@ -171,7 +171,7 @@ def test_a_copy_that_is_cancelled_before_it_begins_ends_and_is_quiet(
 
 
 def test_nobody_waits_for_a_copy_that_waits_for_the_engine(executor: RankExecutor) -> None:
-    executor.carry_out([to_host(1, 0, 0)])
+    executor.carry_out([to_host(1, [0], [0])])
 
     started = time.monotonic()
     executor.wait(PATIENCE_S)
@@ -181,7 +181,7 @@ def test_nobody_waits_for_a_copy_that_waits_for_the_engine(executor: RankExecuto
 
 
 def test_what_has_not_begun_when_the_executor_closes_never_begins(executor: RankExecutor) -> None:
-    executor.carry_out([to_host(1, 0, 0)])
+    executor.carry_out([to_host(1, [0], [0])])
 
     executor.close()
     executor.begin_copies(Direction.TO_HOST)

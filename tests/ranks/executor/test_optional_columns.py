@@ -27,6 +27,7 @@ from lockstep.storage_backends.base import Counters, StoredObject
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.catalogue import full_shape, tp_size_of
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     fill_host,
     happened,
     hashed_keys,
@@ -42,7 +43,6 @@ PAGES = 12
 PAGE_TOKENS = 4
 TOKENS = np.arange(PAGES * PAGE_TOKENS + 1, dtype=np.int32)
 KEYS = hashed_keys(PAGES)
-LONG_S = 600.0
 
 KEPT = (
     Column(name="k", layers=2, heads=4, elements=6),

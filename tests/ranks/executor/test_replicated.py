@@ -14,11 +14,13 @@ from lockstep.ranks.executor.writers import EVERYTHING, WriterShare
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     HeldStore,
     fill_host,
     grouped_layout,
     happened,
     hashed_keys,
+    hashed_objects,
     includes,
     keys,
     latent_layout,
@@ -28,7 +30,6 @@ from tests.kit.ranks.executor_parts import (
 
 RANKS = 4
 PAGES = 256
-LONG_S = 600.0
 
 Group = Callable[..., list[RankExecutor]]
 
@@ -56,13 +57,9 @@ def group() -> Iterator[Group]:
         executor.close()
 
 
-def objects(count: int = PAGES) -> tuple[ObjectTransfer, ...]:
-    return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
-
-
 def persisted(executors: list[RankExecutor], count: int = PAGES) -> list[list[Progress]]:
     """Let every rank persist the same pages; return what each of them reports."""
-    order = Put(1, objects(count), LONG_S)
+    order = Put(1, hashed_objects(count), LONG_S)
     return [happened(executor, [order], bool) for executor in executors]
 
 
@@ -107,7 +104,7 @@ def test_every_rank_reads_the_replicated_pages_that_others_have_written(group: G
     blank = [executor.host_pool.bytes_tensor.zero_() for executor in executors]
 
     landed = [
-        happened(executor, [Fetch(2, objects(), LONG_S)], includes(Landed(2, PAGES)))
+        happened(executor, [Fetch(2, hashed_objects(PAGES), LONG_S)], includes(Landed(2, PAGES)))
         for executor in executors
     ]
 

@@ -15,15 +15,17 @@ from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
 from lockstep.ranks.executor.storage_transfers import BATCH_PAGES
 from lockstep.ranks.executor.writers import WriterShare
-from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, ObjectTransfer, Put
+from lockstep.ranks.orders import KV_POOL, Fetch, LookUp, Need, Put
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     NAMESPACE,
     happened,
     hashed_keys,
+    hashed_objects,
     includes,
     make_executor,
 )
@@ -40,7 +42,6 @@ from tests.kit.ranks.reference_pages import (
     unheld,
 )
 
-LONG_S = 600.0
 PAGES = 5
 KEYS = hashed_keys(PAGES)
 LAYOUT = PageLayout(page_tokens=2, columns=(K, INDEX, V))
@@ -125,10 +126,6 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, shelf: Shelf) -> Make
     return lambda: FileBackend(tmp_path / "store", threads=2)
 
 
-def objects(count: int = PAGES) -> tuple[ObjectTransfer, ...]:
-    return (ObjectTransfer(KV_POOL, hashed_keys(count), tuple(range(count))),)
-
-
 def pages_of(
     layout: PageLayout, rank: int, tp_size: int, absent: Sequence[str] = (), pages: int = PAGES
 ) -> list[bytes]:
@@ -151,7 +148,7 @@ def persist(
         contents = pages_of(layout, rank, len(group), absent, count)
         for slot, content in enumerate(contents):
             executor.host_pool.page(slot)[:] = content
-        happened(executor, [Put(1, objects(count), LONG_S)], includes(Ended(1, ok=True)))
+        happened(executor, [Put(1, hashed_objects(count), LONG_S)], includes(Ended(1, ok=True)))
 
 
 def looked_up(executor: RankExecutor) -> int:
@@ -167,7 +164,7 @@ def fetched(executor: RankExecutor, landed: int = PAGES) -> list[bytes]:
     executor.host_pool.bytes_tensor.zero_()
     expected = [Landed(3, landed)] if landed else []
     ends = [] if landed == PAGES else [Capped(3, landed)]
-    happened(executor, [Fetch(3, objects(), LONG_S)], includes(*expected, *ends))
+    happened(executor, [Fetch(3, hashed_objects(PAGES), LONG_S)], includes(*expected, *ends))
     return [bytes(executor.host_pool.page(page)) for page in range(landed)]
 
 
@@ -276,7 +273,7 @@ def test_a_group_leaves_its_mark_once_however_much_it_writes(start: Start, shelf
     (executor,) = start(lambda: store, 1, pages=4 * BATCH_PAGES)
 
     persist([executor])
-    happened(executor, [Put(2, objects(9), LONG_S)], includes(Ended(2, ok=True)))
+    happened(executor, [Put(2, hashed_objects(9), LONG_S)], includes(Ended(2, ok=True)))
 
     marks = [name for name in store.written if name.pool == "sharding"]
     assert [name.shard for name in marks] == ["stage0of1.tp1"]

@@ -31,6 +31,7 @@ from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import (
+    LONG_S,
     PATIENCE_S,
     HeldStore,
     happened,
@@ -38,13 +39,12 @@ from tests.kit.ranks.executor_parts import (
     keys,
     make_executor,
     mixed_layout,
+    objects,
     plain_layout,
     random_bytes,
     waited,
 )
 
-LONG_S = 600.0
-"""A deadline that does not pass."""
 SOON_S = 0.02
 """A deadline that passes while a call hangs."""
 CPU = torch.device("cpu")
@@ -89,12 +89,6 @@ def start() -> Iterator[Start]:
 @pytest.fixture(params=["memory", "file"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
     return make_backend("memory://" if request.param == "memory" else f"file://{tmp_path}")
-
-
-def objects(count: int, *, first_key: int = 0, first_page: int = 0) -> tuple[ObjectTransfer, ...]:
-    """Objects with consecutive keys, in consecutive host pages."""
-    pages = tuple(range(first_page, first_page + count))
-    return (ObjectTransfer(KV_POOL, keys(count, first_key), pages),)
 
 
 def persisted(executor: RankExecutor, count: int, operation: int = 1000) -> list[bytes]:

@@ -1,10 +1,12 @@
 """The shape of the tree: what a user gets, where things are, and how large they may grow."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,6 +15,7 @@ import pytest
 import lockstep
 from tests.kit.source_tree import (
     ROOT,
+    Module,
     absolute_names,
     matches,
     package_folders,
@@ -23,6 +26,9 @@ from tests.kit.source_tree import (
 NAME = ROOT / "src" / "lockstep"
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+FOLDER_MODULES_MAX = 24
+WHERE = re.compile(r"^\|.*\| `([\w/]+\.py)` `(\w+)` \|$", re.MULTILINE)
+NAMED = re.compile(r"`(?:\w+/\*\*/)?([\w/]+\.py)`")
 
 
 @pytest.mark.timeout(300)
@@ -109,6 +115,29 @@ def test_every_module_is_named_after_what_it_does() -> None:
     assert offenders == []
 
 
+def test_no_folder_has_more_modules_than_a_reader_takes_in_at_a_glance() -> None:
+    modules = [*read_library(), *read_folder("tests")]
+
+    counts = Counter(str(module.path.parent) for module in modules if module.package)
+
+    assert {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX} == {}
+
+
+def test_the_docs_name_files_that_are_there() -> None:
+    read = [*read_library(), *read_folder("tests"), *read_folder("examples")]
+    there = [f"/{module.path}" for module in read]
+    pages = [ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+
+    gone = [
+        f"{page.name} names {file}"
+        for page in pages
+        for file in NAMED.findall(page.read_text(encoding="utf-8"))
+        if not any(path.endswith(f"/{file}") for path in there)
+    ]
+
+    assert gone == []
+
+
 def test_the_package_and_its_metadata_name_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -131,3 +160,24 @@ def wheel_contents(scratch: Path) -> list[str]:
     (wheel,) = scratch.glob("*.whl")
     with ZipFile(wheel) as archive:
         return archive.namelist()
+
+
+def test_each_word_of_the_project_is_found_where_the_list_of_words_says() -> None:
+    library = {str(module.path): module for module in read_library()}
+    page = (ROOT / "docs" / "words.md").read_text(encoding="utf-8")
+
+    said = WHERE.findall(page)
+
+    assert len(said) == page.count("\n| ") - page.count("\n|---")
+    assert [
+        f"{path} has no {name}" for path, name in said if name not in names_in(library.get(path))
+    ] == []
+
+
+def names_in(module: Module | None) -> set[str]:
+    """The classes and functions that a module defines."""
+    return {
+        node.name
+        for node in ast.walk(module.parse() if module else ast.Module(body=[], type_ignores=[]))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }

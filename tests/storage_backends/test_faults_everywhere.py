@@ -7,7 +7,7 @@ for the other two. A store fails alike for one seed, so the test's name says how
 
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from unittest.mock import ANY
@@ -21,7 +21,6 @@ from lockstep.storage_backends.mooncake import staged_reads as mooncake_staged
 from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.s3 import ranges as s3_ranges
 from lockstep.storage_backends.three_fs import reads as three_fs_reads
-from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 from tests.kit.servers.mooncake_master import MooncakeStore, a_store, brought_back, usable
 from tests.kit.storage.by_name import (
     make_store,
@@ -46,8 +45,7 @@ from tests.kit.storage.calls import (
 )
 from tests.kit.storage.damaging import damaged
 from tests.kit.storage.drill import Drill, check_counts
-from tests.kit.storage.three_fs import SlotStore, small_store
-from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
+from tests.kit.storage.three_fs import small_store
 
 FAULTS = {
     "3fs-sqlite": 200,
@@ -72,13 +70,6 @@ def whatever_is_there(*_: object) -> object:
     return ANY
 
 
-def with_usrbio(folder: Path) -> SlotStore:
-    """Slots that are reached through the memory of rings, as on a mounted 3FS."""
-    root = folder / "store"
-    index = f"sqlite://{folder}/index.db"
-    return SlotStore(root, index, make_rings=lambda: UsrbioRings(UsrbioStandIn(), str(root)))
-
-
 @pytest.fixture(params=FAULTS)
 def kind_of_store(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
@@ -87,20 +78,12 @@ def kind_of_store(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(
-    kind_of_store: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Generator[StoreUnderTest]:
-    if kind_of_store == "3fs-usrbio":
-        slots = with_usrbio(tmp_path)
-        yield slots
-        slots.clean()
-        return
+    kind_of_store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> StoreUnderTest:
     if kind_of_store == "mooncake-straight":
         # The buffers of these tests lie anywhere, and over TCP any memory will do.
         monkeypatch.setattr(RegisteredMemory, "covers", anything)
-    yield make_store(kind_of_store.removesuffix("-straight"), request)
+    return make_store(kind_of_store.removesuffix("-straight"), request)
 
 
 class TestKinds:

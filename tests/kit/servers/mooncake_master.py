@@ -3,11 +3,9 @@
 import asyncio
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
@@ -24,6 +22,7 @@ from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
 from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of
 from tests.kit.programs import program
+from tests.kit.servers.processes import stopped_process, until
 from tests.kit.storage.calls import eventually, get, object_name, page, put, soon
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 128 << 20
 CLIENT_TTL_S = 2
 LEASE_MS = 500
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for what another process does, and fail if it does not."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def needs_mooncake() -> None:
@@ -118,22 +109,6 @@ class Master:
         except OSError:
             return False
         return True
-
-
-@contextmanager
-def stopped_process(pid: int) -> Generator[None]:
-    """Every thread of a process stands still: the signal alone may leave some time to a few."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        tasks = Path(f"/proc/{pid}/task")
-        until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class LentClient(MooncakeClient):

@@ -25,7 +25,7 @@ from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeSettings
 from lockstep.storage_backends.mooncake.names import key_of
-from tests.kit.servers.mooncake_master import until
+from tests.kit.servers.processes import until
 from tests.kit.storage.calls import KIB, object_name, page, put, soon, writing
 
 NAMES = 50

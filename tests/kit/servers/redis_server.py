@@ -9,11 +9,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
+
+from tests.kit.servers.processes import stopped_process
 
 SERVERS = ("redis-server", "valkey-server")
 START_TIMEOUT_S = 30.0
@@ -64,6 +67,11 @@ class RedisServer:
             process.kill()
             process.wait()
         self.socket.unlink(missing_ok=True)
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """It answers nobody while in here, and loses nothing."""
+        assert self._process is not None
+        return stopped_process(self._process.pid)
 
     def stop(self) -> None:
         """Kill it, and remove its directory."""

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -19,8 +19,10 @@ from lockstep.storage_backends.base import (
     Write,
     WriteOutcome,
 )
+from lockstep.storage_backends.registry import make_backend
 
 T = TypeVar("T")
+Backend = TypeVar("Backend", bound=StorageBackend)
 Found = tuple[ReadOutcome, bytearray]
 """What became of a read, and what its buffer holds then."""
 KIB = 1 << 10
@@ -90,15 +92,25 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def opened(
-    store: StoreUnderTest, memory: Sequence[memoryview] = ()
-) -> AsyncGenerator[StorageBackend]:
-    backend = store.backend()
+async def using(backend: Backend, memory: Sequence[memoryview] = ()) -> AsyncGenerator[Backend]:
+    """A backend, open while in here."""
     await backend.open(memory)
     try:
         yield backend
     finally:
         await backend.close()
+
+
+def opened(
+    store: StoreUnderTest, memory: Sequence[memoryview] = ()
+) -> AbstractAsyncContextManager[StorageBackend]:
+    """A new backend on this store, open while in here."""
+    return using(store.backend(), memory)
+
+
+def opened_at(uri: str) -> AbstractAsyncContextManager[StorageBackend]:
+    """The backend of a URI, open while in here."""
+    return using(make_backend(uri))
 
 
 def reading(
@@ -141,6 +153,11 @@ async def put_many(
     """Write the pages of these numbers in one call."""
     writes = [writing(object_name(number), page(number, nbytes)) for number in numbers]
     return await backend.write(writes, deadline=soon())
+
+
+async def put_each(backend: StorageBackend, numbers: Iterable[int]) -> set[WriteOutcome]:
+    """Write each of these pages in a call of its own."""
+    return {await put(backend, object_name(number), page(number)) for number in numbers}
 
 
 async def get_many(

@@ -1,11 +1,13 @@
 """What the tests of `3fs://` share: a store in a directory, with its index and its kind of rings."""
 
+import asyncio
 import itertools
 import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
 from lockstep.storage_backends.three_fs.rings import RingClient
-from tests.kit.storage.calls import digest_of
+from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
+from tests.kit.storage.calls import HEALTHY_S, digest_of, using
+from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 SLOT_BYTES = (1 << 20) + (512 << 10)
 FILE_SLOTS = 16
@@ -132,11 +136,13 @@ def small_store(tmp_path: Path, index: str | None = None, **options: Any) -> Slo
     return SlotStore(tmp_path / "store", index or f"sqlite://{tmp_path}/index.db", **options)
 
 
-class WatchedIndex(SqlitePageIndex):
-    """Counts questions, and lets something happen before the next use is confirmed.
+def over_usrbio(stand_in: UsrbioStandIn, mount: str = "/mnt/3fs") -> Callable[[], RingClient]:
+    """Makes rings that go through a stand-in for 3FS's own client."""
+    return lambda: UsrbioRings(stand_in, mount)
 
-    While it `holds` one of its methods, that does not answer before `let_go` is set.
-    """
+
+class WatchedIndex(SqlitePageIndex):
+    """Counts questions, lets something happen before the next use is confirmed, and holds calls up."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -144,15 +150,33 @@ class WatchedIndex(SqlitePageIndex):
         self.late_answer: Entry | None = None
         """What the next question is answered with, though it may have changed since."""
         self.meanwhile: Callable[[], None] | None = None
-        self.holds = ""
-        self.begun = threading.Event()
-        self.let_go = threading.Event()
-        self.released = threading.Event()
+        self._holds = ""
+        self._begun = threading.Event()
+        self._let_go = threading.Event()
+        self._released = threading.Event()
+
+    @contextmanager
+    def holding(self, method: str) -> Generator[None]:
+        """One of its methods does not answer while in here."""
+        self._holds = method
+        try:
+            yield
+        finally:
+            self._holds = ""
+            self._let_go.set()
+
+    async def held(self) -> None:
+        """Wait until a call is held up."""
+        assert await asyncio.to_thread(self._begun.wait, HEALTHY_S)
+
+    async def released(self) -> None:
+        """Wait until slots have been given back."""
+        assert await asyncio.to_thread(self._released.wait, HEALTHY_S)
 
     def _pass(self, method: str) -> None:
-        if self.holds == method:
-            self.begun.set()
-            assert self.let_go.wait(120)
+        if self._holds == method:
+            self._begun.set()
+            assert self._let_go.wait(2 * HEALTHY_S)
 
     def look_up(self, keys: Sequence[bytes]) -> list[Entry | None]:
         self._pass("look_up")
@@ -179,8 +203,16 @@ class WatchedIndex(SqlitePageIndex):
 
     def release(self, reservations: Sequence[Reservation]) -> None:
         super().release(reservations)
-        self.released.set()
+        self._released.set()
 
     def remove(self, keys: Sequence[bytes]) -> None:
         self._pass("remove")
         super().remove(keys)
+
+
+@asynccontextmanager
+async def watched(store: SlotStore) -> AsyncGenerator[tuple[ThreeFsBackend, WatchedIndex]]:
+    """The store of an SQLite index, open while in here, and the index that it asks."""
+    index = WatchedIndex(store.index.removeprefix("sqlite://"))
+    async with using(store.backend(index)) as backend:
+        yield backend, index

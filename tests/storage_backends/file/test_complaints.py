@@ -10,8 +10,7 @@ import pytest
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.complaints import SAID_AGAIN_S
 from lockstep.storage_backends.file.complaints import WriteComplaints
-from lockstep.storage_backends.registry import open_backend
-from tests.kit.storage.calls import KIB, get, object_name, page, put_many
+from tests.kit.storage.calls import KIB, get, object_name, opened, opened_at, page, put, put_each
 from tests.kit.storage.files import FileStore, failing, limited
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -39,10 +38,10 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
     error: int,
     told: str,
 ) -> None:
-    backend = await open_backend(f"file://{tmp_path}/store?durability=data")
-    monkeypatch.setattr(os, "fdatasync", failing(error))
-    assert await put_many(backend, range(10)) == [WriteOutcome.FAILED] * 10
-    await backend.close()
+    async with opened_at(f"file://{tmp_path}/store?durability=data") as backend:
+        monkeypatch.setattr(os, "fdatasync", failing(error))
+        assert await put_each(backend, range(10)) == {WriteOutcome.FAILED}
+
     (warning,) = said(caplog)
     assert warning.startswith(f"store file://{tmp_path}/store?durability=data: a page could not")
     assert told in warning
@@ -51,11 +50,10 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
 async def test_a_file_that_may_not_become_so_long_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = await open_backend(f"file://{tmp_path}/store")
-    with limited(resource.RLIMIT_FSIZE, 8 * KIB):
-        assert await put_many(backend, range(3)) == [WriteOutcome.FAILED] * 3
-    assert await put_many(backend, range(3)) == [WriteOutcome.OK] * 3
-    await backend.close()
+    async with opened_at(f"file://{tmp_path}/store") as backend:
+        with limited(resource.RLIMIT_FSIZE, 8 * KIB):
+            assert await put_each(backend, range(3)) == {WriteOutcome.FAILED}
+        assert await put_each(backend, range(3)) == {WriteOutcome.OK}
 
     (warning,) = said(caplog)
     assert "File too large; raise the limit of the size of a file" in warning
@@ -64,13 +62,12 @@ async def test_a_file_that_may_not_become_so_long_is_named(
 async def test_a_directory_that_was_removed_under_an_open_store_is_named(
     store: FileStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = store.backend()
-    await backend.open()
-    for each in ("objects", "quarantine", "temporary"):
-        (store.root / each).rmdir()
-    store.root.rmdir()
-    assert await put_many(backend, range(2)) == [WriteOutcome.FAILED] * 2
-    await backend.close()
+    async with opened(store) as backend:
+        for each in ("objects", "quarantine", "temporary"):
+            (store.root / each).rmdir()
+        store.root.rmdir()
+        assert await put_each(backend, range(2)) == {WriteOutcome.FAILED}
+
     (warning,) = said(caplog)
     assert f"store file://{store.root}: " in warning
     assert "its directory is gone, so open the store again" in warning
@@ -79,13 +76,12 @@ async def test_a_directory_that_was_removed_under_an_open_store_is_named(
 async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = await open_backend(f"file://{tmp_path}/store")
-    await put_many(backend, range(1))
-    await backend.close()
-    looking = await open_backend(f"file://{tmp_path}/store?read_only=1")
-    assert await put_many(looking, range(5, 8)) == [WriteOutcome.FAILED] * 3
-    assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
-    await looking.close()
+    async with opened_at(f"file://{tmp_path}/store") as backend:
+        await put(backend, object_name(0), page(0))
+    async with opened_at(f"file://{tmp_path}/store?read_only=1") as looking:
+        assert await put_each(looking, range(5, 8)) == {WriteOutcome.FAILED}
+        assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
+
     (warning,) = said(caplog)
     assert f"store file://{tmp_path}/store?read_only=1 is read-only" in warning
 

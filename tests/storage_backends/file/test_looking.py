@@ -5,20 +5,22 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.sweep import SweepLimits
-from lockstep.storage_backends.registry import open_backend
+from lockstep.storage_backends.registry import make_backend
 from tests.kit.storage.calls import (
     get,
     listed,
     object_name,
     opened,
+    opened_at,
     outcomes_of,
     page,
     put_many,
     run,
     soon,
+    using,
 )
 from tests.kit.storage.files import FileStore
 
@@ -44,8 +46,8 @@ def everything(root: Path) -> dict[Path, tuple[float, bytes]]:
     }
 
 
-async def looking(store: FileStore) -> StorageBackend:
-    return await open_backend(f"{store.root.as_uri()}?read_only=1&ttl_s=1&quota_bytes=1&direct=1")
+def looking_at(store: FileStore) -> str:
+    return f"{store.root.as_uri()}?read_only=1&ttl_s=1&quota_bytes=1&direct=1"
 
 
 async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_stays(
@@ -53,12 +55,11 @@ async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_st
 ) -> None:
     before = everything(store.root)
 
-    backend = await looking(store)
-    each_time = [ReadOutcome.OK, ReadOutcome.CORRUPT, ReadOutcome.MISSING]
-    assert [await outcomes_of(backend, (1, 2, 3)) for _ in range(2)] == [each_time] * 2
-    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-    assert len(await listed(backend)) == 2
-    await backend.close()
+    async with opened_at(looking_at(store)) as backend:
+        each_time = [ReadOutcome.OK, ReadOutcome.CORRUPT, ReadOutcome.MISSING]
+        assert [await outcomes_of(backend, (1, 2, 3)) for _ in range(2)] == [each_time] * 2
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+        assert len(await listed(backend)) == 2
 
     assert everything(store.root) == before
 
@@ -66,20 +67,18 @@ async def test_what_is_sound_is_read_and_what_is_bad_is_corrupt_each_time_and_st
 async def test_nothing_can_be_written_or_removed(store: FileStore) -> None:
     before = everything(store.root)
 
-    backend = await looking(store)
-    assert await put_many(backend, (1, 2, 3)) == [WriteOutcome.FAILED] * 3
-    names = [object_name(number) for number in (1, 3)]
-    assert await backend.remove(names, deadline=soon()) == [False, True]
-    await backend.close()
+    async with opened_at(looking_at(store)) as backend:
+        assert await put_many(backend, (1, 2, 3)) == [WriteOutcome.FAILED] * 3
+        names = [object_name(number) for number in (1, 3)]
+        assert await backend.remove(names, deadline=soon()) == [False, True]
     assert everything(store.root) == before
 
 
 async def test_a_store_that_is_only_looked_at_is_never_swept(store: FileStore) -> None:
-    backend = FileBackend(store.root, read_only=True, limits=SweepLimits(ttl_s=1))
-
-    await backend.open()
-    assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
-    await backend.close()
+    async with using(
+        FileBackend(store.root, read_only=True, limits=SweepLimits(ttl_s=1))
+    ) as backend:
+        assert backend._sweeper is None  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("there", [(), ("nowhere",)], ids=["store", "objects"])
@@ -91,15 +90,15 @@ def test_a_store_that_is_not_there_is_refused_and_not_made(
     before = list(tmp_path.rglob("*"))
 
     with pytest.raises(ConfigError, match=r"this process may read$|no folder 'objects'"):
-        run(looking(FileStore(tmp_path / "nowhere")))
+        run(make_backend(looking_at(FileStore(tmp_path / "nowhere"))).open())
 
     assert list(tmp_path.rglob("*")) == before
 
 
-def test_a_directory_that_anybody_could_have_written_to_is_refused_all_the_same(
+async def test_a_directory_that_anybody_could_have_written_to_is_refused_all_the_same(
     store: FileStore,
 ) -> None:
     (store.root / "objects").chmod(0o777)
 
     with pytest.raises(ConfigError, match="could forge pages"):
-        run(looking(store))
+        await make_backend(looking_at(store)).open()

@@ -23,12 +23,12 @@ from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.sweep import SweepLimits
 from lockstep.storage_backends.file.trust import Trust
-from lockstep.storage_backends.registry import open_backend
 from tests.kit.storage.calls import (
     get,
     listed,
     object_name,
     opened,
+    opened_at,
     outcomes_of,
     page,
     put,
@@ -219,23 +219,21 @@ async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileS
         (0o770, "by group [0-9]+,.*chmod g-w.*trust=group", ["group", "any"]),
     ],
 )
-def test_a_directory_that_others_can_write_to_is_refused_unless_they_are_trusted(
+async def test_a_directory_that_others_can_write_to_is_refused_unless_they_are_trusted(
     store: FileStore, below: str, mode: int, said: str, trusts: list[str]
 ) -> None:
     (store.root / below).mkdir(parents=True)
     (store.root / below).chmod(mode)
     before = list(store.root.rglob("*"))
     with pytest.raises(ConfigError, match=said):
-        run(FileBackend(store.root).open())
+        await FileBackend(store.root).open()
     assert list(store.root.rglob("*")) == before
 
-    async def trusting(trust: str) -> WriteOutcome:
-        backend = await open_backend(f"{store.root.as_uri()}?trust={trust}")
-        outcome = await put(backend, object_name(trusts.index(trust)), page(1))
-        await backend.close()
-        return outcome
-
-    assert [run(trusting(each)) for each in trusts] == [WriteOutcome.OK] * len(trusts)
+    outcomes: list[WriteOutcome] = []
+    for number, trust in enumerate(trusts):
+        async with opened_at(f"{store.root.as_uri()}?trust={trust}") as backend:
+            outcomes += await put_many(backend, [number])
+    assert outcomes == [WriteOutcome.OK] * len(trusts)
 
 
 def test_the_group_of_a_directory_is_trusted_without_everybody_else(store: FileStore) -> None:

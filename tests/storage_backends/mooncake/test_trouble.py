@@ -28,12 +28,11 @@ from tests.kit.servers.mooncake_master import (
     line_of,
     pool,
     process,
-    stopped_process,
     tell,
-    until,
     usable,
 )
 from tests.kit.servers.mooncake_process import NAMES
+from tests.kit.servers.processes import stopped_process, until
 from tests.kit.storage.calls import (
     KIB,
     eventually,

@@ -1,21 +1,18 @@
-"""`3fs://` over damaged indexes, ill disks and small filesystems, and with buffers that do not fit."""
+"""`3fs://` over damaged indexes, ill disks and small filesystems."""
 
 import errno
 import os
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 from lockstep.errors import ConfigError, StorageError
-from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
+from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.three_fs import backend as three_fs
 from lockstep.storage_backends.three_fs import files as three_fs_files
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 from tests.kit.storage.calls import (
     get,
     listed,
@@ -23,11 +20,13 @@ from tests.kit.storage.calls import (
     opened,
     page,
     put,
-    reading,
+    put_many,
     soon,
-    writing,
+    wrongly_served,
 )
-from tests.kit.storage.three_fs import SLOT_BYTES, small_store
+from tests.kit.storage.files import failing
+from tests.kit.storage.index_entries import alter
+from tests.kit.storage.three_fs import over_usrbio, small_store
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
@@ -50,9 +49,7 @@ async def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
-    with sqlite3.connect(tmp_path / "index.db") as database:
-        database.executescript(harm)
-    database.close()
+    alter(tmp_path / "index.db", harm)
     backend = ThreeFsBackend(store.root, store.make_index())
     with pytest.raises(ConfigError) as caught:
         await backend.open()
@@ -75,19 +72,15 @@ async def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
 )
 async def test_a_damaged_index_costs_keys_and_never_raises(tmp_path: Path, harm: str) -> None:
     store = small_store(tmp_path)
-
     async with opened(store) as backend:
         for number in range(5):
             await put(backend, object_name(number), page(number))
-    with sqlite3.connect(tmp_path / "index.db") as database:
-        database.execute(harm)
-    database.close()
+    alter(tmp_path / "index.db", harm)
+
     async with opened(store) as backend:
-        for number in range(5):
-            outcome, content = await get(backend, object_name(number))
-            assert outcome is not ReadOutcome.OK or content == page(number)
-        writes = [writing(object_name(number), page(number)) for number in range(3, 12)]
-        outcomes = await backend.write(writes, deadline=soon())
+        read = [await get(backend, object_name(number)) for number in range(5)]
+        assert wrongly_served(range(5), read) == []
+        outcomes = await put_many(backend, range(3, 12))
         assert (WriteOutcome.FAILED in outcomes) == ("settings" in harm)
         assert await backend.exists([object_name(77)], deadline=soon()) == [False]
         assert len(await backend.remove([object_name(1)], deadline=soon())) == 1
@@ -102,13 +95,10 @@ async def test_a_listing_that_cannot_read_a_part_says_so(
 ) -> None:
     store = small_store(tmp_path)
 
-    def refuse(*_: Any) -> int:
-        raise OSError(errno.EIO, "the disk is ill")
-
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
         with monkeypatch.context() as patched:
-            patched.setattr(os, "preadv", refuse)
+            patched.setattr(os, "preadv", failing())
             with pytest.raises(StorageError, match="could not be listed") as caught:
                 await listed(backend)
             assert "\n" not in str(caught.value)
@@ -116,7 +106,7 @@ async def test_a_listing_that_cannot_read_a_part_says_so(
         assert len(await listed(backend)) == 1
     async with opened(store) as backend:
         with monkeypatch.context() as patched:
-            patched.setattr(os, "fstat", refuse)
+            patched.setattr(os, "fstat", failing())
             with pytest.raises(StorageError, match="could not be listed"):
                 await listed(backend)
         (store.root / "slots-000000").unlink()
@@ -128,7 +118,7 @@ async def test_a_listing_that_a_ring_does_not_answer_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(tmp_path, make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"))
+    store = small_store(tmp_path, make_rings=over_usrbio(stand_in))
     monkeypatch.setattr(three_fs, "_LIST_TIMEOUT_S", 0.2)
 
     async with opened(store) as backend:
@@ -139,56 +129,19 @@ async def test_a_listing_that_a_ring_does_not_answer_says_so(
         stand_in.gate.set()
 
 
-def unfit(kind: str, nbytes: int) -> tuple[memoryview, ...]:
-    match kind:
-        case "longer":
-            return (memoryview(bytearray(nbytes + 1)),)
-        case "shorter":
-            return (memoryview(bytearray(nbytes // 2)), memoryview(bytearray(nbytes // 2 - 1)))
-        case "far longer":
-            return (memoryview(bytearray(SLOT_BYTES)),)
-        case _:
-            return (memoryview(bytearray(2 * nbytes))[::2],)
-
-
-@pytest.mark.parametrize("kind", ["longer", "shorter", "far longer", "not contiguous"])
-async def test_buffers_that_do_not_fit_cost_their_key_alone(tmp_path: Path, kind: str) -> None:
-    store = small_store(tmp_path)
-    nbytes = 16 << 10
-    shape = ObjectShape.whole(nbytes)
-
-    async with opened(store) as backend:
-        await put(backend, object_name(0), page(0))
-        bad = Write(object_name(1), unfit(kind, nbytes), shape)
-        good = [writing(object_name(number), page(number)) for number in (2, 3)]
-        wrote = await backend.write([good[0], bad, good[1]], deadline=soon())
-        assert wrote == [WriteOutcome.OK, WriteOutcome.FAILED, WriteOutcome.OK]
-        unread = Read(object_name(0), unfit(kind, nbytes), shape)
-        constant = Read(object_name(0), (memoryview(bytes(nbytes)),), shape)
-        buffers = [bytearray(nbytes) for _ in range(2)]
-        reads = [reading(object_name(number + 2), each) for number, each in enumerate(buffers)]
-        outcomes = await backend.read([reads[0], unread, constant, reads[1]], deadline=soon())
-        failed = ReadOutcome.FAILED
-        assert outcomes == [ReadOutcome.OK, failed, failed, ReadOutcome.OK]
-        assert buffers == [page(2), page(3)]
-        assert await get(backend, object_name(0)) == (ReadOutcome.OK, page(0))
-
-
-@pytest.mark.parametrize("fails", ["allocate", "pwritev"])
+@pytest.mark.parametrize(("module", "fails"), [(three_fs_files, "allocate"), (os, "pwritev")])
 async def test_a_filesystem_that_is_too_small_is_said_once_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: ModuleType,
+    fails: str,
 ) -> None:
-    store = small_store(tmp_path)
+    monkeypatch.setattr(module, fails, failing(errno.ENOSPC))
 
-    def refuse(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    async with opened(small_store(tmp_path)) as backend:
+        written = [await put_many(backend, range(8)) for _ in range(2)]
 
-    monkeypatch.setattr(*((three_fs_files, fails) if fails == "allocate" else (os, fails)), refuse)
-
-    async with opened(store) as backend:
-        writes = [writing(object_name(number), page(number)) for number in range(8)]
-        for _ in range(2):
-            outcomes = await backend.write(writes, deadline=soon())
-            assert set(outcomes) == {WriteOutcome.FAILED}
+    assert written == [[WriteOutcome.FAILED] * 8] * 2
     (said,) = [each for each in caplog.messages if "No space left" in each]
     assert "files=" in said

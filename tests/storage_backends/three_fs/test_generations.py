@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,21 +9,24 @@ from typing import Any
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from tests.kit.programs import program
 from tests.kit.storage.calls import (
+    found,
     full_page,
     get,
     get_columns,
+    get_many,
     listed,
     object_name,
     opened,
+    outcomes_of,
     page,
     put,
     put_columns,
+    put_many,
     soon,
-    writing,
 )
-from tests.kit.storage.three_fs import SlotStore, WatchedIndex, small_store
+from tests.kit.storage.racing import finish, race, start, wins_found
+from tests.kit.storage.three_fs import SlotStore, WatchedIndex, small_store, watched
 from tests.kit.storage.three_fs_writers import FIRST_KILLED, PAGE_BYTES, PHASES, store_at
 
 PROGRAM = "tests.kit.storage.three_fs_writers"
@@ -47,48 +49,28 @@ def meanwhile(store: SlotStore, index: WatchedIndex, scenario: Callable[[Any], A
     index.meanwhile = lambda: in_another_loop(with_another())
 
 
-def start(*arguments: object) -> "subprocess.Popen[str]":
-    command = program(PROGRAM, *arguments)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return output
-
-
 async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_come_back(
     tmp_path: Path, index: str
 ) -> None:
     store = store_at(tmp_path / "store", index, "killed")
+    killed = range(FIRST_KILLED, FIRST_KILLED + len(PHASES))
+    standing = [1, FIRST_KILLED + PHASES.index("after committing")]
+    new = range(202, 216)
 
     async with opened(store) as backend:
-        assert await put(backend, object_name(1), page(1, PAGE_BYTES)) is WriteOutcome.OK
-    finish(start("killed", store.root, index, "killed"))
+        assert await put_many(backend, [1], PAGE_BYTES) == [WriteOutcome.OK]
+    finish(start(PROGRAM, "killed", store.root, index, "killed"))
     async with opened(store) as backend:
-        assert await get(backend, object_name(1), PAGE_BYTES) == (
-            ReadOutcome.OK,
-            page(1, PAGE_BYTES),
-        )
-        committed = PHASES.index("after committing")
-        for at in range(len(PHASES)):
-            number = FIRST_KILLED + at
-            outcome, content = await get(backend, object_name(number), PAGE_BYTES)
-            if at == committed:
-                assert (outcome, content) == (ReadOutcome.OK, page(number, PAGE_BYTES))
-            else:
-                assert outcome is ReadOutcome.MISSING
+        assert await get_many(backend, standing, PAGE_BYTES) == found(standing, PAGE_BYTES)
+        gone = await outcomes_of(backend, [each for each in killed if each not in standing])
+        assert gone == [ReadOutcome.MISSING] * (len(PHASES) - 1)
         assert backend.counters().reads_corrupt == 0
         store.end_leases()
         # Exactly the slots that have no object are free: nothing gives way to these.
-        for number in range(2, 16):
-            content = page(number, PAGE_BYTES)
-            assert await put(backend, object_name(200 + number), content) is WriteOutcome.OK
-        for number in range(2, 16):
-            outcome, content = await get(backend, object_name(200 + number), PAGE_BYTES)
-            assert (outcome, content) == (ReadOutcome.OK, page(number, PAGE_BYTES))
-        names = [object_name(1), object_name(FIRST_KILLED + committed)]
+        written = [(await put_many(backend, [each], PAGE_BYTES))[0] for each in new]
+        assert written == [WriteOutcome.OK] * len(new)
+        assert await get_many(backend, new, PAGE_BYTES) == found(new, PAGE_BYTES)
+        names = [object_name(each) for each in standing]
         assert await backend.exists(names, deadline=soon()) == [True, True]
         assert len(await listed(backend)) == 16
 
@@ -96,69 +78,47 @@ async def test_a_writer_killed_in_any_phase_leaves_right_objects_and_its_slots_c
 async def test_of_two_processes_that_write_a_name_exactly_one_wins(
     tmp_path: Path, index: str
 ) -> None:
-    names = 12
     store = store_at(tmp_path / "store", index, "racing")
-    writers = [start("racing", store.root, index, "racing", writer, names) for writer in range(2)]
-    wins = [int(finish(writer)) for writer in writers]
-    assert sum(wins) == names
 
-    async with opened(store) as backend:
-        contents = [page(writer, PAGE_BYTES) for writer in range(2)]
-        found = [0, 0]
-        for number in range(names):
-            outcome, content = await get(backend, object_name(number), PAGE_BYTES)
-            assert outcome is ReadOutcome.OK
-            found[contents.index(content)] += 1
-        assert found == wins
+    wins = race(PROGRAM, "racing", store.root, index, "racing", names=12)
+
+    assert sum(wins) == 12
+    assert await wins_found(store, 12, PAGE_BYTES) == wins
 
 
 async def test_a_reader_that_meets_the_wrong_generation_has_a_miss(tmp_path: Path) -> None:
     store = small_store(tmp_path)
-    index = WatchedIndex(f"{tmp_path}/index.db")
-
-    backend = store.backend(index)
-    await backend.open()
-    await put(backend, object_name(1), page(1))
-    # The bytes are still there, and right; but nothing says so any more.
-    meanwhile(store, index, lambda other: other.remove([object_name(1)], deadline=soon()))
-    assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-    await backend.close()
+    async with watched(store) as (backend, index):
+        await put(backend, object_name(1), page(1))
+        # The bytes are still there, and right; but nothing says so any more.
+        meanwhile(store, index, lambda other: other.remove([object_name(1)], deadline=soon()))
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
 async def test_a_slot_that_was_lent_out_during_a_read_is_a_miss_and_harms_nobody(
     tmp_path: Path,
 ) -> None:
     store = small_store(tmp_path, file_slots=1, files=1)
-    index = WatchedIndex(f"{tmp_path}/index.db")
-
-    backend = store.backend(index)
-    await backend.open()
-    await put(backend, object_name(1), page(1))
-    entry = store.entry(object_name(1))
-    async with opened(store) as other:
+    async with watched(store) as (backend, index), opened(store) as other:
+        await put(backend, object_name(1), page(1))
+        entry = store.entry(object_name(1))
         await put(other, object_name(2), page(2))
-    # As the reader knows it, the slot is still that of the first object.
-    index.late_answer = entry
-    assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-    assert backend.counters().reads_corrupt == 0
-    async with opened(store) as other:
+        # As the reader knows it, the slot is still that of the first object.
+        index.late_answer = entry
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+        assert backend.counters().reads_corrupt == 0
         assert await get(other, object_name(2)) == (ReadOutcome.OK, page(2))
-    await backend.close()
 
 
 async def test_a_reader_follows_an_object_that_was_replaced_under_its_hands(tmp_path: Path) -> None:
     store = small_store(tmp_path, slot_bytes=64 << 10)
-    index = WatchedIndex(f"{tmp_path}/index.db")
-
-    backend = store.backend(index)
-    await backend.open()
-    await put_columns(backend, object_name(1), 0, author=1)
-    meanwhile(store, index, lambda other: put_columns(other, object_name(1), 1, author=2))
-    assert await get_columns(backend, object_name(1), 0) == (
-        ReadOutcome.OK,
-        full_page(0, author=2),
-    )
-    await backend.close()
+    async with watched(store) as (backend, index):
+        await put_columns(backend, object_name(1), 0, author=1)
+        meanwhile(store, index, lambda other: put_columns(other, object_name(1), 1, author=2))
+        assert await get_columns(backend, object_name(1), 0) == (
+            ReadOutcome.OK,
+            full_page(0, author=2),
+        )
 
 
 async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss(
@@ -181,33 +141,26 @@ async def test_what_a_writer_from_the_dead_puts_into_a_slot_of_another_is_a_miss
 async def test_when_all_slots_are_used_the_least_recently_used_objects_give_way(
     tmp_path: Path, index: str
 ) -> None:
-    store = small_store(tmp_path, index)
+    kept = [0, 3, *range(8, 14)]
 
-    async with opened(store) as backend:
+    async with opened(small_store(tmp_path, index)) as backend:
         for number in range(8):
             await put(backend, object_name(number), page(number))
-        for number in (0, 3):
-            assert (await get(backend, object_name(number)))[0] is ReadOutcome.OK
-        for number in range(8, 14):
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
-        kept = [0, 3, *range(8, 14)]
-        for number in range(14):
-            outcome, content = await get(backend, object_name(number))
-            if number in kept:
-                assert (outcome, content) == (ReadOutcome.OK, page(number))
-            else:
-                assert outcome is ReadOutcome.MISSING
+        assert await outcomes_of(backend, (0, 3)) == [ReadOutcome.OK] * 2
+        written = [await put(backend, object_name(n), page(n)) for n in range(8, 14)]
+        assert written == [WriteOutcome.OK] * 6
+        assert await outcomes_of(backend, range(14)) == [
+            ReadOutcome.OK if number in kept else ReadOutcome.MISSING for number in range(14)
+        ]
+        assert await get_many(backend, kept) == found(kept)
         assert len(await listed(backend)) == 8
 
 
 async def test_a_batch_of_more_objects_than_there_are_slots_is_written_all_the_same(
     tmp_path: Path, index: str
 ) -> None:
-    store = small_store(tmp_path, index)
-
-    async with opened(store) as backend:
-        writes = [writing(object_name(number), page(number)) for number in range(50)]
-        assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
+    async with opened(small_store(tmp_path, index)) as backend:
+        assert await put_many(backend, range(50)) == [WriteOutcome.OK] * 50
         assert len(await listed(backend)) == 8
 
 

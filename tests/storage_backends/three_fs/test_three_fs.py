@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -19,21 +18,24 @@ from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.records.manifest import claim_model
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.three_fs.backend import ThreeFsBackend
-from lockstep.storage_backends.three_fs.usrbio_rings import UsrbioRings
 from tests.kit.launch.stores import LAYOUT
 from tests.kit.servers.redis_server import RedisServer
 from tests.kit.storage.calls import (
     get,
     object_name,
     opened,
+    opened_at,
+    outcomes_of,
     page,
     put,
+    put_many,
     reading,
     run,
     soon,
     writing,
 )
-from tests.kit.storage.three_fs import WatchedIndex, small_store
+from tests.kit.storage.files import Gate, modes_in
+from tests.kit.storage.three_fs import over_usrbio, small_store, watched
 from tests.kit.storage.usrbio_stand_in import UsrbioStandIn
 
 
@@ -47,19 +49,12 @@ async def give_up_once(begun: threading.Event, call: Coroutine[Any, Any, Any]) -
 
 
 async def test_unknown_keys_cost_one_question_for_all_of_them(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-    index = WatchedIndex(f"{tmp_path}/index.db")
-
-    backend = store.backend(index)
-    await backend.open()
-    buffers = [bytearray(1 << 20) for _ in range(20)]
-    reads = [reading(object_name(number), buffer) for number, buffer in enumerate(buffers)]
-    assert set(await backend.read(reads, deadline=soon())) == {ReadOutcome.MISSING}
-    assert index.questions == [20]
-    names = [object_name(number) for number in range(1000)]
-    assert set(await backend.exists(names, deadline=soon())) == {False}
-    assert index.questions == [20, 1000]
-    await backend.close()
+    async with watched(small_store(tmp_path)) as (backend, index):
+        assert await outcomes_of(backend, range(20), 1 << 20) == [ReadOutcome.MISSING] * 20
+        assert index.questions == [20]
+        names = [object_name(number) for number in range(1000)]
+        assert set(await backend.exists(names, deadline=soon())) == {False}
+        assert index.questions == [20, 1000]
 
 
 async def test_an_object_that_is_larger_than_a_slot_is_not_stored_and_that_is_said_once(
@@ -71,9 +66,8 @@ async def test_an_object_that_is_larger_than_a_slot_is_not_stored_and_that_is_sa
     async with opened(store) as backend:
         assert await put(backend, object_name(1), page(1, room)) is WriteOutcome.OK
         assert await get(backend, object_name(1), room) == (ReadOutcome.OK, page(1, room))
-        for number in (2, 3):
-            content = page(number, room + 1)
-            assert await put(backend, object_name(number), content) is WriteOutcome.FAILED
+        too_large = [await put(backend, object_name(n), page(n, room + 1)) for n in (2, 3)]
+        assert too_large == [WriteOutcome.FAILED] * 2
         assert (await get(backend, object_name(2), room + 1))[0] is ReadOutcome.MISSING
     (said,) = [each for each in caplog.messages if "do not fit" in each]
     assert str(room + 1) in said
@@ -88,11 +82,8 @@ async def test_pages_that_leave_most_of_their_slots_empty_are_complained_of_once
 
     async with opened(store) as backend:
         assert await put(backend, object_name(99), page(99, 1)) is WriteOutcome.OK
-        for first in (0, 8):
-            numbers = range(first, first + 8)
-            writes = [writing(object_name(each), page(each, nbytes)) for each in numbers]
-            outcomes = await backend.write(writes, deadline=soon())
-            assert outcomes == [WriteOutcome.OK] * 8
+        written = [await put_many(backend, range(at, at + 8), nbytes) for at in (0, 8)]
+        assert written == [[WriteOutcome.OK] * 8] * 2
     said = [each for each in caplog.messages if "of slots of" in each]
     assert len(said) == wasteful
     assert all("8192 bytes" in each and "slot_bytes=20480," in each for each in said)
@@ -108,8 +99,7 @@ def test_no_advice_is_less_than_what_a_manifest_needs_and_to_follow_it_helps(
         caplog.clear()
         async with opened(small_store(directory, slot_bytes=slot_bytes, file_slots=16)) as backend:
             await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
-            writes = [writing(object_name(each), page(each, page_bytes)) for each in range(8)]
-            await backend.write(writes, deadline=soon())
+            await put_many(backend, range(8), page_bytes)
         return [
             advised for each in caplog.messages for advised in re.findall(r"slot_bytes=(\d+)", each)
         ]
@@ -233,9 +223,8 @@ async def test_files_and_directories_are_the_user_s_own(tmp_path: Path) -> None:
 
     async with opened(store) as backend:
         await put(backend, object_name(0), page(0))
-    assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
     assert sorted(each.name for each in store.root.iterdir()) == ["slots-000000", "store"]
-    assert {stat.S_IMODE(each.stat().st_mode) for each in store.root.iterdir()} == {0o600}
+    assert modes_in(store.root) == {("directory", 0o700), ("file", 0o600)}
     assert (store.root / "slots-000000").stat().st_size == 4 * (32 << 10)
 
 
@@ -259,7 +248,7 @@ async def test_a_usrbio_ring_that_does_not_answer_never_touches_the_caller_s_buf
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(tmp_path, make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"))
+    store = small_store(tmp_path, make_rings=over_usrbio(stand_in))
 
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
@@ -280,12 +269,7 @@ async def test_a_slot_that_a_ring_may_still_write_into_is_not_lent_out_before_it
     tmp_path: Path,
 ) -> None:
     stand_in = UsrbioStandIn()
-    store = small_store(
-        tmp_path,
-        file_slots=1,
-        files=1,
-        make_rings=lambda: UsrbioRings(stand_in, "/mnt/3fs"),
-    )
+    store = small_store(tmp_path, file_slots=1, files=1, make_rings=over_usrbio(stand_in))
 
     async with opened(store) as backend:
         stand_in.gate.clear()
@@ -303,25 +287,17 @@ async def test_a_read_that_the_kernel_holds_returns_only_when_it_lets_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = small_store(tmp_path)
-    held, let_go = threading.Event(), threading.Event()
-    preadv = os.preadv
-
-    def hang(*arguments: Any) -> int:
-        held.set()
-        let_go.wait()
-        return preadv(*arguments)
-
     async with opened(store) as backend:
         await put(backend, object_name(1), page(1))
-        monkeypatch.setattr(os, "preadv", hang)
+        gate = Gate(monkeypatch)
         buffer = bytearray(16 << 10)
         call = asyncio.create_task(backend.read([reading(object_name(1), buffer)], deadline=soon()))
-        await asyncio.to_thread(held.wait, 60)
+        await gate.entered()
         call.cancel()
         # However long it is held: nothing that happens makes it return sooner.
         done, _ = await asyncio.wait([call], timeout=0.1)
         assert not done
-        let_go.set()
+        gate.open()
         with suppress(asyncio.CancelledError):
             await call
 
@@ -348,8 +324,6 @@ async def test_a_store_is_opened_by_its_uri(tmp_path: Path, index: str) -> None:
     uri = f"3fs://{tmp_path}/store?index={index.replace('?', '%3F')}&index_name=by-uri"
     uri += "&slot_bytes=32768&file_slots=4&files=1&rings=2"
 
-    backend = make_backend(uri)
-    await backend.open()
-    assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-    await backend.close()
+    async with opened_at(uri) as backend:
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))

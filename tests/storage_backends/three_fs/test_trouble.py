@@ -2,17 +2,16 @@
 
 import asyncio
 import errno
-import os
-import signal
 import sqlite3
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lockstep.errors import ConfigError, StorageError
+from lockstep.errors import ConfigError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.page_index import sqlite as page_index_sqlite
@@ -27,17 +26,21 @@ from tests.kit.storage.calls import (
     listed,
     object_name,
     opened,
+    opened_at,
     page,
     put,
+    put_each,
+    put_many,
     reading,
     run,
     soon,
     writing,
 )
-from tests.kit.storage.three_fs import WatchedIndex, small_store
+from tests.kit.storage.files import failing
+from tests.kit.storage.three_fs import small_store, watched
 
-A_WHILE_S = 60.0
-"""What only a call that does not come back waits for."""
+A_WHILE_S = 15.0
+"""What only a call takes that does not come back."""
 
 
 def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +63,7 @@ def the_call(
             return backend.write([writing(object_name(2), page(2))], deadline=deadline)
 
 
-@pytest.mark.parametrize("ends", ["by its deadline", "cancelled"])
-@pytest.mark.parametrize(
+CALLS = pytest.mark.parametrize(
     ("method", "held", "late"),
     [
         ("exists", "look_up", False),
@@ -73,87 +75,67 @@ def the_call(
         ("write", "commit", WriteOutcome.TIMED_OUT),
     ],
 )
-async def test_no_call_waits_longer_for_an_index_than_for_anything_else(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    method: str,
-    held: str,
-    late: object,
-    ends: str,
-) -> None:
-    store = small_store(tmp_path)
-    index = WatchedIndex(f"{tmp_path}/index.db")
 
-    backend = store.backend(index)
-    await backend.open()
-    await put(backend, object_name(1), page(1))
-    index.holds = held
-    buffer = bytearray(16 << 10)
-    call = asyncio.create_task(the_call(backend, method, buffer, soon()))
-    try:
-        assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
-        if ends == "cancelled":
-            call.cancel()
-        else:
-            let_time_pass(monkeypatch)
-        done, _ = await asyncio.wait([call], timeout=A_WHILE_S / 4)
-        assert done
-        if ends == "cancelled":
-            assert call.cancelled()
-        else:
-            assert call.result() == [late]
-    finally:
-        index.holds = ""
-        index.let_go.set()
-    assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
-    assert await get(backend, object_name(3)) == (ReadOutcome.OK, page(3))
-    await backend.close()
+
+@asynccontextmanager
+async def held_up(folder: Path, method: str, held: str) -> AsyncGenerator[asyncio.Task[list[Any]]]:
+    """A call of a store whose index does not answer while in here; behind it all goes on as before."""
+    async with watched(small_store(folder)) as (backend, index):
+        await put(backend, object_name(1), page(1))
+        with index.holding(held):
+            buffer = bytearray(16 << 10)
+            call = asyncio.create_task(the_call(backend, method, buffer, soon()))
+            await index.held()
+            yield call
+        assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
+        assert await get(backend, object_name(3)) == (ReadOutcome.OK, page(3))
+
+
+@CALLS
+async def test_a_call_that_an_index_does_not_answer_ends_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, held: str, late: object
+) -> None:
+    async with held_up(tmp_path, method, held) as call:
+        let_time_pass(monkeypatch)
+        async with asyncio.timeout(A_WHILE_S):
+            assert await call == [late]
+
+
+@CALLS
+async def test_a_call_that_an_index_does_not_answer_can_be_cancelled(
+    tmp_path: Path, method: str, held: str, late: object
+) -> None:
+    async with held_up(tmp_path, method, held) as call:
+        call.cancel()
+        await asyncio.wait([call], timeout=A_WHILE_S)
+        assert call.cancelled()
 
 
 async def test_slots_that_come_too_late_for_their_writer_are_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = small_store(tmp_path, file_slots=1, files=1)
-    index = WatchedIndex(f"{tmp_path}/index.db")
-
-    backend = store.backend(index)
-    await backend.open()
-    index.holds = "reserve"
-    writing_late = asyncio.create_task(put(backend, object_name(1), page(1)))
-    assert await asyncio.to_thread(index.begun.wait, A_WHILE_S)
-    let_time_pass(monkeypatch)
-    assert await writing_late is WriteOutcome.TIMED_OUT
-    index.holds = ""
-    index.let_go.set()
-    assert await asyncio.to_thread(index.released.wait, A_WHILE_S)
-    assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
-    await backend.close()
+    async with watched(small_store(tmp_path, file_slots=1, files=1)) as (backend, index):
+        with index.holding("reserve"):
+            writing_late = asyncio.create_task(put(backend, object_name(1), page(1)))
+            await index.held()
+            let_time_pass(monkeypatch)
+            assert await writing_late is WriteOutcome.TIMED_OUT
+        await index.released()
+        assert await put(backend, object_name(2), page(2)) is WriteOutcome.OK
 
 
-def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> None:
-    redis = pytest.importorskip("redis")
-
-    async def scenario(server: RedisServer, process: int) -> None:
+async def test_a_redis_that_stands_still_costs_a_call_its_deadline(tmp_path: Path) -> None:
+    with RedisServer() as server:
         async with opened(small_store(tmp_path, server.url())) as backend:
             await put(backend, object_name(1), page(1))
-            os.kill(process, signal.SIGSTOP)
-            try:
+            with server.standing_still():
                 brief = time.monotonic() + 0.3
                 reads = [reading(object_name(1), bytearray(16 << 10))]
                 assert await backend.read(reads, deadline=brief) == [ReadOutcome.TIMED_OUT]
                 brief = time.monotonic() + 0.3
                 writes = [writing(object_name(2), page(2))]
                 assert await backend.write(writes, deadline=brief) == [WriteOutcome.TIMED_OUT]
-            finally:
-                os.kill(process, signal.SIGCONT)
             assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-    with RedisServer() as server:
-        client = redis.Redis.from_url(server.url())
-        process = int(client.info("server")["process_id"])
-        client.close()
-        run(scenario(server, process))
 
 
 async def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadline(
@@ -175,21 +157,6 @@ async def test_a_sqlite_that_another_process_has_locked_costs_a_write_its_deadli
         assert await put(backend, object_name(3), page(3)) is WriteOutcome.OK
 
 
-async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
-    tmp_path: Path,
-) -> None:
-    backend = small_store(tmp_path).backend()
-    await backend.open()
-    for number in range(3):
-        await put(backend, object_name(number), page(number))
-    listing = backend.objects()
-    await anext(listing)
-    await backend.close()
-    with pytest.raises(StorageError, match="closed while it was listed; open it again"):
-        _ = [each async for each in listing]
-    assert await listed(backend) == []
-
-
 @pytest.mark.parametrize(
     ("index", "told"),
     [
@@ -197,17 +164,16 @@ async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end
         ("sqlite://{}/nodir/index.db", r"there is no directory .*/nodir; make it"),
     ],
 )
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", ["", "above/store"])
 def test_an_open_that_fails_leaves_nothing_behind(
-    tmp_path: Path, *, index: str, told: str, there: bool
+    tmp_path: Path, index: str, told: str, there: str
 ) -> None:
-    root = tmp_path / "above" / "store"
-    if there:
-        root.mkdir(parents=True)
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
     before = list(tmp_path.rglob("*"))
 
+    uri = f"3fs://{tmp_path}/above/store?index={index.format(tmp_path)}"
     with pytest.raises(ConfigError, match=told):
-        run(make_backend(f"3fs://{root}?index={index.format(tmp_path)}").open())
+        run(make_backend(uri).open())
 
     assert list(tmp_path.rglob("*")) == before
 
@@ -220,7 +186,7 @@ def test_an_open_that_fails_leaves_nothing_behind(
         (0o770, "by group [0-9]+,.*chmod g-w", "group"),
     ],
 )
-def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
+async def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_trusted(
     tmp_path: Path, mode: int, said: str, trust: str
 ) -> None:
     root = tmp_path / "store"
@@ -229,26 +195,19 @@ def test_a_directory_that_others_can_put_files_into_is_refused_unless_they_are_t
     uri = f"3fs://{root}?index=sqlite://{root}/index.db&slot_bytes=32768&file_slots=4"
 
     with pytest.raises(ConfigError, match=said):
-        run(make_backend(uri).open())
+        await make_backend(uri).open()
     assert not list(root.iterdir())
 
-    async def trusting() -> None:
-        backend = make_backend(f"{uri}&trust={trust}")
-        await backend.open()
+    async with opened_at(f"{uri}&trust={trust}") as backend:
         assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-        await backend.close()
-
-    run(trusting())
 
 
 async def test_an_index_may_lie_in_a_new_directory_of_the_store_itself(tmp_path: Path) -> None:
     root = tmp_path / "store"
     uri = f"3fs://{root}?index=sqlite://{root}/index/pages.db&slot_bytes=32768&file_slots=4&files=1"
 
-    backend = make_backend(uri)
-    await backend.open()
-    assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-    await backend.close()
+    async with opened_at(uri) as backend:
+        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
     assert (root / "index" / "pages.db").is_file()
 
 
@@ -267,15 +226,10 @@ async def test_writes_that_fail_are_named_once_with_what_the_system_said(
     error: int,
     told: str,
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(error, os.strerror(error))
+    async with opened_at(small_uri(tmp_path)) as backend:
+        monkeypatch.setattr(three_fs_files, "allocate", failing(error))
+        assert await put_each(backend, range(5)) == {WriteOutcome.FAILED}
 
-    backend = make_backend(small_uri(tmp_path))
-    await backend.open()
-    monkeypatch.setattr(three_fs_files, "allocate", refuse)
-    for number in range(5):
-        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
-    await backend.close()
     (warning,) = caplog.messages
     assert warning.startswith(f"store {small_uri(tmp_path)}: slots-000000 cannot be written: ")
     assert told in warning
@@ -286,11 +240,9 @@ async def test_a_store_that_is_only_looked_at_says_so_to_the_first_write(
 ) -> None:
     uri = f"{small_uri(tmp_path)}&read_only=1"
 
-    backend = make_backend(uri)
-    await backend.open()
-    for number in range(3):
-        assert await put(backend, object_name(number), page(number)) is WriteOutcome.FAILED
-    await backend.close()
+    async with opened_at(uri) as backend:
+        assert await put_each(backend, range(3)) == {WriteOutcome.FAILED}
+
     (warning,) = caplog.messages
     assert f"store {uri}: it is read-only, and nothing is written" in warning
 
@@ -304,17 +256,18 @@ async def test_a_full_store_keeps_its_records_until_they_are_removed(
     async with opened(store) as backend:
         await claim_model(backend, "m", "1", {"kv": LAYOUT}, soon())
         assert await put(backend, mark, b"\1") is WriteOutcome.OK
-        for number in range(30):
-            assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
-            assert await get(backend, mark, 1) == (ReadOutcome.OK, bytearray(b"\1"))
+        told = [
+            (await put(backend, object_name(n), page(n)), await get(backend, mark, 1))
+            for n in range(30)
+        ]
+        assert told == [(WriteOutcome.OK, (ReadOutcome.OK, bytearray(b"\1")))] * 30
         assert len(await listed(backend)) == 8
         with pytest.raises(ConfigError, match="page_tokens is 4 in the store and 8 here"):
             await claim_model(backend, "m", "1", {"kv": OTHER_LAYOUT}, soon())
         names = [stored.name for stored in await listed(backend)]
         assert await backend.remove(names, deadline=soon()) == [True] * 8
         assert await listed(backend) == []
-        for number in range(8):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(8))
         assert len(await listed(backend)) == 8
 
 
@@ -344,17 +297,15 @@ def test_a_store_that_is_only_looked_at_stays_as_it_was(tmp_path: Path, lockstep
             for number in range(8):
                 await put(backend, object_name(number), page(number))
         store.spoil(object_name(1))
-        looking = make_backend(f"{uri}&read_only=1")
-        await looking.open()
-        assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
-        for _ in range(2):
-            assert (await get(looking, object_name(1)))[0] is ReadOutcome.CORRUPT
-        assert await put(looking, object_name(9), page(9)) is WriteOutcome.FAILED
-        names = [object_name(2), object_name(9)]
-        assert await looking.remove(names, deadline=soon()) == [False, True]
-        assert len(await listed(looking)) == 8
-        assert "8 slots" in looking.describe()  # type: ignore[attr-defined] # of every 3fs store.
-        await looking.close()
+        async with opened_at(f"{uri}&read_only=1") as looking:
+            assert await get(looking, object_name(0)) == (ReadOutcome.OK, page(0))
+            bad = [(await get(looking, object_name(1)))[0] for _ in range(2)]
+            assert bad == [ReadOutcome.CORRUPT] * 2
+            assert await put(looking, object_name(9), page(9)) is WriteOutcome.FAILED
+            names = [object_name(2), object_name(9)]
+            assert await looking.remove(names, deadline=soon()) == [False, True]
+            assert len(await listed(looking)) == 8
+            assert "8 slots" in looking.describe()  # type: ignore[attr-defined] # of every 3fs store.
 
     run(scenario())
     assert lockstep("verify", uri)[0] == 1

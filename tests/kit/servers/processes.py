@@ -1,0 +1,32 @@
+"""Waiting for what another process does, and letting one stand still."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Wait for what another process does, and fail if it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@contextmanager
+def stopped_process(pid: int) -> Generator[None]:
+    """Every thread of a process stands still: the signal alone may leave some time to a few."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        tasks = Path(f"/proc/{pid}/task")
+        until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]

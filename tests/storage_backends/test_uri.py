@@ -193,9 +193,6 @@ def test_uris_in_uris_without_end_are_shown_without_end_of_patience() -> None:
         f"3fs://u:{SECRET}@host/x?index=sqlite:///i",
         f"3fs:///x?index=postgres://u:{SECRET}@host",
         f"3fs:///x?index=sqlite://u:{SECRET}@host/x",
-        f"s3://AKIA:{SECRET}@bucket",
-        f"s3://b?secret_access_key={SECRET}",
-        f"s3://bucket?endpoint=http://u:{SECRET}@h:9000",
         f"s3://bucket?endpoint=ftp://h?token={SECRET}",
         f"s3://bucket?pack=4&password={SECRET}",
         f"tape://u:{SECRET}@host",
@@ -236,8 +233,9 @@ def test_what_a_client_says_of_a_store_is_told_without_the_secrets_of_its_uri(
     assert raised.value.__cause__ is None
 
 
-def test_an_index_is_told_without_its_password() -> None:
-    for uri in (f"redis://u:{SECRET}@h:1/0", f"redis://h:1/0?password={SECRET}"):
-        told = make_index(uri, "x").text
-        assert SECRET not in told
-        assert "h:1/0" in told
+@pytest.mark.parametrize("uri", [f"redis://u:{SECRET}@h:1/0", f"redis://h:1/0?password={SECRET}"])
+def test_an_index_is_told_without_its_password(uri: str) -> None:
+    told = make_index(uri, "x").text
+
+    assert SECRET not in told
+    assert "h:1/0" in told

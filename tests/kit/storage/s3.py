@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,26 +13,13 @@ from obstore.store import S3Store
 
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_name import ObjectName
-from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.page_index.contract import NOTHING, Commit, CommitOutcome, Entry
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
 from lockstep.storage_backends.s3.backend import S3Backend, from_uri
 from lockstep.storage_backends.s3.objects import path_of
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.servers.moto_server import make_bucket
-from tests.kit.storage.calls import (
-    KIB,
-    StoreUnderTest,
-    digest_of,
-    get,
-    object_name,
-    opened,
-    page,
-    reading,
-    soon,
-    writing,
-)
+from tests.kit.storage.calls import digest_of, using
 
 _SWELLING = bytes(1 << 20)
 _SWELLINGS = 256
@@ -63,6 +50,17 @@ class BucketStore:
     def backend(self, endpoint: str | None = None, options: str = "") -> S3Backend:
         return from_uri(parse_uri(self.uri(endpoint, options)))
 
+    @asynccontextmanager
+    async def behind_proxy(self, options: str = "") -> AsyncGenerator[tuple[S3Backend, "Proxy"]]:
+        """A backend, open while in here, and what records its requests from the opening on."""
+        proxy = Proxy(self.endpoint)
+        async with (
+            proxy.serving() as endpoint,
+            using(self.backend(endpoint, options)) as backend,
+        ):
+            proxy.forget()
+            yield backend, proxy
+
     def content(self, name: ObjectName) -> bytes:
         return bytes(obstore.get(self.client, existing(name)).bytes())
 
@@ -87,31 +85,6 @@ def existing(name: ObjectName) -> str:
     return path
 
 
-async def unfitting_buffers(store: StoreUnderTest) -> None:
-    """Write and read with buffers among which some do not fit: each costs its own key alone."""
-    short, long = bytes(16 * KIB - 1), bytes(16 * KIB + 1)
-    strided = memoryview(bytes(32 * KIB))[::2]
-    shape = ObjectShape.whole(16 * KIB)
-    async with opened(store) as backend:
-        writes = [writing(object_name(n), page(n)) for n in range(2)]
-        for content in (memoryview(short), memoryview(long), strided):
-            writes.append(Write(object_name(len(writes)), (content,), shape))
-        writes.append(writing(object_name(5), page(5)))
-        good, bad = WriteOutcome.OK, WriteOutcome.FAILED
-        assert await backend.write(writes, deadline=soon()) == [good, good, bad, bad, bad, good]
-        assert await backend.write(writes[2:5], deadline=soon()) == [bad] * 3
-        buffers = {number: bytearray(16 * KIB) for number in (0, 1, 5)}
-        reads = [reading(object_name(n), each) for n, each in buffers.items()]
-        for wrong in (bytearray(short), bytearray(long), bytearray(32 * KIB), bytes(16 * KIB)):
-            views = memoryview(wrong)
-            fits = views[::2] if len(wrong) == 32 * KIB else views
-            reads.insert(1, Read(object_name(1), (fits,), shape))
-        outcomes = await backend.read(reads, deadline=soon())
-        assert outcomes == [ReadOutcome.OK] + [ReadOutcome.FAILED] * 4 + [ReadOutcome.OK] * 2
-        assert buffers == {number: page(number) for number in (0, 1, 5)}
-        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-
-
 class PackedStore:
     """A store whose objects lie several to a file, with an index in `index`."""
 
@@ -122,6 +95,10 @@ class PackedStore:
 
     def backend(self, endpoint: str | None = None) -> S3Backend:
         return self.bucket.backend(endpoint, self.options)
+
+    def behind_proxy(self) -> AbstractAsyncContextManager[tuple[S3Backend, "Proxy"]]:
+        """As `BucketStore.behind_proxy`."""
+        return self.bucket.behind_proxy(self.options)
 
     def index(self) -> SqlitePageIndex:
         """The index, as somebody else would open it."""
@@ -195,6 +172,19 @@ class Proxy:
         """Hang up on everybody."""
         for writer in list(self._links):
             writer.close()
+
+    def fall_silent_at(self, words: str) -> asyncio.Event:
+        """Answer nothing from the GET on whose path has these words; sets what it returns then."""
+        silent = asyncio.Event()
+
+        def hear(path: str) -> bool:
+            if words in path:
+                self.hang = True
+                silent.set()
+            return False
+
+        self.refuses = hear
+        return silent
 
     def forget(self) -> None:
         """Begin to record anew."""

@@ -269,20 +269,6 @@ def test_a_walk_over_a_directory_of_thousands_takes_no_memory_for_their_names(
     assert peak < 256 * KIB
 
 
-async def test_a_listing_that_the_close_comes_into_says_so_and_does_not_just_end(
-    store: FileStore,
-) -> None:
-    backend = store.backend()
-    await backend.open()
-    for number in range(3):
-        await put(backend, object_name(number), page(number))
-    listing = backend.objects()
-    await anext(listing)
-    await backend.close()
-    with pytest.raises(StorageError, match="closed while it was listed; open it again"):
-        _ = [each async for each in listing]
-
-
 async def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) -> None:
     backend = store.backend(threads=1)
     await backend.open()

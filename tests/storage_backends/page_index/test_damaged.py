@@ -1,7 +1,6 @@
 """Page indexes with addresses that make no sense, with content nobody wrote, and in a crowd."""
 
-import sqlite3
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,12 @@ from lockstep.storage_backends.page_index.contract import (
     NOTHING,
     Commit,
     CommitOutcome,
-    Entry,
     Settings,
 )
 from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.three_fs.backend import RINGS_MAX
 from tests.kit.servers.redis_server import RedisServer
-
-LONG_S = 3600.0
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "little")
+from tests.kit.storage.index_entries import LONG_S, alter, entry, key
 
 
 @pytest.mark.parametrize(
@@ -51,7 +44,7 @@ def test_a_sqlite_index_that_was_damaged_costs_errors_of_the_store(tmp_path: Pat
     index.open()
     index.provide(4)
     (lent,) = index.reserve(1, LONG_S)
-    old = Entry(key(1), "file", 0, 1 << 14, 0, lent.generation)
+    old = entry(1, lent)
     assert index.commit([Commit(old, lent.slot, NOTHING)]) == [CommitOutcome.DONE]
     for harm, call in (
         ("UPDATE settings SET value = 'y' WHERE name = 'generation'", lambda: index.reserve(1, 9)),
@@ -64,16 +57,11 @@ def test_a_sqlite_index_that_was_damaged_costs_errors_of_the_store(tmp_path: Pat
             lambda: index.commit([Commit(old._replace(offset=1 << 70), 0, 0)]),
         ),
     ):
-        with sqlite3.connect(tmp_path / "pages.db") as database:
-            database.execute("INSERT OR REPLACE INTO settings VALUES ('fresh', 3)")
-            database.execute(harm)
-        database.close()
+        alter(tmp_path / "pages.db", "INSERT OR REPLACE INTO settings VALUES ('fresh', 3)", harm)
         with suppress(StorageError):
             call()
     index.close()
-    with sqlite3.connect(tmp_path / "pages.db") as database:
-        database.execute("INSERT OR REPLACE INTO settings VALUES ('format', 'z')")
-    database.close()
+    alter(tmp_path / "pages.db", "INSERT OR REPLACE INTO settings VALUES ('format', 'z')")
     with pytest.raises(ConfigError, match="cannot be used"):
         make_index(f"sqlite://{tmp_path}/pages.db", "").open()
 
@@ -129,21 +117,10 @@ def test_as_many_threads_as_a_store_may_have_can_ask_a_redis_at_once(
     index.open()
     index.provide(1)
     client = redis.Redis.from_url(redis_server.url())
-    answers: list[object] = []
-
-    def ask() -> None:
-        try:
-            answers.append(index.look_up([key(1)]))
-        except StorageError as error:
-            answers.append(error)
-
     # All ask while the server answers nobody, and so all at once.
     client.client_pause(500)
-    threads = [threading.Thread(target=ask) for _ in range(RINGS_MAX)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(RINGS_MAX) as threads:
+        answers = list(threads.map(index.look_up, [[key(1)]] * RINGS_MAX))
     assert answers == [[None]] * RINGS_MAX
     client.close()
     index.close()

@@ -1,7 +1,6 @@
 """The promises of a page index, held by every database."""
 
 import itertools
-import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Generator
@@ -21,8 +20,8 @@ from lockstep.storage_backends.page_index.contract import (
 )
 from lockstep.storage_backends.page_index.opening import make_index
 from tests.kit.servers.redis_server import RedisServer
+from tests.kit.storage.index_entries import LONG_S, alter, entry, key
 
-LONG_S = 3600.0
 _numbers = itertools.count()
 
 Connect = Callable[[], PageIndex]
@@ -47,15 +46,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect
     yield one_more
     for index in opened:
         index.close()
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "little")
-
-
-def entry(number: int, reservation: Reservation, present: int = 0) -> Entry:
-    offset = reservation.slot << 20
-    return Entry(key(number), f"file {number}", offset, 1 << 14, present, reservation.generation)
 
 
 def commit(
@@ -190,10 +180,12 @@ def test_an_entry_that_is_kept_never_gives_way_and_can_be_removed(connect: Conne
     index = connect()
     index.provide(3)
     record = put(index, 0, kept=True)
+    confirmed: list[Entry | None] = []
     for number in range(1, 9):
         put(index, number)
         # Its use, noted at any time, does not make it one of those that give way.
-        assert index.confirm([key(0)]) == [record]
+        confirmed += index.confirm([key(0)])
+    assert confirmed == [record] * 8
     told = {used.entry.key: used.age_s for some in index.entries() for used in some}
     assert set(told) == {key(0), key(7), key(8)}
     assert told[key(0)] is None
@@ -359,9 +351,7 @@ def test_an_index_in_another_format_is_refused(tmp_path: Path) -> None:
     index = make_index(f"sqlite://{tmp_path}/pages.db", "")
     index.open()
     index.close()
-    with sqlite3.connect(tmp_path / "pages.db") as database:
-        database.execute("UPDATE settings SET value = 99 WHERE name = 'format'")
-    database.close()
+    alter(tmp_path / "pages.db", "UPDATE settings SET value = 99 WHERE name = 'format'")
     with pytest.raises(ConfigError, match="format 99"):
         make_index(f"sqlite://{tmp_path}/pages.db", "").open()
 

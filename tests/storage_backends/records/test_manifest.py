@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.namespace import Namespace
 from lockstep.page_format.page_layout import Column, PageLayout
-from lockstep.storage_backends.base import WriteOutcome
+from lockstep.storage_backends.base import StorageBackend, WriteOutcome
 from lockstep.storage_backends.file.backend import FileBackend
 from lockstep.storage_backends.memory import MemoryBackend
 from lockstep.storage_backends.records.manifest import MANIFEST_BYTES, Manifest, claim_model
@@ -140,20 +141,23 @@ async def test_a_store_holds_other_models_and_weights_in_their_own_layouts(
 
 
 async def test_of_concurrent_claims_with_two_layouts_one_layout_wins(store: FileStore) -> None:
-    layouts = [KV_ONLY, {"kv": replace(LAYOUT, page_tokens=64)}]
+    layouts = [KV_ONLY, {"kv": replace(LAYOUT, page_tokens=64)}] * 4
 
     async with opened(store) as first, opened(store) as second:
-        for number in range(20):
-            results = await asyncio.gather(
+        told = [
+            await asyncio.gather(
                 *(
                     claim_model((first, second)[each % 2], "m", str(number), layout, soon())
-                    for each, layout in enumerate(layouts * 4)
+                    for each, layout in enumerate(layouts)
                 ),
                 return_exceptions=True,
             )
-            won = {each % 2 for each, result in enumerate(results) if result is None}
-            assert len(won) == 1
-            assert [isinstance(result, ConfigError) for result in results].count(True) == 4
+            for number in range(20)
+        ]
+
+    won = [{at % 2 for at, result in enumerate(some) if result is None} for some in told]
+    assert [len(each) for each in won] == [1] * 20
+    assert [sum(isinstance(each, ConfigError) for each in some) for some in told] == [4] * 20
 
 
 async def test_a_corrupt_manifest_is_replaced_and_all_still_agree(store: FileStore) -> None:
@@ -186,29 +190,29 @@ async def test_a_store_that_does_not_answer_in_time_is_a_storage_error(store: Fi
             await claim_model(backend, "m", "1", KV_ONLY, time.monotonic() - 1.0)
 
 
-@pytest.mark.parametrize("opened_by", ["claim_model", "ClaimedBackend"])
-def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
-    store: FileStore, opened_by: str
-) -> None:
-    async def scenario() -> None:
-        async with opened(store):
-            pass
-        looking = FileBackend(store.root, read_only=True)
-        text = "file:///kv?read_only=1"
-        if opened_by == "claim_model":
-            await looking.open()
-            await claim_model(looking, "m", "1", KV_ONLY, soon(), store=text)
-        else:
-            await ClaimedBackend(
-                looking, model="m", weights_version="1", layouts=KV_ONLY, store=text
-            ).open()
+async def claim_by_hand(backend: StorageBackend, store: str) -> None:
+    await backend.open()
+    await claim_model(backend, "m", "1", KV_ONLY, soon(), store=store)
 
+
+async def claim_when_opened(backend: StorageBackend, store: str) -> None:
+    claimed = ClaimedBackend(backend, model="m", weights_version="1", layouts=KV_ONLY, store=store)
+    await claimed.open()
+
+
+@pytest.mark.parametrize("claim", [claim_by_hand, claim_when_opened])
+async def test_a_store_that_refuses_the_manifest_is_named_with_what_to_look_at(
+    store: FileStore, claim: Callable[[StorageBackend, str], Awaitable[None]]
+) -> None:
+    async with opened(store):
+        pass
     told = (
         r"^store file:///kv\?read_only=1: the manifest of model 'm' could not be written: FAILED; the "
         "store refuses it, so look at the warnings before this error"
     )
+
     with pytest.raises(StorageError, match=told):
-        run(scenario())
+        await claim(FileBackend(store.root, read_only=True), "file:///kv?read_only=1")
 
 
 def test_a_model_with_too_many_columns_for_a_manifest_is_refused() -> None:

@@ -63,13 +63,24 @@ async def opened_on(shelf: Shelf) -> MemoryBackend:
     return backend
 
 
-async def test_other_groups_are_looked_for_again_after_a_time(shelf: Shelf) -> None:
-    ours, theirs = (
-        Shardings(ShardPlace.of(0, size), {KV_POOL: LAYOUT}, NAMESPACE) for size in (2, 4)
-    )
+async def slow_on(shelf: Shelf, *, marks: Sequence[int] = ()) -> SlowStore:
+    """A store that does not answer yet, with the marks of groups of these sizes."""
+    backend = await opened_on(shelf)
+    for size in marks:
+        await shardings_of(size).announce(backend, 100.0, soon())
+    slow = SlowStore(shelf)
+    await slow.open()
+    return slow
 
-    backend = MemoryBackend(shelf)
-    await backend.open()
+
+def look(shardings: Shardings, store: SlowStore) -> asyncio.Task[None]:
+    """Begin to look for marks."""
+    return asyncio.ensure_future(shardings.look(store, 100.0, soon()))
+
+
+async def test_other_groups_are_looked_for_again_after_a_time(shelf: Shelf) -> None:
+    ours, theirs = shardings_of(2), shardings_of(4)
+    backend = await opened_on(shelf)
     await ours.look(backend, 100.0, soon())
     await theirs.announce(backend, 100.0, soon())
     await ours.look(backend, 100.0 + LOOK_AGAIN_S / 2, soon())
@@ -83,8 +94,7 @@ async def test_other_groups_are_looked_for_again_after_a_time(shelf: Shelf) -> N
 
 
 async def test_a_mark_that_could_not_be_left_is_left_with_the_next_write(shelf: Shelf) -> None:
-    shardings = Shardings(ShardPlace.of(0, 2), {KV_POOL: LAYOUT}, NAMESPACE)
-
+    shardings = shardings_of(2)
     backend = MemoryBackend(shelf)
     await shardings.announce(backend, 100.0, soon())
     assert not shelf.objects
@@ -94,10 +104,8 @@ async def test_a_mark_that_could_not_be_left_is_left_with_the_next_write(shelf: 
 
 
 async def test_a_mark_that_somebody_removed_is_left_again_after_a_time(shelf: Shelf) -> None:
-    shardings = Shardings(ShardPlace.of(0, 2), {KV_POOL: LAYOUT}, NAMESPACE)
-
-    backend = MemoryBackend(shelf)
-    await backend.open()
+    shardings = shardings_of(2)
+    backend = await opened_on(shelf)
     await shardings.announce(backend, 100.0, soon())
     shelf.objects.clear()
     await shardings.announce(backend, 100.0 + ANNOUNCE_AGAIN_S / 2, soon())
@@ -111,8 +119,7 @@ async def test_stages_look_for_groups_with_the_same_stages_only(shelf: Shelf) ->
         place = ShardPlace.of(rank, world_size, stages)
         return Shardings(place, {KV_POOL: LAYOUT}, NAMESPACE)
 
-    backend = MemoryBackend(shelf)
-    await backend.open()
+    backend = await opened_on(shelf)
     await shardings(0, 4, 1).announce(backend, 100.0, soon())
     await shardings(3, 8, 2).announce(backend, 100.0, soon())
     found: list[list[int]] = []
@@ -165,12 +172,9 @@ async def test_groups_leave_no_mark_where_no_other_size_can_hold_the_pools(shelf
 async def test_lookups_that_come_while_one_looks_for_marks_wait_for_its_answer(
     shelf: Shelf,
 ) -> None:
-    backend = await opened_on(shelf)
-    await shardings_of(4).announce(backend, 100.0, soon())
-    slow = SlowStore(shelf)
-    await slow.open()
+    slow = await slow_on(shelf, marks=[4])
     ours = shardings_of(2)
-    lookups = [asyncio.ensure_future(ours.look(slow, 100.0, soon())) for _ in range(3)]
+    lookups = [look(ours, slow) for _ in range(3)]
     await slow.began.wait()
     assert not any(each.done() for each in lookups)
     slow.may_answer.set()
@@ -180,12 +184,9 @@ async def test_lookups_that_come_while_one_looks_for_marks_wait_for_its_answer(
 
 
 async def test_a_lookup_that_is_cancelled_does_not_keep_others_from_looking(shelf: Shelf) -> None:
-    backend = await opened_on(shelf)
-    await shardings_of(4).announce(backend, 100.0, soon())
-    slow = SlowStore(shelf)
-    await slow.open()
+    slow = await slow_on(shelf, marks=[4])
     ours = shardings_of(2)
-    first, second = [asyncio.ensure_future(ours.look(slow, 100.0, soon())) for _ in range(2)]
+    first, second = [look(ours, slow) for _ in range(2)]
     await slow.began.wait()
     first.cancel()
     await asyncio.wait([first])
@@ -199,10 +200,9 @@ async def test_a_lookup_that_is_cancelled_does_not_keep_others_from_looking(shel
 async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
     shelf: Shelf,
 ) -> None:
-    slow = SlowStore(shelf)
-    await slow.open()
+    slow = await slow_on(shelf)
     ours = shardings_of(2)
-    lookups = [asyncio.ensure_future(ours.look(slow, 100.0, soon())) for _ in range(2)]
+    lookups = [look(ours, slow) for _ in range(2)]
     await slow.began.wait()
     for each in lookups:
         each.cancel()
@@ -215,10 +215,9 @@ async def test_nobody_looks_for_marks_any_more_once_all_who_asked_are_cancelled(
 
 
 async def test_a_lookup_waits_for_marks_no_longer_than_until_its_own_deadline(shelf: Shelf) -> None:
-    slow = SlowStore(shelf)
-    await slow.open()
+    slow = await slow_on(shelf)
     ours = shardings_of(2)
-    patient = asyncio.ensure_future(ours.look(slow, 100.0, soon()))
+    patient = look(ours, slow)
     await slow.began.wait()
     await ours.look(slow, 100.0, asyncio.get_running_loop().time())
     assert ours.order(KV_POOL) == [OWN]
@@ -238,7 +237,7 @@ async def test_what_the_store_raises_reaches_all_who_wait_and_the_next_one_looks
     broken = Broken(shelf)
     await broken.open()
     ours = shardings_of(2)
-    lookups = [asyncio.ensure_future(ours.look(broken, 100.0, soon())) for _ in range(2)]
+    lookups = [look(ours, broken) for _ in range(2)]
     broken.may_answer.set()
     raised = await asyncio.gather(*lookups, return_exceptions=True)
     assert [str(each) for each in raised] == ["broken"] * 2

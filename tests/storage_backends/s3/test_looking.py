@@ -1,13 +1,24 @@
 """`s3://` with `read_only=1`: what is there is read, and nothing in the bucket or its index changes."""
 
 import logging
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.kit.launch.stores import Run
-from tests.kit.storage.calls import get, listed, object_name, opened, page, put, run, soon
+from tests.kit.storage.calls import (
+    get,
+    listed,
+    object_name,
+    opened,
+    outcomes_of,
+    page,
+    put_many,
+    run,
+    soon,
+    using,
+)
 from tests.kit.storage.damaging import damaged
 
 pytest.importorskip("obstore", reason="needs the extra s3")
@@ -32,59 +43,44 @@ class Kept:
 
     async def fill(self) -> None:
         async with opened(self._store) as backend:
-            for number in range(2):
-                assert await put(backend, object_name(number), page(number)) is WriteOutcome.OK
+            assert await put_many(backend, range(2)) == [WriteOutcome.OK] * 2
         self._store.spoil(object_name(1))
 
-    def looking(self, endpoint: str | None = None) -> S3Backend:
-        return self.bucket.backend(endpoint, f"{self.options}{LOOKING}")
+    def looking(self) -> AbstractAsyncContextManager[tuple[S3Backend, Proxy]]:
+        """The store, opened to be looked at, and what records its requests."""
+        return self.bucket.behind_proxy(f"{self.options}{LOOKING}")
 
     def paths(self) -> list[str]:
         return self._store.paths()
 
 
-@pytest.fixture(params=["single", "packed"])
-def kept(request: pytest.FixtureRequest, bucket: BucketStore, tmp_path: Path) -> Kept:
-    made: Callable[[], BucketStore | PackedStore] = (
-        (lambda: bucket)
-        if request.param == "single"
-        else (lambda: PackedStore(bucket, tmp_path / "pages.db"))
-    )
-    return Kept(made())
+@pytest.fixture(params=["bucket", "packed"])
+def kept(request: pytest.FixtureRequest) -> Kept:
+    return Kept(request.getfixturevalue(request.param))
 
 
-def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Kept) -> None:
-    async def scenario() -> None:
-        await kept.fill()
-        before = kept.paths()
-        proxy = Proxy(kept.bucket.endpoint)
-        async with proxy.serving() as endpoint:
-            backend = kept.looking(endpoint)
-            await backend.open()
-            good, bad, new = (object_name(number) for number in range(3))
-            for _ in range(2):
-                assert await get(backend, good) == (ReadOutcome.OK, page(0))
-                assert (await get(backend, bad))[0] is ReadOutcome.CORRUPT
-            assert await backend.exists([good, bad, new], deadline=soon()) == [True, True, False]
-            assert {each.name for each in await listed(backend)} == {good, bad}
-            for name in (good, bad, new):
-                assert await put(backend, name, page(9)) is WriteOutcome.FAILED
-            removed = await backend.remove([good, bad, new], deadline=soon())
-            assert removed == [False, False, True]
-            assert not await damaged(backend, DamageKind.FLIP, 0)
-            assert backend.counters().writes_failed == 3
-            await backend.close()
-        assert set(proxy.requests) <= {"GET", "HEAD"}
-        assert kept.paths() == before
+async def test_what_is_there_is_read_and_listed_and_nothing_is_put_or_removed(kept: Kept) -> None:
+    await kept.fill()
+    before = kept.paths()
+    good, bad, _ = names = [object_name(number) for number in range(3)]
+    async with kept.looking() as (backend, proxy):
+        each_time = [ReadOutcome.OK, ReadOutcome.CORRUPT]
+        assert [await outcomes_of(backend, range(2)) for _ in range(2)] == [each_time] * 2
+        assert await get(backend, good) == (ReadOutcome.OK, page(0))
+        assert await backend.exists(names, deadline=soon()) == [True, True, False]
+        assert {each.name for each in await listed(backend)} == {good, bad}
+        assert await put_many(backend, range(3)) == [WriteOutcome.FAILED] * 3
+        assert await backend.remove(names, deadline=soon()) == [False, False, True]
+        assert not await damaged(backend, DamageKind.FLIP, 0)
+        assert backend.counters().writes_failed == 3
 
-    run(scenario())
+    assert set(proxy.requests) <= {"GET", "HEAD"}
+    assert kept.paths() == before
 
 
 async def test_a_bucket_in_which_there_is_nothing_yet_can_be_looked_at(bucket: BucketStore) -> None:
-    backend = bucket.backend(options=LOOKING)
-    await backend.open()
-    assert await listed(backend) == []
-    await backend.close()
+    async with using(bucket.backend(options=LOOKING)) as backend:
+        assert await listed(backend) == []
     assert bucket.paths() == []
 
 
@@ -101,11 +97,9 @@ async def test_an_index_that_does_not_exist_is_not_made_by_looking(
 
 async def test_what_is_bad_is_said_and_stays(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     await kept.fill()
-    backend = kept.looking()
-    await backend.open()
-    with caplog.at_level(logging.WARNING):
-        assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-    await backend.close()
+    async with kept.looking() as (backend, _):
+        with caplog.at_level(logging.WARNING):
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
     (said,) = [each.getMessage() for each in caplog.records if "is bad" in each.getMessage()]
     assert "removed" not in said
 

@@ -1,8 +1,7 @@
 """Several objects in one file of an object store: the contract, and what is special about packs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,16 +12,18 @@ from tests.kit.storage.calls import (
     KIB,
     StoreUnderTest,
     digest_of,
+    found,
     get,
     get_columns,
+    get_many,
     listed,
     object_name,
     opened,
+    outcomes_of,
     page,
     put,
     put_columns,
-    reading,
-    run,
+    put_many,
     soon,
     writing,
 )
@@ -34,7 +35,7 @@ import obstore
 
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
-from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
 from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.page_index.contract import Entry, Settings
 from lockstep.storage_backends.page_index.opening import make_index
@@ -45,7 +46,7 @@ from lockstep.storage_backends.s3.ranges import (
     Range,
     join_ranges,
 )
-from tests.kit.storage.s3 import BucketStore, PackedStore, Proxy, unfitting_buffers
+from tests.kit.storage.s3 import BucketStore, PackedStore
 
 OBJECT_BYTES = HEADER_BYTES + 16 * KIB
 
@@ -63,40 +64,13 @@ class TestPackedS3Contract(StorageContract):
     races = 4
 
 
-async def put_many(backend: StorageBackend, numbers: range) -> list[WriteOutcome]:
-    return await backend.write([writing(object_name(n), page(n)) for n in numbers], deadline=soon())
-
-
-async def get_many(
-    backend: StorageBackend, numbers: range
-) -> tuple[list[ReadOutcome], list[bytearray]]:
-    buffers = [bytearray(16 * KIB) for _ in numbers]
-    reads = [reading(object_name(n), each) for n, each in zip(numbers, buffers, strict=True)]
-    return await backend.read(reads, deadline=soon()), buffers
-
-
-@asynccontextmanager
-async def behind_proxy(packed: PackedStore) -> AsyncGenerator[tuple[StorageBackend, Proxy]]:
-    proxy = Proxy(packed.bucket.endpoint)
-    async with proxy.serving() as endpoint:
-        backend = packed.backend(endpoint)
-        await backend.open()
-        proxy.forget()
-        try:
-            yield backend, proxy
-        finally:
-            await backend.close()
-
-
 async def test_one_call_s_pages_are_put_and_read_together(packed: PackedStore) -> None:
-    async with behind_proxy(packed) as (backend, proxy):
+    async with packed.behind_proxy() as (backend, proxy):
         assert await put_many(backend, range(20)) == [WriteOutcome.OK] * 20
         assert proxy.requests == ["PUT"] * 3
         assert len(packed.paths()) == 3
         proxy.forget()
-        outcomes, buffers = await get_many(backend, range(20))
-        assert outcomes == [ReadOutcome.OK] * 20
-        assert buffers == [page(n) for n in range(20)]
+        assert await get_many(backend, range(20)) == found(range(20))
         assert proxy.requests == ["GET"] * 3
         proxy.forget()
         names = [object_name(n) for n in range(30)]
@@ -106,7 +80,7 @@ async def test_one_call_s_pages_are_put_and_read_together(packed: PackedStore) -
 
 
 async def test_one_page_of_a_file_is_read_without_the_others(packed: PackedStore) -> None:
-    async with behind_proxy(packed) as (backend, proxy):
+    async with packed.behind_proxy() as (backend, proxy):
         await put_many(backend, range(8))
         proxy.forget()
         assert await get(backend, object_name(5)) == (ReadOutcome.OK, page(5))
@@ -117,7 +91,7 @@ async def test_one_page_of_a_file_is_read_without_the_others(packed: PackedStore
 async def test_of_an_object_without_a_wanted_column_only_the_header_is_read(
     packed: PackedStore,
 ) -> None:
-    async with behind_proxy(packed) as (backend, proxy):
+    async with packed.behind_proxy() as (backend, proxy):
         await put_columns(backend, object_name(1), 0b001, nbytes=1 << 20)
         proxy.forget()
         outcome, _ = await get_columns(backend, object_name(1), 0b011, nbytes=1 << 20)
@@ -141,10 +115,10 @@ async def test_a_file_that_the_lifecycle_took_is_a_miss_and_its_rows_go(
         obstore.delete(packed.bucket.client, packed.entry(object_name(0)).place)
         names = [object_name(n) for n in range(8)]
         assert await backend.exists(names, deadline=soon()) == [True] * 8
-        assert (await get_many(backend, range(8)))[0] == [ReadOutcome.MISSING] * 8
+        assert await outcomes_of(backend, range(8)) == [ReadOutcome.MISSING] * 8
         assert await backend.exists(names, deadline=soon()) == [False] * 8
         assert await put_many(backend, range(8)) == [WriteOutcome.OK] * 8
-        assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
+        assert await get_many(backend, range(8)) == found(range(8))
 
 
 async def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: PackedStore) -> None:
@@ -152,8 +126,8 @@ async def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: Pac
         await put_many(backend, range(3))
         packed.spoil(object_name(1))
         good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
-        assert (await get_many(backend, range(3)))[0] == [good, bad, good]
-        assert (await get_many(backend, range(3)))[0] == [good, ReadOutcome.MISSING, good]
+        assert await outcomes_of(backend, range(3)) == [good, bad, good]
+        assert await outcomes_of(backend, range(3)) == [good, ReadOutcome.MISSING, good]
         assert sorted(each.name.key for each in await listed(backend)) == [
             object_name(0).key,
             object_name(2).key,
@@ -161,17 +135,14 @@ async def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: Pac
 
 
 @pytest.mark.parametrize("kind", DamageKind)
-def test_damage_is_done_to_one_object_of_a_file_and_is_found(
+async def test_damage_is_done_to_one_object_of_a_file_and_is_found(
     packed: PackedStore, kind: DamageKind
 ) -> None:
-    async def scenario() -> None:
-        async with opened(packed) as backend:
-            await put_many(backend, range(3))
-            assert await damaged(backend, kind)
-            good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
-            assert (await get_many(backend, range(3)))[0] == [good, bad, good]
-
-    run(scenario())
+    async with opened(packed) as backend:
+        await put_many(backend, range(3))
+        assert await damaged(backend, kind)
+        good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
+        assert await outcomes_of(backend, range(3)) == [good, bad, good]
 
 
 async def test_a_file_of_one_object_is_removed_with_it(packed: PackedStore) -> None:
@@ -190,40 +161,42 @@ WRONG_ROWS: dict[str, Callable[[Entry], Entry]] = {
     "length-huge": lambda entry: entry._replace(length=1 << 49),
     "place": lambda entry: entry._replace(place="objects/../../secret"),
     "place-gone": lambda entry: entry._replace(place="packs/00/" + "0" * 32 + "-8"),
-    "columns": lambda entry: entry._replace(present=7),
 }
 
 
-@pytest.mark.parametrize("change", WRONG_ROWS)
-async def test_what_the_index_says_is_not_believed(packed: PackedStore, change: str) -> None:
+@pytest.mark.parametrize("change", WRONG_ROWS.values(), ids=WRONG_ROWS.keys())
+async def test_where_the_index_says_that_an_object_lies_is_not_believed(
+    packed: PackedStore, change: Callable[[Entry], Entry]
+) -> None:
     async with opened(packed) as backend:
         await put_many(backend, range(3))
-        wrong = WRONG_ROWS[change](packed.entry(object_name(1)))
-        packed.put_entry(object_name(1), wrong)
-        outcomes, buffers = await get_many(backend, range(3))
-        assert (outcomes[0], outcomes[2]) == (ReadOutcome.OK, ReadOutcome.OK)
-        if outcomes[1] is ReadOutcome.OK:
-            # Only the columns were wrong, which the object itself says.
-            assert change == "columns"
-            assert buffers[1] == page(1)
-        else:
-            assert outcomes[1] in (ReadOutcome.CORRUPT, ReadOutcome.MISSING)
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+        packed.put_entry(object_name(1), change(packed.entry(object_name(1))))
+        before, misplaced, behind = await outcomes_of(backend, range(3))
+        assert (before, behind) == (ReadOutcome.OK, ReadOutcome.OK)
+        assert misplaced in (ReadOutcome.CORRUPT, ReadOutcome.MISSING)
+        assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
+
+
+async def test_which_columns_an_object_has_is_what_it_says_itself(packed: PackedStore) -> None:
+    async with opened(packed) as backend:
+        await put_many(backend, range(3))
+        packed.put_entry(object_name(1), packed.entry(object_name(1))._replace(present=7))
+        assert await get_many(backend, range(3)) == found(range(3))
 
 
 async def test_of_many_writers_of_the_same_pages_one_wins_each(packed: PackedStore) -> None:
     async with opened(packed) as first, opened(packed) as second:
         calls = [put_many((first, second)[each % 2], range(12)) for each in range(4)]
         told = await asyncio.gather(*calls)
-        for outcomes in zip(*told, strict=True):
-            assert sorted(outcomes) == [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 3
-        assert (await get_many(first, range(12)))[1] == [page(n) for n in range(12)]
+        one_wins = [WriteOutcome.OK] + [WriteOutcome.PRESENT] * 3
+        assert [sorted(outcomes) for outcomes in zip(*told, strict=True)] == [one_wins] * 12
+        assert await get_many(first, range(12)) == found(range(12))
 
 
 async def test_a_writer_that_dies_before_it_commits_leaves_nothing_to_see(
     packed: PackedStore,
 ) -> None:
-    async with behind_proxy(packed) as (backend, proxy), opened(packed) as other:
+    async with packed.behind_proxy() as (backend, proxy), opened(packed) as other:
         proxy.hang = True
         proxy.asked.clear()
         call = asyncio.create_task(put_many(backend, range(4)))
@@ -231,7 +204,7 @@ async def test_a_writer_that_dies_before_it_commits_leaves_nothing_to_see(
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert (await get_many(other, range(4)))[0] == [ReadOutcome.MISSING] * 4
+        assert await outcomes_of(other, range(4)) == [ReadOutcome.MISSING] * 4
         assert await put_many(other, range(4)) == [WriteOutcome.OK] * 4
 
 
@@ -245,8 +218,8 @@ async def test_many_nodes_may_share_an_index_in_redis(
         assert (
             await put_many(second, range(8)) == [WriteOutcome.PRESENT] * 6 + [WriteOutcome.OK] * 2
         )
-        for backend in (first, second):
-            assert (await get_many(backend, range(8)))[1] == [page(n) for n in range(8)]
+        read = [await get_many(backend, range(8)) for backend in (first, second)]
+        assert read == [found(range(8))] * 2
         assert len(await listed(second)) == 8
 
 
@@ -262,7 +235,7 @@ async def test_writes_go_on_after_redis_has_lost_everything(
         redis_server.start()
         assert await put_many(first, range(6)) == [WriteOutcome.OK] * 6
         assert await put_many(second, range(6, 9)) == [WriteOutcome.OK] * 3
-        assert (await get_many(second, range(9)))[1] == [page(n) for n in range(9)]
+        assert await get_many(second, range(9)) == found(range(9))
     async with opened(packed) as later:
         assert await put_many(later, range(9)) == [WriteOutcome.PRESENT] * 9
 
@@ -289,7 +262,7 @@ async def test_an_index_that_was_lost_and_taken_by_another_store_is_not_written_
 async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
     packed: PackedStore,
 ) -> None:
-    async with behind_proxy(packed) as (backend, proxy):
+    async with packed.behind_proxy() as (backend, proxy):
         await put_many(backend, range(9))
         bad = packed.entry(object_name(8)).place
         proxy.refuses = lambda path: bad in path
@@ -302,16 +275,12 @@ async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shor
 
 
 async def test_a_bit_that_changes_on_the_way_costs_no_row(packed: PackedStore) -> None:
-    async with behind_proxy(packed) as (backend, proxy):
+    async with packed.behind_proxy() as (backend, proxy):
         await put_many(backend, range(3))
         proxy.flips = 1
-        assert (await get_many(backend, range(3)))[1] == [page(n) for n in range(3)]
+        assert await get_many(backend, range(3)) == found(range(3))
         assert not proxy.flips
         assert len(await listed(backend)) == 3
-
-
-def test_buffers_that_do_not_fit_cost_their_key_alone(packed: PackedStore) -> None:
-    run(unfitting_buffers(packed))
 
 
 async def test_an_index_of_another_store_is_refused(packed: PackedStore, tmp_path: Path) -> None:

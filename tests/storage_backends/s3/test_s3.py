@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -15,15 +13,14 @@ from tests.kit.storage.calls import (
     listed,
     object_name,
     opened,
+    opened_at,
     page,
     put,
     reading,
-    run,
     soon,
     writing,
 )
 from tests.kit.storage.contract import StorageContract
-from tests.kit.storage.damaging import damaged
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
@@ -32,12 +29,10 @@ from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.page_format.object_shape import ObjectShape, Part
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.registry import make_backend
 from lockstep.storage_backends.s3 import backend as s3
 from lockstep.storage_backends.s3 import requests as s3_requests
-from lockstep.storage_backends.s3.backend import S3Backend
-from tests.kit.storage.s3 import BucketStore, Proxy, existing, unfitting_buffers
+from tests.kit.storage.s3 import BucketStore, Proxy, existing
 
 HEADERS_BYTES_MAX = 2 * KIB
 """What the headers of one HTTP response may come to."""
@@ -56,26 +51,11 @@ class TestS3Contract(StorageContract):
     races = 4
 
 
-@asynccontextmanager
-async def behind_proxy(
-    bucket: BucketStore, options: str = ""
-) -> AsyncGenerator[tuple[S3Backend, Proxy]]:
-    proxy = Proxy(bucket.endpoint)
-    async with proxy.serving() as endpoint:
-        backend = bucket.backend(endpoint, options)
-        await backend.open()
-        proxy.forget()
-        try:
-            yield backend, proxy
-        finally:
-            await backend.close()
-
-
 PARTS = ObjectShape(tuple(Part(128 * KIB) for _ in range(8)), tuple(range(8)))
 
 
 async def test_a_page_from_its_beginning_is_one_request(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1, 1 << 20), PARTS)
         assert proxy.requests == ["PUT"]
         proxy.forget()
@@ -85,7 +65,7 @@ async def test_a_page_from_its_beginning_is_one_request(bucket: BucketStore) -> 
 
 
 async def test_a_read_of_some_parts_moves_their_bytes_and_no_others(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1, 1 << 20), PARTS)
         proxy.forget()
         some = ObjectShape(PARTS.parts, (5, 6))
@@ -98,7 +78,7 @@ async def test_a_read_of_some_parts_moves_their_bytes_and_no_others(bucket: Buck
 async def test_a_page_that_was_seen_is_looked_at_before_it_is_sent_again(
     bucket: BucketStore,
 ) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.forget()
         assert await backend.exists([object_name(1)], deadline=soon()) == [True]
@@ -127,7 +107,7 @@ async def test_an_endpoint_that_is_down_is_a_failure_and_not_a_wait(
 
 
 async def test_an_endpoint_that_never_answers_costs_the_deadline(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.hang = True
         names = [object_name(1), object_name(2)]
@@ -144,7 +124,7 @@ async def test_an_endpoint_that_never_answers_costs_the_deadline(bucket: BucketS
 
 
 async def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.hang = True
         proxy.asked.clear()
@@ -161,7 +141,7 @@ async def test_a_read_that_was_given_up_drops_its_request(bucket: BucketStore) -
 
 
 async def test_closing_ends_what_waits_for_an_answer(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         proxy.hang = True
         proxy.asked.clear()
         call = asyncio.create_task(get(backend, object_name(1)))
@@ -174,7 +154,7 @@ async def test_closing_ends_what_waits_for_an_answer(bucket: BucketStore) -> Non
 async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shorter(
     bucket: BucketStore,
 ) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         for number in range(4):
             await put(backend, object_name(number), page(number))
         bad = existing(object_name(2))
@@ -192,17 +172,9 @@ async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shor
 async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answers(
     bucket: BucketStore, silent_at: str
 ) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
-        silent = asyncio.Event()
-
-        def fall_silent(path: str) -> bool:
-            if silent_at in path:
-                proxy.hang = True
-                silent.set()
-            return False
-
-        proxy.refuses = fall_silent
+        silent = proxy.fall_silent_at(silent_at)
         listing = asyncio.create_task(listed(backend))
         await silent.wait()
         # The store and its client wait longer than that for an answer.
@@ -213,21 +185,8 @@ async def test_closing_ends_a_listing_with_an_error_though_the_server_never_answ
         assert await listed(backend) == []
 
 
-async def test_a_listing_between_two_objects_of_which_the_store_is_closed_is_not_shorter(
-    bucket: BucketStore,
-) -> None:
-    async with opened(bucket) as backend:
-        for number in range(2):
-            await put(backend, object_name(number), page(number))
-        found = aiter(backend.objects())
-        await anext(found)
-        await backend.close()
-        with pytest.raises(StorageError, match="was closed while it was listed"):
-            await anext(found)
-
-
 async def test_a_bit_that_changes_on_the_way_costs_no_object(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.flips = 1
         assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
@@ -238,7 +197,7 @@ async def test_a_bit_that_changes_on_the_way_costs_no_object(bucket: BucketStore
 async def test_an_answer_that_is_longer_than_was_asked_for_is_not_taken_into_memory(
     bucket: BucketStore,
 ) -> None:
-    async with behind_proxy(bucket) as (backend, proxy):
+    async with bucket.behind_proxy() as (backend, proxy):
         await put(backend, object_name(1), page(1))
         proxy.swells = True
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
@@ -260,12 +219,8 @@ async def test_what_an_opening_process_left_when_it_was_killed_goes_when_it_is_o
         assert bucket.paths() == []
 
 
-def test_buffers_that_do_not_fit_cost_their_key_alone(bucket: BucketStore) -> None:
-    run(unfitting_buffers(bucket))
-
-
 async def test_requests_in_flight_are_bounded(bucket: BucketStore) -> None:
-    async with behind_proxy(bucket, "&concurrency=3") as (backend, proxy):
+    async with bucket.behind_proxy("&concurrency=3") as (backend, proxy):
         proxy.hang = True
         names = [object_name(number) for number in range(40)]
         await backend.exists(names, deadline=time.monotonic() + 0.2)
@@ -286,22 +241,6 @@ async def test_an_object_of_a_wrong_length_is_a_miss_and_is_removed(
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
 
 
-@pytest.mark.parametrize("kind", DamageKind)
-def test_damage_is_done_where_the_store_s_own_check_finds_it(
-    bucket: BucketStore, kind: DamageKind
-) -> None:
-    async def scenario() -> None:
-        async with opened(bucket) as backend:
-            assert not await damaged(backend, kind)
-            await put(backend, object_name(1), page(1))
-            await put(backend, object_name(2), page(2))
-            assert await damaged(backend, kind)
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
-            assert await get(backend, object_name(2)) == (ReadOutcome.OK, page(2))
-
-    run(scenario())
-
-
 async def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: BucketStore) -> None:
     async with opened(bucket) as backend, opened(bucket) as other:
         await put(backend, object_name(1), page(1))
@@ -311,20 +250,20 @@ async def test_an_object_of_a_wrong_length_gives_way_to_a_good_one(bucket: Bucke
 
 
 async def test_prefixes_of_one_bucket_are_stores_of_their_own(bucket: BucketStore) -> None:
-    inner = make_backend(f"s3://{bucket.bucket}/kv/pages/inner?endpoint={bucket.endpoint}")
-    whole = make_backend(f"s3://{bucket.bucket}?endpoint={bucket.endpoint}")
-    async with opened(bucket) as backend:
-        for number, each in enumerate((inner, whole)):
-            await each.open()
+    uri = f"s3://{bucket.bucket}{{}}?endpoint={bucket.endpoint}"
+    async with (
+        opened_at(uri.format("/kv/pages/inner")) as inner,
+        opened_at(uri.format("")) as whole,
+        opened(bucket) as backend,
+    ):
+        stores = (inner, whole, backend)
+        for number, each in enumerate(stores):
             await put(each, object_name(number), page(number))
-        await put(backend, object_name(7), page(7))
-        for each, number in ((inner, 0), (whole, 1), (backend, 7)):
-            (only,) = await listed(each)
-            assert only.name == object_name(number)
-            assert only.age_s is not None
-            assert 0 <= only.age_s < 600
-        await inner.close()
-        await whole.close()
+        told = [await listed(each) for each in stores]
+
+    assert [[each.name for each in some] for some in told] == [[object_name(n)] for n in range(3)]
+    ages = [each.age_s for some in told for each in some]
+    assert all(age_s is not None and 0 <= age_s < 600 for age_s in ages)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.kit.storage.layers import (
     a_while,
     memory_store,
     reads_of,
-    run_virtually,
     writes_of,
 )
 
@@ -27,37 +26,34 @@ pytestmark = pytest.mark.virtual_time
 SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} ([0-9.e+-]+)')
 
 
-def test_every_outcome_is_counted_under_its_name() -> None:
-    async def scenario() -> None:
-        store = await memory_store([1, 2, 3])
-        await put_columns(store, object_name(4), 0)
-        backend = MetricsBackend(Failing(store, {3: 1, 9: 1}), clock=now)
-        assert await damaged(store, DamageKind.FLIP, 2)
-        full = columns(EVERY)
-        lacking = Read(object_name(4), (memoryview(bytearray(full.nbytes)),), full)
-        await backend.read([*reads_of(1, 2, 3, 7), lacking], deadline=a_while())
-        await backend.read(reads_of(1, 3), deadline=now())
-        await backend.write(writes_of(1, 5, 9), deadline=a_while())
-        await backend.write(writes_of(6), deadline=now())
-        await backend.exists([object_name(1), object_name(8)], deadline=a_while())
-        await backend.remove([object_name(1)], deadline=a_while())
-        await backend.remove([object_name(1)], deadline=now())
-        seen = backend.metrics()
-        assert seen[Call.READ].outcomes == {
-            "ok": 1,
-            "corrupt": 1,
-            "failed": 1,
-            "missing": 1,
-            "lacking": 1,
-            "timed_out": 2,
-        }
-        assert seen[Call.WRITE].outcomes == {"present": 1, "ok": 1, "failed": 1, "timed_out": 1}
-        assert seen[Call.EXISTS].outcomes == {"yes": 1, "no": 1}
-        assert seen[Call.REMOVE].outcomes == {"free": 1, "taken": 1}
-        assert (seen[Call.READ].nbytes, seen[Call.WRITE].nbytes) == (PAGE_BYTES, PAGE_BYTES)
-        assert sum(seen[Call.READ].latencies) == 2
-
-    run_virtually(scenario())
+async def test_every_outcome_is_counted_under_its_name() -> None:
+    store = await memory_store([1, 2, 3])
+    await put_columns(store, object_name(4), 0)
+    backend = MetricsBackend(Failing(store, {3: 1, 9: 1}), clock=now)
+    assert await damaged(store, DamageKind.FLIP, 2)
+    full = columns(EVERY)
+    lacking = Read(object_name(4), (memoryview(bytearray(full.nbytes)),), full)
+    await backend.read([*reads_of(1, 2, 3, 7), lacking], deadline=a_while())
+    await backend.read(reads_of(1, 3), deadline=now())
+    await backend.write(writes_of(1, 5, 9), deadline=a_while())
+    await backend.write(writes_of(6), deadline=now())
+    await backend.exists([object_name(1), object_name(8)], deadline=a_while())
+    await backend.remove([object_name(1)], deadline=a_while())
+    await backend.remove([object_name(1)], deadline=now())
+    seen = backend.metrics()
+    assert seen[Call.READ].outcomes == {
+        "ok": 1,
+        "corrupt": 1,
+        "failed": 1,
+        "missing": 1,
+        "lacking": 1,
+        "timed_out": 2,
+    }
+    assert seen[Call.WRITE].outcomes == {"present": 1, "ok": 1, "failed": 1, "timed_out": 1}
+    assert seen[Call.EXISTS].outcomes == {"yes": 1, "no": 1}
+    assert seen[Call.REMOVE].outcomes == {"free": 1, "taken": 1}
+    assert (seen[Call.READ].nbytes, seen[Call.WRITE].nbytes) == (PAGE_BYTES, PAGE_BYTES)
+    assert sum(seen[Call.READ].latencies) == 2
 
 
 async def test_latencies_fall_into_the_bucket_whose_bound_is_the_next_above() -> None:

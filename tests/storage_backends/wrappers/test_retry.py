@@ -20,7 +20,6 @@ from tests.kit.storage.layers import (
     a_write,
     memory_store,
     reads_of,
-    run_virtually,
     writes_of,
 )
 
@@ -48,25 +47,22 @@ async def test_a_key_that_failed_is_tried_again_until_it_is_answered() -> None:
     assert backend.retried() == Retried(tries=3, recovered=2, given_up=0)
 
 
-def test_a_key_that_has_its_answer_is_not_asked_for_again() -> None:
-    async def scenario() -> None:
-        store = await memory_store([1, 2])
-        await put_columns(store, object_name(3), 0)
-        assert await damaged(store, DamageKind.SHORT, 2)
-        watched = Watched(store)
-        backend = retrying(watched)
-        full = columns(EVERY)
-        lacking = Read(object_name(3), (memoryview(bytearray(full.nbytes)),), full)
-        assert await backend.read([*reads_of(1, 2, 9), lacking], deadline=a_while()) == [
-            ReadOutcome.OK,
-            ReadOutcome.CORRUPT,
-            ReadOutcome.MISSING,
-            ReadOutcome.LACKING,
-        ]
-        assert await backend.read(reads_of(1), deadline=now()) == [ReadOutcome.TIMED_OUT]
-        assert len(watched.asked) == 2
-
-    run_virtually(scenario())
+async def test_a_key_that_has_its_answer_is_not_asked_for_again() -> None:
+    store = await memory_store([1, 2])
+    await put_columns(store, object_name(3), 0)
+    assert await damaged(store, DamageKind.SHORT, 2)
+    watched = Watched(store)
+    backend = retrying(watched)
+    full = columns(EVERY)
+    lacking = Read(object_name(3), (memoryview(bytearray(full.nbytes)),), full)
+    assert await backend.read([*reads_of(1, 2, 9), lacking], deadline=a_while()) == [
+        ReadOutcome.OK,
+        ReadOutcome.CORRUPT,
+        ReadOutcome.MISSING,
+        ReadOutcome.LACKING,
+    ]
+    assert await backend.read(reads_of(1), deadline=now()) == [ReadOutcome.TIMED_OUT]
+    assert len(watched.asked) == 2
 
 
 async def test_existence_and_removal_are_asked_once() -> None:

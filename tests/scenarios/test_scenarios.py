@@ -34,9 +34,14 @@ def test_ranks_that_have_a_replica_each_do_what_the_scenario_says(
 ) -> None:
     told = run_here(parse(file.read_text()))
 
-    if request.config.getoption("write_scenarios"):
-        file.write_text(told)
+    write_if_asked(file, told, request.config)
     assert told == file.read_text()
+
+
+def write_if_asked(file: Path, told: str, config: pytest.Config) -> None:
+    """Write a scenario anew, where `make scenarios` asks for it."""
+    if config.getoption("write_scenarios"):
+        file.write_text(told)
 
 
 @EVERY_SCENARIO

@@ -180,9 +180,9 @@ def test_a_rank_that_writes_what_another_has_is_found() -> None:
         conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
     ) -> SimulatedExecutor:
         made.append(make_executor(conditions, memory, store))
-        if conditions.rank:
-            made[-1].stores.used = made[-2].stores.used
-        return made[-1]
+        own, before = made[-1], made[-1 - min(conditions.rank, 1)]
+        own.stores.used = before.stores.used
+        return own
 
     assert_found(violations(Build(make=make)), "a persist stores content")
 

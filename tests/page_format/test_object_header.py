@@ -2,6 +2,8 @@
 
 import random
 import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -139,15 +141,26 @@ def test_a_header_with_bits_of_columns_that_the_layout_does_not_have_is_refused(
 
 @pytest.mark.parametrize("shape", [SHAPE, FULL], ids=["the very object", "part of it"])
 def test_any_flipped_bit_of_a_header_is_found(shape: ObjectShape) -> None:
-    header = bytearray(encoded(FULL)[:HEADER_BYTES])
-    for bit in range(8 * HEADER_BYTES):
-        header[bit // 8] ^= 1 << (bit % 8)
-        assert check_header(memoryview(header), DIGEST, shape) not in (
-            HeaderFinding.SOUND,
-            HeaderFinding.LACKING,
-        ), bit
-        assert isinstance(read_statement(memoryview(header)), HeaderFinding)
-        header[bit // 8] ^= 1 << (bit % 8)
+    taken = (HeaderFinding.SOUND, HeaderFinding.LACKING)
+    header = encoded(FULL)[:HEADER_BYTES]
+
+    not_found = [
+        bit
+        for bit, damaged in flipped(header, range(8 * HEADER_BYTES))
+        if check_header(damaged, DIGEST, shape) in taken
+        or not isinstance(read_statement(damaged), HeaderFinding)
+    ]
+
+    assert not_found == []
+
+
+def flipped(raw: bytes, bits: Iterable[int]) -> Iterator[tuple[int, memoryview]]:
+    """Yield each bit, and the bytes with that one flipped, which are to be looked at at once."""
+    changed = bytearray(raw)
+    for bit in bits:
+        changed[bit // 8] ^= 1 << (bit % 8)
+        yield bit, memoryview(changed)
+        changed[bit // 8] ^= 1 << (bit % 8)
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 66, 584, 1304, 2048, HEADER_BYTES - 1])
@@ -161,8 +174,8 @@ def test_a_header_of_another_name_or_length_is_told_apart() -> None:
     assert check_header(HEADER, bytes(32), SHAPE) is HeaderFinding.NAME
     longer = ObjectShape((Part(1000), Part(281), *SHAPE.parts[2:]), (0, 1))
     divided = ObjectShape((Part(1001), Part(279), *SHAPE.parts[2:]), (0, 1))
-    for other in (longer, divided, ObjectShape.whole(1280)):
-        assert check_header(HEADER, DIGEST, other) is HeaderFinding.LENGTH
+    others = (longer, divided, ObjectShape.whole(1280))
+    assert {check_header(HEADER, DIGEST, other) for other in others} == {HeaderFinding.LENGTH}
     table = SHAPE.plan(0).table
     huge = encode_header(NAME, DIGEST, 0, Plan((1 << 64) - 1, table, ()), bytes(32))
     assert check_header(memoryview(huge), DIGEST, SHAPE) is HeaderFinding.LENGTH
@@ -187,18 +200,18 @@ def test_a_header_of_another_version_or_with_impossible_fields_is_refused(
     assert check_header(changed(offset, content), DIGEST, SHAPE) is finding
 
 
-def test_a_statement_is_what_was_written() -> None:
-    for held in ((0, 1), (0, 1, 2), (0, 1, 3, 4), (0, 1, 2, 3, 4)):
-        shape = ObjectShape(SHAPE.parts, held)
-        raw = memoryview(encoded(shape))
+@pytest.mark.parametrize("held", [(0, 1), (0, 1, 2), (0, 1, 3, 4), (0, 1, 2, 3, 4)], ids=str)
+def test_a_statement_is_what_was_written(held: tuple[int, ...]) -> None:
+    shape = ObjectShape(SHAPE.parts, held)
+    raw = memoryview(encoded(shape))
 
-        said = check_object(raw)
+    said = check_object(raw)
 
-        assert said == read_statement(raw[:HEADER_BYTES])
-        assert isinstance(said, Statement)
-        assert (said.name, said.present) == (NAME, shape.present)
-        assert said.shape.parts == tuple(SHAPE.parts[number] for number in held)
-        assert said.shape.is_whole
+    assert said == read_statement(raw[:HEADER_BYTES])
+    assert isinstance(said, Statement)
+    assert (said.name, said.present) == (NAME, shape.present)
+    assert said.shape.parts == tuple(SHAPE.parts[number] for number in held)
+    assert said.shape.is_whole
 
 
 @pytest.mark.parametrize(
@@ -227,38 +240,46 @@ def test_a_header_that_does_not_make_sense_states_nothing(
 
 
 def test_any_flipped_bit_of_an_object_and_any_other_length_is_found() -> None:
-    raw = bytearray(encoded(FULL))
-    for bit in [*range(8 * HEADER_BYTES, 8 * len(raw), 37), 8 * len(raw) - 1]:
-        raw[bit // 8] ^= 1 << (bit % 8)
-        assert check_object(memoryview(raw)) is HeaderFinding.PAYLOAD
-        raw[bit // 8] ^= 1 << (bit % 8)
+    raw = encoded(FULL)
+    bits = [*range(8 * HEADER_BYTES, 8 * len(raw), 37), 8 * len(raw) - 1]
+
+    assert {check_object(damaged) for _, damaged in flipped(raw, bits)} == {HeaderFinding.PAYLOAD}
     assert check_object(memoryview(raw[:-1])) is HeaderFinding.SHORT
     assert check_object(memoryview(raw + b"x")) is HeaderFinding.LONG
     assert isinstance(check_object(memoryview(raw)), Statement)
 
 
+WANTED = ObjectShape(SHAPE.parts, (1, 3))
+"""Of `FULL` these bytes of the payload: 1000 to 1279, and 1380 to 1479."""
+
+
+def extracted(payload: bytes) -> tuple[HeaderFinding, bytes]:
+    """What becomes of taking the wanted parts out of a payload, and what the buffers then hold."""
+    header = memoryview(encoded(FULL))[:HEADER_BYTES]
+    buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
+    finding = extract_parts(memoryview(payload), header, buffers, WANTED)
+    return finding, b"".join(buffers)
+
+
+def damaged_at(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
 def test_parts_are_taken_out_of_a_payload_and_only_they_are_checked() -> None:
-    raw = encoded(FULL)
-    header = memoryview(raw)[:HEADER_BYTES]
-    wanted = ObjectShape(SHAPE.parts, (1, 3))
-    content = raw[HEADER_BYTES:]
-    for at in range(0, len(content), 13):
-        payload = bytearray(content)
-        payload[at] ^= 1
-        buffers = [memoryview(bytearray(nbytes)) for nbytes in (0, 279, 2, 99)]
+    content = encoded(FULL)[HEADER_BYTES:]
+    inside = [*range(1000, 1280, 13), *range(1380, 1480, 13)]
+    outside = [*range(0, 1000, 13), *range(1280, 1380, 13), *range(1480, len(content), 13)]
+    sound = (HeaderFinding.SOUND, content[1000:1280] + content[1380:1480])
 
-        finding = extract_parts(memoryview(payload), header, buffers, wanted)
+    assert {extracted(damaged_at(content, at)) for at in outside} == {sound}
+    assert {extracted(damaged_at(content, at))[0] for at in inside} == {HeaderFinding.PAYLOAD}
 
-        if 1000 <= at < 1280 or 1380 <= at < 1480:
-            assert finding is HeaderFinding.PAYLOAD
-        else:
-            assert finding is HeaderFinding.SOUND
-            assert b"".join(buffers) == content[1000:1280] + content[1380:1480]
-    for length, finding in ((-1, HeaderFinding.SHORT), (1, HeaderFinding.LONG)):
-        payload = bytearray(content)
-        payload = payload[:length] if length < 0 else payload + b"x"
-        buffers = [memoryview(bytearray(wanted.nbytes))]
-        assert extract_parts(memoryview(payload), header, buffers, wanted) is finding
+
+def test_a_payload_of_another_length_is_told() -> None:
+    content = encoded(FULL)[HEADER_BYTES:]
+
+    assert extracted(content[:-1])[0] is HeaderFinding.SHORT
+    assert extracted(content + b"x")[0] is HeaderFinding.LONG
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 4096, PIECE_BYTES])
@@ -292,12 +313,12 @@ def test_a_header_has_room_for_as_many_parts_as_there_may_be() -> None:
     assert stated_checksums(raw, PARTS_MAX - 1, 1) == xxhash.xxh3_128_digest(raw[-3:])
 
 
+@pytest.mark.parametrize("field", ["namespace", "key", "pool", "shard"])
 @pytest.mark.parametrize("part", ["", "A", "a/b", "..\n", "ü", "a b", "x" * 129, "ab\n"])
-def test_a_name_with_an_impossible_part_has_no_digest(part: str) -> None:
-    for place in range(4):
-        parts = ["ab", "cd", "kv", "l0-1.all"]
-        parts[place] = part
-        assert name_digest(ObjectName(*parts)) is None
+def test_a_name_with_an_impossible_part_has_no_digest(part: str, field: str) -> None:
+    name = replace(ObjectName("ab", "cd", "kv", "l0-1.all"), **{field: part})
+
+    assert name_digest(name) is None
 
 
 def test_names_that_would_run_together_have_different_digests() -> None:

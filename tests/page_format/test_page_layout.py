@@ -79,24 +79,35 @@ def put_together(
 def test_columns_lie_in_a_page_where_their_shards_say(name: str, tp_size: int, stages: int) -> None:
     layout = LAYOUTS[name]
     absent = unheld(layout, tp_size)
-    for place in places(layout, tp_size, stages):
-        shard = shard_of(layout, place, absent)
-        page = reference_page(layout, place, absent)
 
-        assert shard.page_bytes == shard.shape.nbytes == len(page)
-        assert shard.shape.is_whole
-        covered = 0
-        for part in shard.columns:
-            heads = part.heads // part.units
-            for unit, at in product(range(part.units), range(part.layers)):
-                start = part.offset_bytes + unit * part.stride_bytes + at * part.unit_layer_bytes
-                first = part.head_first + unit * heads
-                assert page[start : start + part.unit_layer_bytes] == b"".join(
-                    head_bytes(layout, part.column, part.layer_first + at, head, 0)
-                    for head in range(first, first + heads)
-                )
-                covered += part.unit_layer_bytes
-        assert covered == len(page)
+    for_places = places(layout, tp_size, stages)
+    shards = [shard_of(layout, place, absent) for place in for_places]
+    pages = [reference_page(layout, place, absent) for place in for_places]
+
+    assert [laid_out(layout, shard) for shard in shards] == pages
+    assert [shard.page_bytes for shard in shards] == [len(page) for page in pages]
+    assert [shard.shape.nbytes for shard in shards] == [len(page) for page in pages]
+    assert [shard for shard in shards if not shard.shape.is_whole] == []
+
+
+def laid_out(layout: PageLayout, shard: ShardLayout) -> bytes:
+    """A page put together from where the shard says that each layer of each unit lies."""
+    page = bytearray(shard.page_bytes)
+    free = set(range(shard.page_bytes))
+    for part in shard.columns:
+        heads = part.heads // part.units
+        for unit, at in product(range(part.units), range(part.layers)):
+            start = part.offset_bytes + unit * part.stride_bytes + at * part.unit_layer_bytes
+            first = part.head_first + unit * heads
+            place = range(start, start + part.unit_layer_bytes)
+            assert free >= {*place}, "two parts lie in the same bytes"
+            free -= {*place}
+            page[place.start : place.stop] = b"".join(
+                head_bytes(layout, part.column, part.layer_first + at, head, 0)
+                for head in range(first, first + heads)
+            )
+    assert not free
+    return bytes(page)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), PAIRS)
@@ -107,15 +118,22 @@ def test_a_rank_finds_its_page_in_the_objects_of_groups_of_any_size(
     layout = LAYOUTS[name]
     # Both keep all that both can keep.
     absent = {*unheld(layout, mine), *unheld(layout, theirs)}
-    for stages in (1, 2):
-        for place in places(layout, mine, stages):
-            found = put_together(layout, place, theirs, absent, absent)
+    mine_at = [place for stages in (1, 2) for place in places(layout, mine, stages)]
+    names = {
+        shard_of(layout, each, absent).name
+        for stages in (1, 2)
+        for each in places(layout, theirs, stages)
+    }
 
-            names = {shard_of(layout, each, absent).name for each in places(layout, theirs, stages)}
-            if found is None:
-                assert shard_of(layout, place, absent).name in names
-            else:
-                assert found == reference_page(layout, place, absent)
+    found = {place: put_together(layout, place, theirs, absent, absent) for place in mine_at}
+
+    # Where there is nothing to put together, an object of theirs is the page itself.
+    assert found == {
+        place: None
+        if shard_of(layout, place, absent).name in names
+        else reference_page(layout, place, absent)
+        for place in mine_at
+    }
 
 
 @pytest.mark.parametrize(("mine", "theirs"), PAIRS)
@@ -124,14 +142,19 @@ def test_a_rank_takes_the_columns_that_it_keeps_out_of_objects_that_have_more(
 ) -> None:
     layout = LAYOUTS["optional"]
     theirs_absent = unheld(layout, theirs)
-    for absent in (("draft", "flags", "narrow"), ("draft", "narrow"), unheld(layout, mine)):
-        for place in places(layout, mine):
-            found = put_together(layout, place, theirs, absent, theirs_absent)
+    kept = [
+        (place, absent)
+        for absent in (("draft", "flags", "narrow"), ("draft", "narrow"), unheld(layout, mine))
+        for place in places(layout, mine)
+        if theirs != mine
+    ]
 
-            if set(theirs_absent) <= set(absent) and (theirs != mine):
-                assert found == reference_page(layout, place, absent)
-            elif theirs != mine:
-                assert found is None
+    found = [put_together(layout, place, theirs, absent, theirs_absent) for place, absent in kept]
+
+    assert found == [
+        reference_page(layout, place, absent) if {*theirs_absent} <= {*absent} else None
+        for place, absent in kept
+    ]
 
 
 def test_what_is_the_same_on_every_rank_is_read_once() -> None:
@@ -174,8 +197,10 @@ def test_replicated_content_has_one_object(name: str) -> None:
 
     assert {(shard.name, shard.replicated) for shard in shards} == {("l0-4.all", True)}
     assert len({shard.shape for shard in shards}) == 1
-    for mine, theirs in product(sizes, sizes):
-        assert sources_of(layout, place_of(0, mine), theirs, absent=["narrow"]) == ()
+    assert {
+        sources_of(layout, place_of(0, mine), theirs, absent=["narrow"])
+        for mine, theirs in product(sizes, sizes)
+    } == {()}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -275,11 +300,13 @@ def test_objects_of_many_columns_have_no_more_parts_than_a_header_has_room_for()
 
 def test_presence_bits_are_those_of_the_columns_that_are_kept() -> None:
     layout = LAYOUTS["optional"]
+    absent: list[tuple[str, ...]] = [(), ("flags",), ("draft", "narrow")]
+
+    shapes = [shard_of(layout, place_of(1, 2), each).shape for each in absent]
+
     assert layout.optional_columns == (DRAFT, FLAGS, NARROW)
-    for absent, present in (((), 0b111), (("flags",), 0b101), (("draft", "narrow"), 0b010)):
-        shape = shard_of(layout, place_of(1, 2), absent).shape
-        assert shape.present == present
-        assert shape.is_whole
+    assert [shape.present for shape in shapes] == [0b111, 0b101, 0b010]
+    assert [shape.is_whole for shape in shapes] == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -353,12 +380,10 @@ def test_who_cannot_divide_units_is_told_what_makes_them_so_few(
 
 def test_stages_without_layers_of_a_column_that_is_absent_do_not_have_it() -> None:
     layout = PageLayout(page_tokens=2, columns=(K, INDEX, replace(NARROW, layers=1)))
-    for place in places(layout, 2, stages=2):
-        shard = shard_of(layout, place, ["narrow"])
-        page = reference_page(layout, place, ["narrow"])
+    all_places = places(layout, 2, stages=2)
+    pages = [reference_page(layout, place, ["narrow"]) for place in all_places]
 
-        assert shard.page_bytes == len(page)
-        assert put_together(layout, place, 4, ["narrow"], ["narrow"]) == page
+    assert [put_together(layout, each, 4, ["narrow"], ["narrow"]) for each in all_places] == pages
     first, last = (shard_of(layout, place_of(0, 2, each, 2), ["narrow"]).shape for each in (0, 1))
     assert [part.bit for part in first.parts if part.bit >= 0] == []
     assert [part.bit for part in last.parts if part.bit >= 0] == [0]
@@ -370,10 +395,13 @@ def test_objects_have_one_name_for_all_ranks_exactly_if_they_are_the_same(
 ) -> None:
     # Of what is the same on every rank each writes a share, which the others have to find.
     layout = PageLayout(page_tokens=2, columns=(*columns, replace(NARROW, layers=1)))
-    for stages, size in product((1, 2), SIZES):
-        for place in places(layout, size, stages):
-            shard = shard_of(layout, place, ["narrow"])
-            assert shard.replicated == shard.name.endswith(".all")
+    shards = [
+        shard_of(layout, place, ["narrow"])
+        for stages, size in product((1, 2), SIZES)
+        for place in places(layout, size, stages)
+    ]
+
+    assert [each for each in shards if each.replicated != each.name.endswith(".all")] == []
 
 
 @pytest.mark.parametrize("rank", range(4))

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.page_format.object_name import ObjectName
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, Write, WriteOutcome
 from lockstep.storage_backends.wrappers.breaker import BreakerBackend, BreakerState
 from tests.kit.storage.calls import now, object_name
 from tests.kit.storage.layers import (
+    PAGE_BYTES,
     Failing,
     Watched,
+    a_read,
     a_while,
+    a_write,
     memory_store,
     reads_of,
     run_virtually,
@@ -76,68 +79,76 @@ async def test_after_enough_failed_calls_in_a_row_all_calls_are_answered_without
 
 async def test_one_answer_in_between_and_the_count_starts_again() -> None:
     store = await a_store()
+    answers: list[ReadOutcome] = []
     for _ in range(4):
         await store.fail(2)
         store.failing.down = False
-        assert await store.read(7) == [ReadOutcome.MISSING]
+        answers += await store.read(7)
+
+    assert answers == [ReadOutcome.MISSING] * 4
     assert store.state() is BreakerState.CLOSED
 
 
 async def test_a_call_fails_only_if_all_of_its_keys_do() -> None:
     store = await a_store()
     store.failing.left[object_name(1)] = 9
-    for _ in range(9):
-        assert await store.backend.read(reads_of(1, 2), deadline=a_while()) == [
-            ReadOutcome.FAILED,
-            ReadOutcome.MISSING,
-        ]
+
+    told = [await store.backend.read(reads_of(1, 2), deadline=a_while()) for _ in range(9)]
+
+    assert told == [[ReadOutcome.FAILED, ReadOutcome.MISSING]] * 9
     assert store.state() is BreakerState.CLOSED
 
 
-@pytest.mark.parametrize("fault", ["impossible name", "longer buffer", "read-only buffer"])
+IMPOSSIBLE = ObjectName("../x", "k", "p", "s")
+TOO_LONG = (memoryview(bytearray(9999)),)
+READ_ONLY = (memoryview(bytes(PAGE_BYTES)),)
+
+
+@pytest.mark.parametrize(
+    ("read", "write"),
+    [
+        (replace(a_read(1), name=IMPOSSIBLE), replace(a_write(2), name=IMPOSSIBLE)),
+        (replace(a_read(1), buffers=TOO_LONG), replace(a_write(2), buffers=TOO_LONG)),
+        (replace(a_read(1), buffers=READ_ONLY), replace(a_write(2), buffers=TOO_LONG)),
+    ],
+    ids=["impossible name", "longer buffer", "read-only buffer"],
+)
 async def test_a_call_whose_keys_all_fail_by_the_caller_s_own_fault_says_nothing(
-    fault: str,
+    read: Read, write: Write
 ) -> None:
     store = await a_store()
-    (read,) = reads_of(1)
-    (write,) = writes_of(2)
-    match fault:
-        case "impossible name":
-            impossible = ObjectName("../x", "k", "p", "s")
-            read = replace(read, name=impossible)
-            write = replace(write, name=impossible)
-        case "longer buffer":
-            read = replace(read, buffers=(memoryview(bytearray(9999)),))
-            write = replace(write, buffers=(memoryview(bytes(9999)),))
-        case _:
-            read = replace(read, buffers=(memoryview(bytes(read.shape.nbytes)),))
-            write = replace(write, buffers=(memoryview(bytes(9999)),))
     # As a store answers what it cannot even try.
     store.failing.down = True
-    for _ in range(5):
-        assert await store.backend.read([read], deadline=a_while()) == FAILED
-        failed = await store.backend.write([write], deadline=a_while())
-        assert failed == [WriteOutcome.FAILED]
-        if fault == "impossible name":
-            assert await store.backend.remove([read.name], deadline=a_while()) == [False]
+    own_fault = [
+        (
+            await store.backend.read([read], deadline=a_while()),
+            await store.backend.write([write], deadline=a_while()),
+            await store.backend.remove([IMPOSSIBLE], deadline=a_while()),
+        )
+        for _ in range(5)
+    ]
+    assert own_fault == [(FAILED, [WriteOutcome.FAILED], [False])] * 5
     assert store.state() is BreakerState.CLOSED
     # One sound key among them, and it is the store that failed.
-    for _ in range(3):
-        assert await store.backend.read([read, *reads_of(1)], deadline=a_while()) == FAILED * 2
+    both = [await store.backend.read([read, *reads_of(1)], deadline=a_while()) for _ in range(3)]
+    assert both == [FAILED * 2] * 3
     assert store.state() is BreakerState.OPEN
 
 
 async def test_calls_that_time_out_open_the_breaker_and_calls_that_came_too_late_do_not() -> None:
     store = await a_store()
-    for _ in range(9):
-        late = await store.backend.read(reads_of(1), deadline=now())
-        assert late == [ReadOutcome.TIMED_OUT]
-        assert await store.backend.read([], deadline=a_while()) == []
+    late = [
+        (
+            await store.backend.read(reads_of(1), deadline=now()),
+            await store.backend.read([], deadline=a_while()),
+        )
+        for _ in range(9)
+    ]
+    assert late == [([ReadOutcome.TIMED_OUT], [])] * 9
     assert store.state() is BreakerState.CLOSED
     store.watched.before = lambda: asyncio.sleep(5.0)
-    for _ in range(2):
-        timed_out = await store.backend.read(reads_of(1), deadline=now() + 5.0)
-        assert timed_out == [ReadOutcome.TIMED_OUT]
+    too_slow = [await store.backend.read(reads_of(1), deadline=now() + 5.0) for _ in range(2)]
+    assert too_slow == [[ReadOutcome.TIMED_OUT]] * 2
     assert await store.backend.exists(ONE, deadline=now() + 5.0) == [False]
     assert store.state() is BreakerState.OPEN
 

@@ -93,14 +93,10 @@ async def test_the_exposition_has_one_well_formed_line_for_each_number() -> None
     await backend.read(reads_of(1, 2, 3), deadline=a_while())
     text = exposition(backend.metrics(), {"store": 'a "b"\\c\nd'})
     assert text.endswith("\n")
-    samples: dict[tuple[str, str], float] = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            assert re.fullmatch(r"# (HELP|TYPE) lockstep_storage_\w+ .+", line)
-            continue
-        matched = SAMPLE.fullmatch(line)
-        assert matched is not None, line
-        samples[matched[1], matched[2]] = float(matched[3])
+    matches = {line: SAMPLE.fullmatch(line) for line in text.splitlines()}
+    others = [line for line, matched in matches.items() if matched is None]
+    assert all(re.fullmatch(r"# (HELP|TYPE) lockstep_storage_\w+ .+", line) for line in others)
+    samples = {(each[1], each[2]): float(each[3]) for each in matches.values() if each is not None}
     label = r'store="a \"b\"\\c\nd",call="read"'
     assert samples["lockstep_storage_keys_total", f'{label},outcome="ok"'] == 2
     assert samples["lockstep_storage_keys_total", f'{label},outcome="missing"'] == 1

@@ -35,6 +35,8 @@ class PendingCall(Generic[Answer]):
     """The answer for a key that the store was not asked for, or could not do."""
     late: Answer
     """The answer for a key whose deadline passed first."""
+    sizes: Sequence[int] = ()
+    """Of what each key reads or writes; nothing where names are all that a call has."""
 
 
 class AroundWrapper(Wrapper, ABC):
@@ -67,6 +69,7 @@ class AroundWrapper(Wrapper, ABC):
                 lambda: self._behind.read(reads, deadline=deadline),
                 failed=ReadOutcome.FAILED,
                 late=ReadOutcome.TIMED_OUT,
+                sizes=[read.shape.nbytes for read in reads],
             )
         )
 
@@ -80,6 +83,7 @@ class AroundWrapper(Wrapper, ABC):
                 lambda: self._behind.write(writes, deadline=deadline),
                 failed=WriteOutcome.FAILED,
                 late=WriteOutcome.TIMED_OUT,
+                sizes=[write.shape.nbytes for write in writes],
             )
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ..base import Read, StorageBackend, Write
+from ..base import StorageBackend
 from ..uri import StoreUri
 from .around import Answer, AroundWrapper, PendingCall
 
@@ -66,10 +66,9 @@ class LimitBackend(AroundWrapper):
     async def _around(self, call: PendingCall[Answer]) -> list[Answer]:
         if not call.keys:
             return await call.ask()
-        nbytes = sum(key.shape.nbytes for key in call.keys if isinstance(key, Read | Write))
         try:
             async with asyncio.timeout(call.deadline - self._clock()):
-                share = await self._room.enter(nbytes)
+                share = await self._room.enter(sum(call.sizes))
         except TimeoutError:
             self._turned_away += 1
             return [call.late] * len(call.keys)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from ..base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ..base import ReadOutcome, StorageBackend, WriteOutcome
 from ..uri import StoreUri
 from .around import Answer, AroundWrapper, Call, PendingCall
 
@@ -75,10 +75,10 @@ class MetricsBackend(AroundWrapper):
         took_s = self._clock() - started_at
         seen.latencies[bisect_left(BOUNDS_S, took_s)] += 1
         seen.latency_sum_s += took_s
-        for key, answer in zip(call.keys, answers, strict=True):
-            seen.outcomes[_word(call.kind, answer)] += 1
-            if isinstance(key, Read | Write) and answer in _OK:
-                seen.nbytes += key.shape.nbytes
+        for answer, count in Counter(answers).items():
+            seen.outcomes[_word(call.kind, answer)] += count
+        each = zip(call.sizes, answers, strict=bool(call.sizes))
+        seen.nbytes += sum(nbytes for nbytes, answer in each if answer in _OK)
         return answers
 
 

@@ -123,6 +123,44 @@ def test_no_folder_has_more_modules_than_a_reader_takes_in_at_a_glance() -> None
     assert {folder: n for folder, n in counts.items() if n > FOLDER_MODULES_MAX} == {}
 
 
+def test_every_test_has_one_path_and_makes_its_claim_once() -> None:
+    offenders = [
+        f"{module.path}:{test.lineno} {test.name}: {', '.join(found)}"
+        for module in read_folder("tests")
+        for test in claims_of(module)
+        if (found := sorted({*branches(test), *claims_in_loops(test)}))
+    ]
+
+    assert offenders == []
+
+
+def claims_of(module: Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        node
+        for node in ast.walk(module.parse())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    ]
+
+
+def branches(test: ast.AST) -> list[str]:
+    return [
+        type(node).__name__.lower()
+        for node in ast.walk(test)
+        if isinstance(node, ast.If | ast.While | ast.Try | ast.TryStar | ast.Match)
+    ]
+
+
+def claims_in_loops(test: ast.AST) -> list[str]:
+    return [
+        "assert in a loop"
+        for loop in ast.walk(test)
+        if isinstance(loop, ast.For | ast.AsyncFor)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assert)
+    ]
+
+
 def test_the_docs_name_files_that_are_there() -> None:
     read = [*read_library(), *read_folder("tests"), *read_folder("examples")]
     there = [f"/{module.path}" for module in read]

@@ -209,8 +209,8 @@ def test_an_engine_with_pages_of_its_own_meets_all_that_can_become_of_them(
         "resumes failed",
         "resumes lost",
     } <= happened_in(lent)
-    for outcome in ("load_back failed", "backup failed", "backup no_room", "prefetch complete"):
-        assert lent["outcomes"].get(outcome), f"{outcome} never happened"
+    outcomes = {name for name, times in lent["outcomes"].items() if times}
+    assert {"load_back failed", "backup failed", "backup no_room", "prefetch complete"} <= outcomes
 
 
 def test_a_device_that_is_lost_ends_the_epoch_and_the_schedule_goes_on() -> None:

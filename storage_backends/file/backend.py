@@ -189,7 +189,7 @@ class FileBackend(ThreadedBackend):
         self._seen.discard(names)
         return await self._run_by_names(self._remove, names, deadline)
 
-    def objects(self) -> AsyncIterator[StoredObject]:
+    async def objects(self) -> AsyncIterator[StoredObject]:
         """Yield what is in the store; see `StorageBackend`.
 
         Nothing after `close`; raises `StorageError` where that comes in between.
@@ -207,7 +207,8 @@ class FileBackend(ThreadedBackend):
                     "check the filesystem that it is on"
                 ) from error
 
-        return self._list(next_some)
+        async for each in self._list(next_some):
+            yield each
 
     async def close(self) -> None:
         """Stop what runs and the sweeper, wait for both, and close the directory. Idempotent."""

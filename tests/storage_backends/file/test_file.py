@@ -440,3 +440,16 @@ async def test_names_that_were_seen_are_answered_without_asking_the_kernel(
         monkeypatch.setattr(os, "access", never)
         assert await writer.exists(names, deadline=soon()) == [True] * 50
         assert await other.exists(names, deadline=soon()) == [True] * 50
+
+
+async def test_a_listing_that_was_asked_for_before_the_store_was_open_tells_what_is_there(
+    store: FileStore,
+) -> None:
+    backend = store.backend()
+    objects = backend.objects()
+    await backend.open()
+    await put(backend, object_name(1), page(1))
+
+    assert [each.name async for each in objects] == [object_name(1)]
+
+    await backend.close()

@@ -15,8 +15,9 @@ from tests.kit.storage.calls import (
     get_many,
     object_name,
     opened,
+    outcomes_of,
     page,
-    put,
+    put_many,
     reading,
     soon,
     writing,
@@ -50,46 +51,44 @@ UNFIT_TO_READ = UNFIT | {"read-only": lambda: (memoryview(bytes(SIZE)),)}
 class BuffersContract:
     """A buffer that does not fit harms nobody, and however bytes are cut up, they arrive."""
 
-    @pytest.mark.parametrize("unfit", UNFIT_TO_READ.values(), ids=UNFIT_TO_READ.keys())
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_read(
-        self, store: StoreUnderTest, unfit: Callable[[], Views]
+        self, store: StoreUnderTest
     ) -> None:
+        last = 1 + len(UNFIT_TO_READ)
+        before, behind = bytearray(SIZE), bytearray(SIZE)
+
         async with opened(store) as backend:
-            for number in range(3):
-                await put(backend, object_name(number), page(number))
-            before, behind = bytearray(SIZE), bytearray(SIZE)
+            await put_many(backend, range(last + 1))
+            unfit = enumerate(UNFIT_TO_READ.values(), start=1)
             reads = [
                 reading(object_name(0), before),
-                Read(object_name(1), unfit(), SHAPE),
-                reading(object_name(2), behind),
+                *(Read(object_name(number), make(), SHAPE) for number, make in unfit),
+                reading(object_name(last), behind),
             ]
-            assert await backend.read(reads, deadline=soon()) == [
-                ReadOutcome.OK,
-                ReadOutcome.FAILED,
-                ReadOutcome.OK,
-            ]
-            assert (before, behind) == (page(0), page(2))
-            # Nothing is wrong with the object.
-            assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
+            outcomes = await backend.read(reads, deadline=soon())
+            failed = [ReadOutcome.FAILED] * len(UNFIT_TO_READ)
+            assert outcomes == [ReadOutcome.OK, *failed, ReadOutcome.OK]
+            assert (before, behind) == (page(0), page(last))
+            # Nothing is wrong with the objects.
+            assert await get_many(backend, range(last + 1)) == found(range(last + 1))
 
-    @pytest.mark.parametrize("unfit", UNFIT.values(), ids=UNFIT.keys())
     async def test_s1_a_buffer_that_does_not_fit_costs_its_own_key_alone_in_a_write(
-        self, store: StoreUnderTest, unfit: Callable[[], Views]
+        self, store: StoreUnderTest
     ) -> None:
+        last = 1 + len(UNFIT)
+        failed, unwritten = [WriteOutcome.FAILED] * len(UNFIT), range(1, last)
+
         async with opened(store) as backend:
             writes = [
                 writing(object_name(0), page(0)),
-                Write(object_name(1), unfit(), SHAPE),
-                writing(object_name(2), page(2)),
+                *(Write(object_name(n), make(), SHAPE) for n, make in enumerate(UNFIT.values(), 1)),
+                writing(object_name(last), page(last)),
             ]
-            assert await backend.write(writes, deadline=soon()) == [
-                WriteOutcome.OK,
-                WriteOutcome.FAILED,
-                WriteOutcome.OK,
-            ]
-            assert await get_many(backend, (0, 2)) == found((0, 2))
-            assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
-            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
+            outcomes = await backend.write(writes, deadline=soon())
+            assert outcomes == [WriteOutcome.OK, *failed, WriteOutcome.OK]
+            assert await get_many(backend, (0, last)) == found((0, last))
+            assert await outcomes_of(backend, unwritten) == [ReadOutcome.MISSING] * len(UNFIT)
+            assert await put_many(backend, unwritten) == [WriteOutcome.OK] * len(UNFIT)
 
     async def test_bytes_may_lie_in_memory_of_any_plain_form(self, store: StoreUnderTest) -> None:
         empty = memoryview(array("d"))

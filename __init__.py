@@ -37,7 +37,7 @@ from .ranks.model_description import KeptState, ModelDescription
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.requests import LoadState
-from .ranks.replica.tree.eviction_policies import EvictionPolicy, register_eviction_policy
+from .ranks.replica.tree.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
 from .ranks.replica.tree.matching import Match
 from .version import VERSION
 
@@ -72,6 +72,7 @@ __all__ = [
     "EnginePages",
     "Eviction",
     "EvictionPolicy",
+    "Graded",
     "GroupError",
     "HostCache",
     "InternalError",

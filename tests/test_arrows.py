@@ -6,9 +6,22 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.kit.source_tree import ROOT, Module, circles, neighbours, read_library
+from tests.kit.source_tree import (
+    ROOT,
+    Module,
+    absolute_names,
+    circles,
+    neighbours,
+    read_library,
+)
 
 ANYBODY = ("errors.py", "version.py")
+LOADERS = [
+    "storage_backends/page_index/redis.py",
+    "storage_backends/registry.py",
+    "storage_backends/three_fs/usrbio_rings.py",
+]
+"""The client of a store is an extra, and a URI names the store and its wrappers."""
 TABLE = ROOT / "docs" / "architecture.md"
 ROW = re.compile(r"^\| `([\w/]+/)` \| [^|]* \| ([^|]*) \|$", re.MULTILINE)
 
@@ -16,7 +29,7 @@ ROW = re.compile(r"^\| `([\w/]+/)` \| [^|]* \| ([^|]*) \|$", re.MULTILINE)
 def read_table(text: str) -> dict[str, list[str]]:
     """Return what each folder may import, as the table of the folders in `text` says it."""
     section = text.partition("## The folders\n")[2].partition("\n## ")[0]
-    return {folder: re.findall(r"`([\w/*]+)`", cell) for folder, cell in ROW.findall(section)}
+    return {folder: re.findall(r"`([\w/.]+)`", cell) for folder, cell in ROW.findall(section)}
 
 
 def folder_of(path: PurePosixPath) -> str:
@@ -24,16 +37,14 @@ def folder_of(path: PurePosixPath) -> str:
 
 
 def names(entry: str, path: PurePosixPath) -> bool:
-    """Whether an entry of the table, `x/` or `x/**`, names this file."""
-    if entry.endswith("**"):
-        return path.is_relative_to(entry.removesuffix("**"))
-    return folder_of(path) == entry
+    """Whether an entry of the table, a folder or a file, names this file."""
+    return entry in (folder_of(path), str(path))
 
 
 def is_allowed(importer: PurePosixPath, imported: PurePosixPath, allowed: Sequence[str]) -> bool:
     """Whether a module may import another one, where its folder may import `allowed`."""
-    enclosing = imported.parent in importer.parents[:-1]
-    return enclosing or str(imported) in ANYBODY or any(names(each, imported) for each in allowed)
+    neighbour = imported.parent == importer.parent
+    return neighbour or str(imported) in ANYBODY or any(names(each, imported) for each in allowed)
 
 
 def arrows_upwards(modules: Sequence[Module], table: Mapping[str, Sequence[str]]) -> list[str]:
@@ -97,6 +108,29 @@ def test_the_rooms_of_the_table_stand_above_one_another() -> None:
         placed += sorted(room for room in standing.keys() - placed if standing[room] <= {*placed})
 
     assert sorted(placed) == sorted(rooms)
+
+
+def test_what_everybody_may_import_imports_nothing() -> None:
+    modules = read_library()
+    library = {module.path: module for module in modules}
+
+    found = {
+        str(module.path): [str(other.path) for other in neighbours(module, library)]
+        for module in modules
+        if str(module.path) in ANYBODY
+    }
+
+    assert found == {path: [] for path in ANYBODY}
+
+
+def test_modules_are_loaded_by_name_only_where_a_uri_or_an_extra_asks_for_them() -> None:
+    """Such an import is seen by no table."""
+    assert [
+        str(module.path)
+        for module in read_library()
+        if absolute_names(module) & {"importlib.import_module", "importlib.__import__"}
+        or "__import__" in module.source
+    ] == LOADERS
 
 
 def plant(root: Path, path: str, source: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import lockstep
+from tests.kit.ranks.in_turn import RanksInTurn
 from tests.kit.source_tree import ROOT
 
 LISTED = re.compile(r"^(?:\| |- )`(\w+)`", re.MULTILINE)
@@ -29,8 +30,8 @@ def test_to_import_the_package_loads_no_torch() -> None:
     assert said.stdout == "False False\n"
 
 
-def test_a_cache_shows_nothing_of_its_parts_but_an_inspection() -> None:
-    public = {name for name in dir(lockstep.Cache) if not name.startswith("_")}
+def test_a_cache_shows_its_configuration_and_an_inspection_and_none_of_its_parts() -> None:
+    (cache,) = RanksInTurn(1).caches
 
-    assert public & {"replica", "ballot", "rounds", "executor"} == set()
-    assert isinstance(vars(lockstep.Cache.__mro__[1])["inspection"], property)
+    assert {name for name in vars(cache) if not name.startswith("_")} == {"config"}
+    assert [name for name in vars(cache.inspection) if not name.startswith("_")] == []

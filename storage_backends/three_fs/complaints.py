@@ -5,9 +5,18 @@ import logging
 import os
 from typing import Final
 
-from ..complaints import remedy_for
-
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_PERMISSION: Final = "let this process read and write all that is in the store's directory"
+_NO_FILES: Final = "raise the limit of open files (ulimit -n)"
+_REMEDIES: Final = {
+    errno.EROFS: "mount its filesystem for writing",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EIO: "look at the device and the kernel's log",
+    errno.EMFILE: _NO_FILES,
+    errno.ENFILE: _NO_FILES,
+}
+"""For reads as well as writes, so they are other ones than those of a directory that is written to."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,4 +51,5 @@ class Complaints:
                 reason,
             )
             return
-        self.say(f"{what}: {reason}", "%s: %s; %s", what, reason, remedy_for(number))
+        remedy = _REMEDIES.get(number, "look at the filesystem that it is on")
+        self.say(f"{what}: {reason}", "%s: %s; %s", what, reason, remedy)

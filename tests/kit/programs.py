@@ -5,7 +5,7 @@ import sys
 from tests.kit.source_tree import ROOT
 
 _RUN = (
-    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "import runpy, sys; root = sys.argv.pop(1); sys.path[:0] = [root, root + '/src']; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
@@ -13,7 +13,7 @@ _RUN = (
 def program(name: str, *arguments: object) -> list[str]:
     """Return the command that runs the module `name`, for example `tests.kit.storage.hung`.
 
-    It works in any directory and under any environment, so a printed one replays what it has run. The
-    module finds `arguments` behind `sys.argv[0]`, as text.
+    It works in any directory, and runs this tree's library, so a printed one replays what it has run.
+    The module finds `arguments` behind `sys.argv[0]`, as text.
     """
     return [sys.executable, "-c", _RUN, str(ROOT), name, *map(str, arguments)]

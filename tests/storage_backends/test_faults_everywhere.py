@@ -40,6 +40,7 @@ from tests.kit.storage.calls import (
     page,
     put,
     put_columns,
+    put_many,
     run,
     soon,
 )
@@ -92,8 +93,7 @@ class TestKinds:
         self, store: StoreUnderTest, kind: DamageKind
     ) -> None:
         async with opened(store) as backend:
-            for number in (1, 2, 3):
-                await put(backend, object_name(number), page(number))
+            await put_many(backend, (1, 2, 3))
             assert await damaged(backend, kind)
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
             assert (await get(backend, object_name(1)))[0] is ReadOutcome.MISSING
@@ -157,8 +157,7 @@ class TestSlots:
             return b"".join(path.read_bytes() for path in sorted(store.root.glob("slots-*")))
 
         async with opened(store) as backend:
-            for number in range(6):
-                await put(backend, object_name(number), page(number))
+            await put_many(backend, range(6))
             entries = [store.entry(object_name(number)) for number in range(6)]
             entry, before = entries[1], content()
             assert await damaged(backend, kind)

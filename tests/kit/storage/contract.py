@@ -70,8 +70,7 @@ class StorageContract(BuffersContract, ColumnsContract, PartsContract):
         order = [object_name(5), object_name(9), object_name(2), impossible, object_name(0)]
 
         async with opened(store) as backend:
-            for number in (0, 2, 5):
-                await put(backend, object_name(number), page(number))
+            await put_many(backend, (0, 2, 5))
             store.spoil(object_name(2))
             assert await backend.exists(order, deadline=soon()) == [
                 True,

@@ -2,9 +2,17 @@
 
 import subprocess
 
-from lockstep.storage_backends.base import ReadOutcome
+from lockstep.storage_backends.base import ReadOutcome, StorageBackend, WriteOutcome
 from tests.kit.programs import program
-from tests.kit.storage.calls import StoreUnderTest, get_many, opened, page
+from tests.kit.storage.calls import (
+    StoreUnderTest,
+    get_many,
+    object_name,
+    opened,
+    page,
+    soon,
+    writing,
+)
 
 
 def start(name: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -17,6 +25,15 @@ def finish(process: "subprocess.Popen[str]") -> str:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     return output
+
+
+async def win(backend: StorageBackend, writer: int, names: int, nbytes: int) -> int:
+    """Write so many names, a few at a time, with this writer's page; return how often it was first."""
+    content, won = page(writer, nbytes), 0
+    for start in range(0, names, 4):
+        writes = [writing(object_name(n), content) for n in range(start, min(start + 4, names))]
+        won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
+    return won
 
 
 def race(name: str, *arguments: object, names: int) -> list[int]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lockstep.storage_backends.base import WriteOutcome
 from lockstep.storage_backends.page_index.contract import PageIndex
 from lockstep.storage_backends.three_fs import files as three_fs_files
-from tests.kit.storage.calls import object_name, page, put, soon, writing
+from tests.kit.storage.calls import object_name, opened, page, put
+from tests.kit.storage.racing import win
 from tests.kit.storage.three_fs import SlotStore
 
 PAGE_BYTES = 100_000
@@ -103,15 +103,8 @@ def kill_in_every_phase(store: SlotStore) -> None:
 
 async def race(store: SlotStore, writer: int, names: int) -> None:
     """Write every name with content that tells who wrote it, and print how often this one won."""
-    backend = store.backend()
-    await backend.open()
-    content = page(writer, PAGE_BYTES)
-    won = 0
-    for start in range(0, names, 2):
-        writes = [writing(object_name(number), content) for number in range(start, start + 2)]
-        won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
-    await backend.close()
-    sys.stdout.write(f"{won}\n")
+    async with opened(store) as backend:
+        sys.stdout.write(f"{await win(backend, writer, names, PAGE_BYTES)}\n")
 
 
 def main() -> None:

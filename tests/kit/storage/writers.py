@@ -27,9 +27,11 @@ from tests.kit.storage.calls import (
     page,
     soon,
     soon_off_loop,
+    using,
     writing,
 )
 from tests.kit.storage.files import open_without_unnamed_files
+from tests.kit.storage.racing import win
 
 PAGES = 8
 PAGE_BYTES = 200_000
@@ -66,45 +68,33 @@ def write_and_be_killed(root: Path, seed: int, kills: int) -> None:
 
 async def race(root: Path, writer: int, names: int) -> None:
     """Write every name with content that tells who wrote it, and print how often this one won."""
-    backend = FileBackend(root, threads=2)
-    await backend.open()
-    content = memoryview(page(writer, PAGE_BYTES))
-    won = 0
-    for start in range(0, names, 4):
-        writes = [writing(object_name(number), content) for number in range(start, start + 4)]
-        won += (await backend.write(writes, deadline=soon())).count(WriteOutcome.OK)
-    await backend.close()
-    sys.stdout.write(f"{won}\n")
+    async with using(FileBackend(root, threads=2)) as backend:
+        sys.stdout.write(f"{await win(backend, writer, names, PAGE_BYTES)}\n")
 
 
 async def bring(root: Path, column: int, names: int) -> None:
     """Write every name with one optional column, and print how often nothing was stored."""
-    backend = FileBackend(root, threads=2)
-    await backend.open()
-    present = 1 << column
-    content = memoryview(full_page(present))
-    failed = 0
-    for start in range(0, names, 4):
-        writes = [
-            writing(object_name(number), content, columns(present))
-            for number in range(start, start + 4)
-        ]
-        outcomes = await backend.write(writes, deadline=soon())
-        failed += sum(outcome is not WriteOutcome.OK for outcome in outcomes)
-    await backend.close()
+    present, failed = 1 << column, 0
+    content = full_page(present)
+    async with using(FileBackend(root, threads=2)) as backend:
+        for start in range(0, names, 4):
+            writes = [
+                writing(object_name(number), content, columns(present))
+                for number in range(start, start + 4)
+            ]
+            outcomes = await backend.write(writes, deadline=soon())
+            failed += sum(outcome is not WriteOutcome.OK for outcome in outcomes)
     sys.stdout.write(f"{failed}\n")
 
 
 async def fill(root: Path) -> None:
-    """Write a page that there is room for, and one that there is none for, and print outcomes."""
+    """Write pages with room for the first and the last of three, and print what becomes of each."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10))
-    backend = FileBackend(root)
-    await backend.open()
     sizes = (16 << 10, 1 << 20, 60 << 10)
-    writes = [writing(object_name(n), page(n, size)) for n, size in enumerate(sizes)]
-    outcomes = await backend.write(writes, deadline=soon())
+    async with using(FileBackend(root)) as backend:
+        writes = [writing(object_name(n), page(n, size)) for n, size in enumerate(sizes)]
+        outcomes = await backend.write(writes, deadline=soon())
     sys.stdout.write(f"{[outcome.name for outcome in outcomes]}\n")
-    await backend.close()
 
 
 def main() -> None:

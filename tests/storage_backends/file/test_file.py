@@ -32,6 +32,7 @@ from tests.kit.storage.calls import (
     reading,
     run,
     soon,
+    using,
     writing,
 )
 from tests.kit.storage.files import (
@@ -167,8 +168,7 @@ async def test_a_flipped_bit_anywhere_in_the_file_is_found(
 
 async def test_what_is_no_object_is_not_listed(store: FileStore) -> None:
     async with opened(store) as backend:
-        for number in range(8):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(8))
         replace_by_directory(store.path(object_name(1)))
         replace_by_link(store.path(object_name(2)))
         replace_by_pipe(store.path(object_name(3)))
@@ -324,10 +324,9 @@ async def test_a_store_is_opened_before_use_and_once(store: FileStore) -> None:
     backend = store.backend()
     with pytest.raises(UsageError, match="is not open"):
         await backend.exists([object_name(1)], deadline=soon())
-    await backend.open()
-    with pytest.raises(UsageError, match="opened before"):
-        await backend.open()
-    await backend.close()
+    async with using(backend):
+        with pytest.raises(UsageError, match="opened before"):
+            await backend.open()
 
 
 def test_a_relative_directory_is_refused() -> None:
@@ -345,8 +344,7 @@ async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buf
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(store) as backend:
-        for number in range(2):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(2))
         gate = Gate(monkeypatch)
         buffers = [bytearray(SIZE), bytearray(SIZE)]
         reads = [reading(object_name(n), buffers[n]) for n in range(2)]
@@ -371,21 +369,19 @@ async def test_s3_a_cancelled_read_returns_only_when_its_thread_has_left_the_buf
 async def test_s2_a_read_that_waits_for_a_thread_times_out_while_the_thread_still_hangs(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = store.backend(threads=1)
-    await backend.open()
-    await put(backend, object_name(1), page(1))
-    gate = Gate(monkeypatch)
-    hanging = asyncio.create_task(get(backend, object_name(1)))
-    await gate.entered()
-    buffer = bytearray(SIZE)
-    reads = [reading(object_name(1), buffer)]
-    outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
-    assert outcome == [ReadOutcome.TIMED_OUT]
-    assert not hanging.done()
-    gate.open()
-    assert await hanging == (ReadOutcome.OK, page(1))
-    assert buffer == bytearray(SIZE)
-    await backend.close()
+    async with using(store.backend(threads=1)) as backend:
+        await put(backend, object_name(1), page(1))
+        gate = Gate(monkeypatch)
+        hanging = asyncio.create_task(get(backend, object_name(1)))
+        await gate.entered()
+        buffer = bytearray(SIZE)
+        reads = [reading(object_name(1), buffer)]
+        outcome = await backend.read(reads, deadline=time.monotonic() + 0.05)
+        assert outcome == [ReadOutcome.TIMED_OUT]
+        assert not hanging.done()
+        gate.open()
+        assert await hanging == (ReadOutcome.OK, page(1))
+        assert buffer == bytearray(SIZE)
 
 
 async def test_s2_what_has_not_begun_at_the_deadline_never_begins(
@@ -394,8 +390,7 @@ async def test_s2_what_has_not_begun_at_the_deadline_never_begins(
     real_time = time.monotonic
 
     async with opened(store) as backend:
-        for number in range(2):
-            await put(backend, object_name(number), page(number, 1 << 20))
+        await put_many(backend, range(2), 1 << 20)
         gate = Gate(monkeypatch)
         buffers = [bytearray(1 << 20), bytearray(1 << 20)]
         reads = [reading(object_name(n), buffers[n]) for n in range(2)]
@@ -434,8 +429,7 @@ async def test_names_that_were_seen_are_answered_without_asking_the_kernel(
         raise AssertionError("the kernel was asked")
 
     async with opened(store) as writer, opened(store) as other:
-        writes = [writing(name, page(1)) for name in names]
-        await writer.write(writes, deadline=soon())
+        await put_many(writer, range(50))
         assert all(await other.exists(names, deadline=soon()))
         monkeypatch.setattr(os, "access", never)
         assert await writer.exists(names, deadline=soon()) == [True] * 50

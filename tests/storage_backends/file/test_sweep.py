@@ -45,6 +45,7 @@ from tests.kit.storage.calls import (
     run,
     soon,
     soon_off_loop,
+    using,
     wrongly_served,
 )
 from tests.kit.storage.files import FileStore, failing, files_open_below, flip, sweeper_of
@@ -348,18 +349,16 @@ async def test_a_read_through_the_store_marks_use_and_a_write_that_finds_the_obj
     for number in range(4):
         make_really_old(store.path(object_name(number)), 1e5)
 
-    backend = FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))
-    await backend.open()
-    assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
-    assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
-    sweeper_of(backend).turn(wanted=True)
-    await backend.close()
+    async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=1e9))) as backend:
+        assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
+        assert await put(backend, object_name(2), page(2, SIZE)) is WriteOutcome.PRESENT
+        sweeper_of(backend).turn(wanted=True)
     with sweeping(store, SweepLimits(ttl_s=1000)) as sweeper:
         sweeper.turn(wanted=True)
     assert left(store) == [0, 2]
 
 
-def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_beyond_its_time(
+async def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_beyond_its_time(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, [0.0] * 3)
@@ -370,17 +369,9 @@ def test_a_process_whose_clock_is_ahead_takes_nothing_away_and_marks_nothing_bey
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: real_time() + YEARS_S)
         patch.setattr(Sweeper, "start", no_turns)
-
-        async def scenario() -> None:
-            backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
-            await backend.open()
+        async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=3600))) as backend:
             assert (await get(backend, object_name(0), SIZE))[0] is ReadOutcome.OK
-            sweeper = backend._sweeper  # pyright: ignore[reportPrivateUsage]
-            assert sweeper is not None
-            assert sweeper.turn(wanted=True) is not None
-            await backend.close()
-
-        run(scenario())
+            assert sweeper_of(backend).turn(wanted=True) is not None
     assert left(store) == [0, 1, 2]
     assert paths[0].stat().st_mtime > paths[1].stat().st_mtime
     assert paths[0].stat().st_mtime < time.time() + 3600
@@ -448,13 +439,11 @@ async def test_much_writing_wakes_the_sweeper_and_the_quota_is_kept(
     async def is_kept() -> bool:
         return len(left(store)) * room <= quota
 
-    backend = FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))
-    await backend.open()
-    written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
-    assert written == {WriteOutcome.OK}
-    await eventually(is_kept)
-    # A pass may still be on its way down to the mark that it ends at.
-    await backend.close()
+    async with using(FileBackend(store.root, limits=SweepLimits(quota_bytes=quota))) as backend:
+        written = {await put(backend, object_name(n), page(n, nbytes)) for n in range(120)}
+        assert written == {WriteOutcome.OK}
+        await eventually(is_kept)
+    # A pass may have been on its way down to the mark that it ends at.
     async with opened(store) as reader:
         assert await get_many(reader, left(store), nbytes) == found(left(store), nbytes)
 
@@ -552,13 +541,11 @@ def keep_records(store: FileStore, models: int = 1) -> list[Path]:
     """Write records that nobody has used for very long."""
     writes = records(object_name(0).namespace, models)
 
-    async def scenario() -> None:
-        backend = store.backend()
-        await backend.open()
-        assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
-        await backend.close()
+    async def write() -> None:
+        async with opened(store) as backend:
+            assert set(await backend.write(writes, deadline=soon())) == {WriteOutcome.OK}
 
-    run(scenario())
+    run(write())
     paths = [store.path(write.name) for write in writes]
     for path in paths:
         make_old(path, 1e9)

@@ -35,6 +35,7 @@ from tests.kit.storage.calls import (
     put_many,
     run,
     soon,
+    using,
 )
 from tests.kit.storage.files import (
     FileStore,
@@ -199,13 +200,11 @@ async def test_a_name_that_could_be_a_path_is_refused_and_nothing_is_made(
 
 async def test_everything_is_for_its_owner_alone_whatever_the_umask(store: FileStore) -> None:
     with no_umask():
-        backend = FileBackend(store.root, limits=SweepLimits(ttl_s=3600))
-        await backend.open()
-        await put_many(backend, (1, 2))
-        store.spoil(NAME)
-        assert await outcomes_of(backend, (1, 2)) == [ReadOutcome.CORRUPT, ReadOutcome.OK]
-        sweeper_of(backend).turn(wanted=True)
-        await backend.close()
+        async with using(FileBackend(store.root, limits=SweepLimits(ttl_s=3600))) as backend:
+            await put_many(backend, (1, 2))
+            store.spoil(NAME)
+            assert await outcomes_of(backend, (1, 2)) == [ReadOutcome.CORRUPT, ReadOutcome.OK]
+            sweeper_of(backend).turn(wanted=True)
 
     assert store.quarantined()
     assert modes_in(store.root) == {("directory", 0o700), ("file", 0o600)}

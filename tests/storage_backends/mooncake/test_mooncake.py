@@ -32,6 +32,7 @@ from tests.kit.storage.calls import (
     run,
     soon,
     soon_off_loop,
+    using,
     writing,
 )
 from tests.kit.storage.contract import StorageContract
@@ -273,7 +274,5 @@ class TestOpening:
             from_uri(parse_uri(uri))
 
     async def test_a_store_is_opened_through_its_own_client(self, shared: MooncakeStore) -> None:
-        backend = MooncakeBackend(shared.settings())
-        await backend.open()
-        assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK
-        await backend.close()
+        async with using(MooncakeBackend(shared.settings())) as backend:
+            assert await put(backend, object_name(1), page(1)) is WriteOutcome.OK

@@ -239,8 +239,7 @@ class TestMaster:
         self, shared: MooncakeStore, begun: Begun
     ) -> None:
         async with opened(shared) as backend:
-            for number in range(THREADS):
-                await put(backend, object_name(number), page(number))
+            await put_many(backend, range(THREADS))
             begun.forget()
             with shared.master.stopped():
                 held = [asyncio.create_task(get(backend, object_name(n))) for n in range(THREADS)]

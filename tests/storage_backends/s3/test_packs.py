@@ -28,7 +28,6 @@ from tests.kit.storage.calls import (
     writing,
 )
 from tests.kit.storage.contract import StorageContract
-from tests.kit.storage.damaging import damaged
 
 pytest.importorskip("obstore", reason="needs the extra s3")
 import obstore
@@ -36,7 +35,6 @@ import obstore
 from lockstep.errors import ConfigError, StorageError
 from lockstep.page_format.object_header import HEADER_BYTES
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.damage.damage import DamageKind
 from lockstep.storage_backends.page_index.contract import Entry, Settings
 from lockstep.storage_backends.page_index.opening import make_index
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
@@ -132,17 +130,6 @@ async def test_a_bad_object_goes_and_its_neighbours_in_the_file_stay(packed: Pac
             object_name(0).key,
             object_name(2).key,
         ]
-
-
-@pytest.mark.parametrize("kind", DamageKind)
-async def test_damage_is_done_to_one_object_of_a_file_and_is_found(
-    packed: PackedStore, kind: DamageKind
-) -> None:
-    async with opened(packed) as backend:
-        await put_many(backend, range(3))
-        assert await damaged(backend, kind)
-        good, bad = ReadOutcome.OK, ReadOutcome.CORRUPT
-        assert await outcomes_of(backend, range(3)) == [good, bad, good]
 
 
 async def test_a_file_of_one_object_is_removed_with_it(packed: PackedStore) -> None:

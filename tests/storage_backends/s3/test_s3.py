@@ -16,6 +16,7 @@ from tests.kit.storage.calls import (
     opened_at,
     page,
     put,
+    put_many,
     reading,
     soon,
     writing,
@@ -155,8 +156,7 @@ async def test_a_listing_that_could_not_read_one_object_is_an_error_and_not_shor
     bucket: BucketStore,
 ) -> None:
     async with bucket.behind_proxy() as (backend, proxy):
-        for number in range(4):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(4))
         bad = existing(object_name(2))
         proxy.refuses = lambda path: bad in path
         with pytest.raises(StorageError, match=f"could not be listed: GET {bad}") as caught:

@@ -73,8 +73,7 @@ async def test_an_index_with_settings_that_no_store_has_is_refused_in_one_line(
 async def test_a_damaged_index_costs_keys_and_never_raises(tmp_path: Path, harm: str) -> None:
     store = small_store(tmp_path)
     async with opened(store) as backend:
-        for number in range(5):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(5))
     alter(tmp_path / "index.db", harm)
 
     async with opened(store) as backend:

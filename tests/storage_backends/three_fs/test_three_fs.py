@@ -32,6 +32,7 @@ from tests.kit.storage.calls import (
     reading,
     run,
     soon,
+    using,
     writing,
 )
 from tests.kit.storage.files import Gate, modes_in
@@ -124,10 +125,8 @@ async def test_a_store_with_other_sizes_is_refused_by_name(
     with pytest.raises(ConfigError, match=f"{name} is .* in the store"):
         await again.backend().open()
     # Whoever does not ask for sizes takes those of the store.
-    backend = ThreeFsBackend(store.root, store.make_index())
-    await backend.open()
-    assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
-    await backend.close()
+    async with using(ThreeFsBackend(store.root, store.make_index())) as backend:
+        assert await get(backend, object_name(1)) == (ReadOutcome.OK, page(1))
 
 
 async def test_an_index_of_another_directory_is_refused(tmp_path: Path, index: str) -> None:
@@ -198,8 +197,7 @@ async def test_what_is_no_file_of_slots_is_not_read_and_not_followed(
     store = small_store(tmp_path)
 
     async with opened(store) as backend:
-        for number in range(2):
-            await put(backend, object_name(number), page(number))
+        await put_many(backend, range(2))
     harm(store.root / "slots-000000")
     async with opened(store) as backend:
         assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT

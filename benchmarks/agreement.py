@@ -74,7 +74,7 @@ class AgreementReport(TypedDict):
     """The whole of a step at depth 1, wait included."""
     work_us: int
     hosts: int
-    """That the ranks were told they are on."""
+    """How many hosts the ranks were told they are on."""
     blocks: int
     collectives_per_step: float
     limit_us: BareLimits

@@ -37,7 +37,7 @@ class Exchange:
     written_bytes: float
     """What all ranks wrote through `write` and its like."""
     sockets: int
-    """That the transport keeps open in rank 0."""
+    """The sockets that the transport keeps open in rank 0."""
 
 
 def measure_exchanges(settings: ExchangeSettings) -> list[Exchange]:

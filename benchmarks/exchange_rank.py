@@ -37,7 +37,7 @@ class RankFigures(NamedTuple):
     written_bytes: float
     """What was given to `write` and its like, for one round: what gloo sends, headers included."""
     sockets: int = 0
-    """That the transport keeps open."""
+    """The sockets that the transport keeps open."""
 
 
 class Launcher(Protocol):

@@ -42,7 +42,7 @@ class Run(NamedTuple):
     """Where the first of them begins in the payload."""
     nbytes: int
     parts: tuple[tuple[int, int], ...]
-    """Of each part: its number among those that the object has, and its length."""
+    """Each part, as its number among those that the object has, and its length."""
 
 
 class Plan(NamedTuple):

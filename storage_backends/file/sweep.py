@@ -77,7 +77,7 @@ class Swept:
     files_removed: int
     bytes_removed: int
     bytes_left: int
-    """Of the files that were there to be seen."""
+    """The bytes of the files that were seen and are still there."""
     finished: bool
     """False if it had to stop on the way."""
 

@@ -36,7 +36,7 @@ class UnsoundFile:
     finding: HeaderFinding
     """What is wrong with it; NAME also for a sound object in the wrong place."""
     mode: int
-    """Of `os.stat`: what it is, if no regular file."""
+    """The mode that `os.stat` tells: what it is, if no regular file."""
     nbytes: int
     """Its length, 0 for what is no regular file."""
     put_away: bool

@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     present: int
     """The presence bits of its optional columns, an unsigned number of 64 bits."""
     generation: int
-    """Of the slot when it was written; no other entry ever had it."""
+    """The generation of the slot when it was written; no other entry ever had it."""
 
 
 class Reservation(NamedTuple):

@@ -75,7 +75,7 @@ class ShardContents:
     pool: str
     shard: str
     tp_size: int | None
-    """Of the groups that write such objects; None where the layout is not known, or all write them."""
+    """The TP size of groups that write such objects; None where it is not known, or all write them."""
     extent: Totals
 
 
@@ -88,7 +88,7 @@ class NamespaceContents:
     writers: tuple[str, ...]
     """The marks of the groups that have written, such as `stage0of1.tp2`."""
     extent: Totals
-    """Of everything in it, the marks too."""
+    """The totals of everything in it, the marks too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

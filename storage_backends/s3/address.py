@@ -54,7 +54,7 @@ class S3Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Packing:
-    """That pages lie several in one object, and where the index is that knows where."""
+    """The packing of several pages into one object, and the index that knows where each lies."""
 
     index: str
     """The URI of the page index's database."""

@@ -23,7 +23,7 @@ class NewObject:
     """An object that is to be stored."""
 
     number: int
-    """Of the write in its call."""
+    """Which write of its call it is, from 0."""
     name: ObjectName
     digest: bytes
     buffers: Sequence[memoryview]

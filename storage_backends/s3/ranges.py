@@ -54,7 +54,7 @@ class Fetched:
     pieces: tuple[tuple[int, memoryview], ...]
     """Where each begins, ascending, and its bytes."""
     size: int
-    """Of the whole file."""
+    """The length of the whole file."""
     e_tag: str | None
     """The version of the file."""
 

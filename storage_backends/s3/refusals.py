@@ -43,7 +43,7 @@ class Refusal:
     cause: RefusalCause
     line: str
     origin: str = ""
-    """Of the server that was asked: its scheme, host and port."""
+    """The scheme, host and port of the server that was asked."""
 
     def with_remedy(self, address: S3Address) -> str:
         """Return what to tell whoever opened the store at `address`: the cause, and what to do."""

@@ -36,7 +36,7 @@ class PendingCall(Generic[Answer]):
     late: Answer
     """The answer for a key whose deadline passed first."""
     sizes: Sequence[int] = ()
-    """Of what each key reads or writes; nothing where names are all that a call has."""
+    """The bytes that each key reads or writes; nothing where names are all that a call has."""
 
 
 class AroundWrapper(Wrapper, ABC):

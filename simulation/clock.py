@@ -1,6 +1,6 @@
-"""Virtual time: it moves only when the schedule moves it, and everything due happens in one order.
+"""Virtual time: only the schedule moves it, and everything that is due happens in one order.
 
-Events that are due at the same instant happen in the order in which they were planned, so a schedule
+Events that are due at the same instant happen in the order in which they were planned. So a schedule
 depends on its seed and on nothing else.
 """
 
@@ -25,7 +25,7 @@ class VirtualClock:
         heappush(self._planned, (self.now_us + max(0, delay_us), self._sequence, action))
 
     def advance(self, duration_us: int) -> None:
-        """Let `duration_us` pass, and whatever is planned within it happen at its instant."""
+        """Let `duration_us` pass; what is planned within it happens at its instant."""
         end_us = self.now_us + duration_us
         planned = self._planned
         while planned and planned[0][0] <= end_us:
@@ -35,7 +35,7 @@ class VirtualClock:
         self.now_us = end_us
 
     def advance_to_next(self, duration_us_max: int) -> None:
-        """Let time pass until something has happened, at most `duration_us_max`."""
+        """Let time pass until something has happened, but no longer than `duration_us_max`."""
         if self._planned:
             until_us = self._planned[0][0] - self.now_us
             self.advance(min(max(0, until_us), duration_us_max))
@@ -48,7 +48,7 @@ class VirtualClock:
 
 
 class RankClock:
-    """What one rank takes for the time: ahead of the schedule's, and it may leap and stand still."""
+    """The clock of one rank: it runs ahead of the schedule's, and may leap ahead or stand still."""
 
     def __init__(self, clock: VirtualClock, ahead_ms: int) -> None:
         self._clock = clock
@@ -60,11 +60,11 @@ class RankClock:
         return (max(self._clock.now_us, self._stands_until_us) + self._ahead_us) // 1000
 
     def leap(self, by_ms: int) -> None:
-        """Be ahead by so much more."""
+        """Jump ahead by so much."""
         self._ahead_us += by_ms * 1000
 
     def stand_still(self, for_ms: int) -> None:
-        """Go on so much later from the time that it is now."""
+        """Stop for so long, and go on from the time at which it stopped."""
         from_us = max(self._clock.now_us, self._stands_until_us)
         self._stands_until_us = from_us + for_ms * 1000
         self._ahead_us -= for_ms * 1000

@@ -1,7 +1,7 @@
-"""N real caches in one thread: every command goes to all of them, every step is taken by all.
+"""N real caches in one thread: every command goes to all of them, and all of them take every step.
 
-What the ranks answer must be equal, and the rounds that they launch must be equal in number and
-shape; both are checked here, at the moment they happen.
+The ranks must answer alike, and must launch rounds that are equal in number and shape. Both are checked
+here, at the moment they happen.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ AnyCache = TypeVar("AnyCache", bound=RankCache)
 
 
 def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Answer]) -> Answer:
-    """Issue one command on every rank and return the answer, which must be equal on all."""
+    """Give one command to every rank and return the answer, which must be the same on all."""
     answers = [command(cache) for cache in caches]
     first = answers[0]
     for rank, answer in enumerate(answers):
@@ -32,7 +32,7 @@ def ask(what: str, caches: Sequence[AnyCache], command: Callable[[AnyCache], Ans
 
 
 class WatchedCollective:
-    """A transport that writes down every collective that its rank reaches."""
+    """A transport that records every collective that its rank reaches."""
 
     def __init__(self, inner: Collective) -> None:
         self._inner = inner
@@ -61,7 +61,7 @@ class WatchedCollective:
         return self._inner.launch(lanes)
 
     def gather(self, payload: bytes, timeout_s: float) -> list[bytes]:
-        """Refuse: one thread cannot wait for its own later turns, and no step may gather."""
+        """Refuse: no step may gather, and one thread could not wait for the other ranks."""
         del payload, timeout_s
         self.reached.append(("gather", 0))
         raise CollectiveTimeout("the simulator compares the flight recorders itself")
@@ -72,14 +72,14 @@ class WatchedCollective:
 
 
 MakeCache = Callable[[int, Collective], RankCache]
-"""Makes the cache of one rank upon its transport."""
+"""Makes the cache of one rank over its transport."""
 
 
 class Cluster:
     """The caches of one epoch.
 
-    Of the halves of a step every rank takes one before any rank takes the next, so that no wait ever
-    blocks.
+    A step has two halves. Every rank takes the first one before any rank takes the second, so that no
+    wait ever blocks.
     """
 
     def __init__(self, ranks: int, *, depth: int, clock: VirtualClock, make: MakeCache) -> None:
@@ -101,9 +101,9 @@ class Cluster:
         return self.end_step(missing=missing)
 
     def begin_step(self, middle_us: int, missing: int | None = None) -> list[GroupError | None]:
-        """Apply a verdict on every rank but `missing`; return what each rank raised, if anything.
+        """Apply the verdicts of a round on every rank but `missing`; return what each rank has raised.
 
-        `middle_us` of virtual time pass while a round is on its way.
+        `middle_us` of virtual time pass while the round is on its way.
         """
         self._errors = [None] * len(self.caches)
         self._reached = [len(each.reached) for each in self.collectives]
@@ -120,9 +120,9 @@ class Cluster:
     def end_step(
         self, *, idle_s: float = 0.0, missing: int | None = None
     ) -> list[GroupError | None]:
-        """Launch the step's round, if that was not done yet; return what each rank raised in it.
+        """Launch the step's round unless `begin_step` has; return what each rank has raised so far.
 
-        An engine that has nothing to compute gives `idle_s`; see `RankCache.end_step`.
+        `idle_s` is how long an engine that has nothing to compute waits; see `RankCache.end_step`.
         """
         if idle_s:
             self._half(missing, lambda cache: cache.inspection.executor.wait(idle_s))
@@ -158,12 +158,12 @@ class Cluster:
                 raise Violated(OtherShape(rank, reached[0], self._shape))
 
     def absent(self) -> int | None:
-        """Return the first rank that has launched fewer rounds than others, if there is one."""
+        """Return the first rank that has launched fewer rounds than the others, or None."""
         launched = [each.launches for each in self.collectives]
         fewest = min(launched)
         return launched.index(fewest) if fewest < max(launched) else None
 
     def first_difference(self) -> str:
-        """Name the first change that is not equal on all ranks."""
+        """Return the first recorded change that is not the same on all ranks."""
         recorders = [cache.inspection.journal.last(4096) for cache in self.caches]
         return first_difference(recorders) or "the recorders do not reach back to it"

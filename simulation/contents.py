@@ -1,31 +1,31 @@
 """What a page may hold, as a number.
 
-It stands for the pool, for the token prefix whose last page it is, and for the rank whose shard it
-is, so the checkers can tell the right page from every wrong one without looking at keys or trees. A
-recurrent state stands for the prefix after which it is the state. Numbers below one stand for bytes
-that belong to nobody.
+The number stands for the pool, for the token prefix whose last page it is, and for the rank whose shard
+it is. So the checkers tell the right page from every wrong one without keys or trees. A recurrent state
+has the number of the prefix after which it is the state. Numbers below one stand for bytes that belong
+to no prefix.
 """
 
 from ..ranks.orders import KV_POOL
 
 EMPTY = 0
-"""Nothing was ever written here."""
+"""Nothing was ever written to this slot."""
 TORN = -1
-"""A transfer writes here at this moment."""
+"""A transfer is writing to this slot."""
 GARBAGE = -2
-"""A transfer into this slot ended badly."""
+"""A transfer into this slot has failed."""
 
 SHARDS = 1 << 40
-"""The shard of rank r is this many times r more than the content of which it is a shard."""
+"""The shard of rank r has this many times r added to the content's number."""
 
 OVERWRITTEN = SHARDS - 1
-"""What an engine writes over pages of its own that a request has left."""
+"""What an engine writes over its own pages after a request has left them."""
 
 _NAMES = {EMPTY: "nothing", TORN: "a half-written page", GARBAGE: "garbage"}
 
 
 def describe(held: int) -> str:
-    """Say in words what a slot holds."""
+    """Return in words what a slot holds."""
     rank, content = divmod(held, SHARDS)
     if content == OVERWRITTEN and held > EMPTY:
         return f"what was written over a page that was left, of rank {rank}"
@@ -33,10 +33,10 @@ def describe(held: int) -> str:
 
 
 class Contents:
-    """Numbers for token prefixes: equal exactly when pool, namespace and all tokens are equal.
+    """Numbers for token prefixes, equal exactly when pool, namespace, generation and all tokens are.
 
-    What was computed before a reset and what is computed after it differ, too, as when the model has
-    got new weights in between.
+    What was computed before a reset differs from what is computed after it, as when the model has got
+    new weights in between.
     """
 
     def __init__(self) -> None:

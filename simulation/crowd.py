@@ -1,11 +1,11 @@
-"""One replica and the ballots of many ranks: rounds of a large group, without its processes.
+"""The rounds of a large group, without its processes: one replica, and a ballot for each rank.
 
-Replicas that are given equal commands and equal verdicts are equal, so that one stands for those of
-all ranks, and a second one for those of a group whose fold is flat. Ballots differ by rank, and each
-is a real one: told by the replica what to expect, and by its rank's I/O what has happened. A rank's
-I/O is drawn from a seed: most of it ends in the round after its order, some of it later, a little of
-it falls short or fails. How little is drawn by the number of ranks, since an operation is as late as
-the last of them.
+Replicas that get equal commands and equal verdicts are equal. So one replica stands for those of all
+ranks, and a second one for those of a group that folds flat. Ballots differ by rank, and each is a real
+one: the replica tells it what to expect, and its rank's I/O tells it what has happened. A rank's I/O is
+drawn from a seed: most of it ends in the round after its order, some of it later, and a little of it
+falls short or fails. The share of ranks that are late or short is the smaller the more ranks there are,
+since an operation takes as long as its slowest rank.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,56 +37,57 @@ PAGE_TOKENS = 16
 _TOKEN_BYTES = 4
 
 LATE, SHORT = 0.5, 0.1
-"""How many ranks of the whole group, on the average, are late with what an order asks for, and have a
-page less of what storage is asked for."""
+"""How many ranks of the whole group, on average, are late with an order, and find one page too few of
+what storage is asked for."""
 
 ROUNDS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrowdSettings:
-    """A group, and what is in flight in it when its rounds begin."""
+    """The size of a group, and what is in flight in it when its rounds begin."""
 
     ranks: int
     hosts: int
     operations: int
-    """Half of them are prefetches with a seat, an eighth wait for one; a quarter are copies to the
-    host and an eighth writes to storage, each in its queue."""
+    """Operations in flight at first. Half of them are prefetches with a seat, and an eighth are
+    prefetches that wait for one. A quarter are copies to the host, and an eighth are writes to storage,
+    each in its queue."""
     pages: int = 2
-    """Of each operation."""
+    """How many pages each operation has."""
     failing: float = 0.004
-    """How many ranks of the whole group, on the average, fail to carry out a copy or write. A queue
-    settles up to the first that failed in a round, so that many of them take many rounds."""
+    """How many ranks of the whole group, on average, fail to carry out a copy or write. In each round a
+    queue settles up to the first operation that failed, so that many failures take many rounds."""
     seed: int = 0
 
     @property
     def seats(self) -> int:
-        """Of the ballot; all are taken at first."""
+        """How many seats the ballot has; all are taken at first."""
         return max(1, self.operations // 2)
 
     @property
     def persists(self) -> int:
-        """In flight at first."""
+        """How many writes to storage are in flight at first."""
         return self.operations // 8
 
     @property
     def backups(self) -> int:
-        """In flight at first."""
+        """How many copies to the host are in flight at first."""
         return self.operations // 4
 
     @property
     def prefetches(self) -> int:
-        """In flight at first, those included that wait for a seat."""
+        """How many prefetches are in flight at first, with those that wait for a seat."""
         return self.operations - self.persists - self.backups
 
     def ranks_by_host(self) -> list[range]:
-        """Return the ranks of each host, as many on each but the last."""
+        """Return the ranks of each host: equally many on each, and perhaps fewer on the last."""
         each = -(-self.ranks // self.hosts)
         return [range(at, min(at + each, self.ranks)) for at in range(0, self.ranks, each)]
 
 
 def new_replica(settings: CrowdSettings) -> Replica:
-    """Return a replica with room for all that shall be in flight."""
+    """Return a replica with room for all that is to be in flight."""
     pages = settings.operations * settings.pages
     return Replica(
         ReplicaConfig(
@@ -107,7 +108,7 @@ def new_replica(settings: CrowdSettings) -> Replica:
 
 
 def compute(replica: Replica, settings: CrowdSettings, numbers: range) -> Iterator[Effects]:
-    """Let requests compute a prompt each and leave: each is backed up."""
+    """Let each request compute a prompt and leave, so that the prompt is backed up."""
     for number in numbers:
         name, tokens = f"request {number}", _prompt(settings, number)
         yield replica.load_back(name, "", b"", len(tokens) // _TOKEN_BYTES)[1]
@@ -116,7 +117,7 @@ def compute(replica: Replica, settings: CrowdSettings, numbers: range) -> Iterat
 
 
 def prefetch(replica: Replica, settings: CrowdSettings, numbers: range) -> Iterator[Effects]:
-    """Let requests ask for a prompt each that storage may have."""
+    """Let each request prefetch a prompt, which storage may have."""
     for number in numbers:
         yield replica.prefetch(f"request {number}", "", _prompt(settings, number))[1]
 
@@ -127,7 +128,7 @@ def _prompt(settings: CrowdSettings, number: int) -> bytes:
 
 
 class RankIO:
-    """What one rank's I/O makes of its orders, drawn from a seed."""
+    """What becomes of one rank's orders, drawn from a seed."""
 
     def __init__(self, settings: CrowdSettings, rank: int) -> None:
         self._random = np.random.default_rng((settings.seed, rank))
@@ -136,7 +137,7 @@ class RankIO:
         self._owed: list[Progress] = []
 
     def obey(self, orders: Sequence[Order]) -> list[Progress]:
-        """Return what is reported in this round, of these orders and of earlier ones."""
+        """Return what is reported in this round about these orders and about earlier ones."""
         said, self._owed = self._owed, []
         drawn = self._random.random((2, len(orders)))
         late = (drawn[0] < self._late).tolist()
@@ -148,7 +149,7 @@ class RankIO:
 
 
 def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
-    """Return what is reported of an order that is carried out, all of it or one page short."""
+    """Return what is reported of an order that is carried out in full, or one page short."""
     match order:
         case LookUp():
             return (Answered(order.operation, len(order.needs[0].keys) - short),)
@@ -167,23 +168,23 @@ def outcome(order: Order, *, short: bool) -> tuple[Progress, ...]:
 
 @dataclass(slots=True)
 class CrowdSamples:
-    """Seconds of each part of a round, for each time that it was done."""
+    """How many seconds each part of a round has taken, one sample for each time."""
 
     note_s: list[float] = field(default_factory=list[float])
-    """For each report; one sample for each rank and round that had any."""
+    """Seconds for each report; one sample for every rank and round that had reports."""
     fill_s: list[float] = field(default_factory=list[float])
     fold_host_s: list[float] = field(default_factory=list[float])
     fold_flat_s: list[float] = field(default_factory=list[float])
     verdict_s: list[float] = field(default_factory=list[float])
-    """One for each round, as the two that follow."""
+    """One sample for each round, as in the two lists below."""
     apply_s: list[float] = field(default_factory=list[float])
     changes: list[int] = field(default_factory=list[int])
-    """Seats and queues that the verdict named."""
+    """How many seats and queues the verdict has named."""
 
 
 @dataclass(slots=True)
 class CrowdCounts:
-    """What the last round moved, of all ranks together."""
+    """What all ranks together have moved in the last round."""
 
     cells_written: int = 0
     rows_read: int = 0
@@ -195,15 +196,14 @@ class CrowdCounts:
 
 
 class CrowdRounds:
-    """The rounds of a group whose ranks are all here. Single-threaded.
+    """The rounds of a group whose ranks are all in this process. Single-threaded.
 
-    Every round is folded host by host and then between hosts, and a second time flat. Raises
-    `Violated` where the two differ by a bit, or where the replicas do that are given one
-    and the other.
+    Every round is folded within each host and then between hosts, and a second time flat. Raises
+    `Violated` where the two folds differ by a bit, or where the replicas that get one or the other do.
     """
 
     def __init__(self, settings: CrowdSettings, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds; what is measured with it decides nothing."""
+        """`clock` gives seconds, which are only measured: nothing depends on them."""
         self.settings = settings
         self.shape = BallotShape(world_size=settings.ranks, seats=settings.seats)
         self.samples = CrowdSamples()
@@ -237,7 +237,7 @@ class CrowdRounds:
             pass
 
     def _follow(self, effects: Effects) -> None:
-        """Tell the ballots of all ranks, which hear the same."""
+        """Hand the effects of a command to the ballots of all ranks."""
         self._orders += effects.orders
         self.tallies.fold(effects.notices)
         for ballot in self._ballots:
@@ -253,7 +253,7 @@ class CrowdRounds:
         check(self.flat_replica)
 
     def run_round(self, *, calm: bool = False) -> None:
-        """Run one round; where it is `calm` every rank does at once what it was told."""
+        """Run one round; if it is `calm`, every rank does at once what it was ordered to."""
         orders, self._orders = self._orders, []
         self.rounds += 1
         self._note(orders, calm=calm)
@@ -293,7 +293,7 @@ class CrowdRounds:
                 self.samples.note_s.append((self._clock() - began) / len(said))
 
     def _fill(self, layout: LaneLayout) -> list[Vector]:
-        """Let every rank write its cell."""
+        """Let every rank write its cell of the round."""
         voter = Voter(healthy=True, time_ms=1000 + self.rounds)
         rows: list[Vector] = []
         for ballot in self._ballots:
@@ -304,7 +304,7 @@ class CrowdRounds:
         return rows
 
     def _fold_by_host(self, rows: Sequence[Vector]) -> list[Vector]:
-        """Return what each host's ranks read in the end, as the transport `hierarchical` does it."""
+        """Return what each host's ranks read in the end, as with the transport `hierarchical`."""
         said: list[Vector] = []
         hosts = self.settings.ranks_by_host()
         for ranks in hosts:

@@ -1,4 +1,4 @@
-"""One epoch of a schedule: fresh processes with empty memory upon stores that outlive them."""
+"""One epoch of a schedule: new processes with empty memory, over stores that outlive them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from .rank.stores import FIRST_STORE, RankStores
 from .world import ENGINE, World
 
 _PAGE_BYTES = 1 << 10
-"""What a page counts for in the bytes moved; nothing else depends on it."""
+"""How many bytes a page counts as moved; nothing else depends on it."""
 
 MakeExecutor = Callable[[Conditions, SymbolicMemory, SimulatedStore], SimulatedExecutor]
 """Makes the executor of one rank from its conditions, its memory and its store."""
@@ -36,22 +36,22 @@ def make_executor(
     kind: type[SimulatedExecutor] = SimulatedExecutor,
     copies: type[Copies] = Copies,
 ) -> SimulatedExecutor:
-    """Return an executor; one that keeps its promises, unless other classes are handed in."""
+    """Return an executor; it keeps its promises unless other classes are handed in."""
     return kind(conditions, memory=memory, store=store, page_bytes=_PAGE_BYTES, copies=copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What the ranks of a schedule are put together from; a bug is put back by handing in another."""
+    """What the ranks of a schedule are made from; another part here puts a bug into them."""
 
     make: MakeExecutor = make_executor
     parts: Parts = SOUND
-    """Of the replica."""
+    """The parts of the replica."""
     ballot: type[Ballot] = Ballot
     cache: type[Cache] = Cache
-    """Where the replica owns the device pages."""
+    """The cache of a rank whose replica owns the device pages."""
     host_cache: type[HostCache] = HostCache
-    """Where the engine does."""
+    """The cache of a rank whose engine owns them."""
 
 
 SOUND_BUILD = Build()
@@ -64,7 +64,7 @@ class Epoch:
     cluster: Cluster
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
-    """By rank."""
+    """The memory of each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -74,9 +74,10 @@ class Epoch:
 
     @property
     def lost(self) -> str | None:
-        """Why no rank can go on since copies do not end, or None.
+        """Why no rank can go on because copies do not end; None if the ranks can go on.
 
-        One to the engine's own device pages is enough; of others, too many of them.
+        One copy into the engine's own device pages is enough for that; of other copies it takes too
+        many.
         """
         if any(executor.lost_device for executor in self.executors):
             return "device lost"
@@ -94,7 +95,7 @@ def begin_epoch(
     find: Record,
     build: Build,
 ) -> Epoch:
-    """Start a group. The epoch's number keeps its draws apart from those of the others."""
+    """Start a group. The epoch's number keeps its random draws apart from those of other epochs."""
     config = world.config
     pools = config.pool_sizes()
     replica_config = ReplicaConfig.of(

@@ -1,4 +1,4 @@
-"""Exploring: many seeds, over a few processes, and one report."""
+"""Exploring: schedules of many seeds, over a few processes, and one report."""
 
 import logging
 import time
@@ -22,25 +22,25 @@ class ReportedViolation(TypedDict):
     seed: int
     step: int
     what: str
-    """In the words of the checker that has found it."""
+    """The finding in the words of its checker."""
     plain: str
-    """In one sentence for a reader who does not know the code."""
+    """The finding in one sentence for a reader who does not know the code."""
     replay: str
 
 
 class ExplorationReport(TypedDict):
-    """What an exploration did, ready for JSON."""
+    """What an exploration has done, ready for JSON."""
 
     revived: str | None
-    """The bug that was put back. The exploration ends with the first violation then."""
+    """The bug that was put back, or None. With one, the exploration ends at the first violation."""
     schedules: int
     l1: dict[str, int]
-    """Schedules by who owned the device pages."""
+    """How many schedules there were for each owner of the device pages."""
     profiles: dict[str, int]
-    """Schedules by model."""
+    """How many schedules there were for each model."""
     steps: int
     rounds: int
-    """On each rank."""
+    """How many rounds each rank has taken."""
     epochs: int
     collectives_per_step_max: int
     operations: dict[str, int]
@@ -73,10 +73,10 @@ def explore(
 ) -> ExplorationReport:
     """Run the schedule of every seed and return the report.
 
-    With a bug to `revive` only up to the first that finds something wrong, in the order of the seeds.
-    Depth None takes both pipeline depths in turn, by the seed. The seed also draws the model and who
-    owns the device pages, unless `profile` and `l1` say it. Raises `ValueError` for sizes or names
-    that cannot be. A violation does not raise: it is in the report.
+    With a bug to `revive`, stop at the first seed, in their order, whose schedule has a violation. A
+    depth of None takes both pipeline depths in turn, by the seed. The seed also draws the model and the
+    owner of the device pages, unless `profile` and `l1` name them. Raises `ValueError` for sizes and
+    names that are not possible. A violation does not raise: it is in the report.
     """
     began = time.perf_counter()
     run = partial(
@@ -166,7 +166,7 @@ def _run(
 
 @contextmanager
 def _quiet_log() -> Generator[None]:
-    """Keep the faults that are simulated out of the log: they are not news."""
+    """Keep warnings about simulated faults out of the log."""
     log = logging.getLogger("lockstep")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -189,7 +189,7 @@ def _results(
 def _until_found(
     run: "partial[ScheduleResult]", seeds: range, processes: int
 ) -> Iterator[ScheduleResult]:
-    """Yield the results up to the first with a violation, in the order of the seeds."""
+    """Yield results in the order of the seeds, up to the first with a violation."""
     # Most bugs show in the first few, for which it is not worth starting processes.
     alone = len(seeds) if processes <= 1 else 8
     for seed in seeds[:alone]:

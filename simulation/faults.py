@@ -1,7 +1,7 @@
 """What goes wrong in a schedule: which kinds of fault, how often, and at which step.
 
-Every schedule has its own selection: each kind is switched on or off by the seed, so that rare pairs
-of faults meet undisturbed by all the others. Each fault that strikes is counted by its kind.
+Every schedule has its own selection: the seed switches each kind on or off, so that rare pairs of
+faults also meet without all the others. Every fault that strikes is counted by its kind.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ class Mishap(StrEnum):
     FAILED_READ = "failed_read"
     """A read ends with an error."""
     HUNG_READ = "hung_read"
-    """A read outlives its deadline; it ends late, or very late, or never."""
+    """A read outlives its deadline; it ends late, very late, or never."""
     LATE_WRITE = "late_write"
-    """A hung read writes into its slot after quiet was given up."""
+    """A hung read writes into its slot after the wait for quiet was given up."""
     SLOW_STORE = "slow_store"
     """One order takes many times as long as others."""
     LOOKUP_TOO_MANY = "lookup_too_many"
@@ -93,7 +93,8 @@ BASE_RATES: Mapping[Mishap, float] = {
     Mishap.LATE_REPORT: 0.1,
     Mishap.ABORTED_REQUEST: 0.02,
 }
-"""How often a fault strikes where it can (a page read, an order, a report), before the draw."""
+"""How often a fault strikes where it can (a page read, an order, a report), before the seed scales
+it."""
 
 GROUP_FAULTS = {
     Mishap.DEAD_RANK: (0.12,),
@@ -101,22 +102,22 @@ GROUP_FAULTS = {
     Mishap.UNHEALTHY_RANK: (0.08,),
     Mishap.RESTART: (0.6, 0.4),
 }
-"""Faults that end the group's epoch, and the chance of the first and of a second one of them; the
-schedule goes on with new processes on the old stores."""
+"""Faults that end the group's epoch, with the chance of a first one in a schedule and of a second. The
+schedule goes on with new processes over the old stores."""
 _SAMPLED_APART_SHARE = 0.12
 _CLOCK_FAULTS = {Mishap.CLOCK_LEAP: (300, 5_000), Mishap.CLOCK_STILL: (100, 1_000)}
-"""By how many milliseconds a clock leaps, and for how many it stands still."""
+"""For how many milliseconds a clock leaps ahead or stands still: one number or the other."""
 _CLOCK_FAULTS_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultProfile:
-    """What the faults of a profile's schedules are drawn from."""
+    """What the faults of a schedule are drawn from, under one name."""
 
     about: str
-    """One line for the reader of `--help`."""
+    """One line about the profile for `--help`."""
     faults: frozenset[Mishap]
-    """The kinds that may be switched on."""
+    """The kinds of fault that may be switched on."""
     calm: float = 0.04
     """The share of schedules without any fault."""
 
@@ -162,7 +163,7 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
 
 @dataclass(frozen=True, slots=True)
 class ClockFault:
-    """What happens to clocks at one step."""
+    """What happens to the clocks of some ranks at one step."""
 
     fault: Mishap
     ranks: tuple[int, ...]
@@ -174,21 +175,21 @@ class Mishaps:
     """The faults of one schedule."""
 
     rates: Mapping[Mishap, float]
-    """How often each kind strikes where it can; kinds that are off are not in it."""
+    """How often each kind strikes where it can; kinds that are switched off are left out."""
     paces: tuple[float, ...]
-    """How many times as long as usual each rank's transfers take."""
+    """By what factor each rank's transfers are slower than usual, by rank."""
     skews_ms: tuple[int, ...]
-    """By how much each rank's clock is ahead."""
+    """How far each rank's clock is ahead, by rank."""
     tiny_pools: bool
     tiny_bounds: bool
     group_faults: Mapping[int, tuple[Mishap, int]]
-    """By step: what ends the epoch there, and the rank that it strikes."""
+    """The fault that ends the epoch at a step, and the rank that it strikes, by step."""
     clock_faults: Mapping[int, ClockFault] = field(default_factory=dict[int, ClockFault])
-    """By step."""
+    """What happens to clocks, by step."""
 
     @property
     def still_us(self) -> int:
-        """For how long at most the time that the ranks agree on stands still, all in all."""
+        """How long the time that the ranks agree on stands still in all, at most."""
         faults = self.clock_faults.values()
         stills = (each.duration_ms for each in faults if each.fault is Mishap.CLOCK_STILL)
         return 1000 * sum(stills)
@@ -202,14 +203,14 @@ class Mishaps:
 
 @dataclass(slots=True)
 class FaultSource:
-    """Decides from its own stream of the seed whether a fault strikes, and counts those that do."""
+    """Draws from its own stream of the seed whether a fault strikes, and counts those that do."""
 
     plan: Mishaps
     random: Random
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def strikes(self, fault: Mishap) -> bool:
-        """Whether `fault` strikes now."""
+        """Draw whether `fault` strikes now."""
         rate = self.plan.rates.get(fault)
         if rate is None or self.random.random() >= rate:
             return False
@@ -217,12 +218,12 @@ class FaultSource:
         return True
 
     def count(self, fault: Mishap) -> None:
-        """Count a fault that was decided elsewhere."""
+        """Count a fault that was drawn elsewhere."""
         self.counts[fault.value] += 1
 
 
 def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps: int) -> Mishaps:
-    """Draw the faults of one schedule; from a stream `apart` what is to shift none of the others."""
+    """Draw the faults of a schedule; the stream `apart` is for draws that must not shift the others."""
     allowed = FAULT_PROFILES[profile].faults
     if random.random() < FAULT_PROFILES[profile].calm:
         allowed = frozenset[Mishap]()

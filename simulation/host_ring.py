@@ -1,7 +1,7 @@
 """The exchanges between hosts as gloo carries them out: rings, message by message.
 
-What a host holds is kept and handed on as gloo does it, so that the result is that of the exchange
-and not of a fold beside it, and so that what is sent can be counted.
+Each host keeps and passes on what gloo would, so that the result comes out of the exchange itself and
+not out of a fold beside it, and so that messages can be counted.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ class Exchanged:
     """What every host has at the end of an exchange, and what was sent for it."""
 
     folded: list[Vector]
-    """By host."""
+    """The folded vector that each host has, by host."""
     steps: int
-    """Those that follow one upon the other."""
+    """How many messages must follow one upon the other."""
     messages: int
     payload_bytes: int
 
 
 def gather(given: Sequence[Vector]) -> Exchanged:
-    """All vectors go around the ring, each in two halves; then every host folds what it has."""
+    """Send all vectors around the ring, each in two halves; then every host folds what it has."""
     hosts = len(given)
     held: list[dict[int, Vector]] = [{host: vector} for host, vector in enumerate(given)]
     messages = payload_bytes = 0
@@ -42,7 +42,7 @@ def gather(given: Sequence[Vector]) -> Exchanged:
 
 
 def reduce(given: Sequence[Vector]) -> Exchanged:
-    """Each host's share of the vector goes around the ring and collects minima; then all shares do.
+    """Send each host's share of the vector around the ring to collect minima, and then all shares.
 
     A share is two segments; what lies beyond the vector's end is not sent.
     """

@@ -1,4 +1,4 @@
-"""The models that a schedule may serve: their components, and how large the pools of those are."""
+"""The models that a schedule may serve: their components, and how large the pools of these are."""
 
 from collections.abc import Mapping
 from random import Random
@@ -14,7 +14,8 @@ MODEL_PROFILES: Mapping[str, tuple[str, ...]] = {
     "qwen-next": (Recurrent.kind,),
     "hybrid-all": (SlidingWindow.kind, Recurrent.kind),
 }
-"""The profiles that `lockstep simulate --profile` knows: what each has beside full attention."""
+"""The profiles that `lockstep simulate --profile` knows, and the components that each has beside full
+attention."""
 
 
 def draw_components(
@@ -27,7 +28,7 @@ def draw_components(
     prompt_pages_max: int,
     tiny: bool,
 ) -> tuple[ComponentConfig, ...]:
-    """Draw the components of a model beside full attention. Their pools are small if `tiny`."""
+    """Draw the components of a model beside full attention; their pools are small if `tiny`."""
     components: list[ComponentConfig] = []
     for kind in MODEL_PROFILES[profile]:
         if kind == SlidingWindow.kind:
@@ -65,7 +66,7 @@ def _layout(name: str, page_tokens: int, ranks: int) -> PageLayout:
 def _draw_window_pools(
     random: Random, requests: int, prompt_pages: int, *, tiny: bool
 ) -> tuple[int, int]:
-    """Draw the window's pages on device and host. One prompt fits, but for the smallest."""
+    """Draw how many pages a window has on device and host; all but the least hold one prompt."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         device_pages = random.choice(
@@ -81,7 +82,7 @@ def _draw_window_pools(
 
 
 def _draw_state_pools(random: Random, requests: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw the slots for states on device and host. Each request works on one of its own."""
+    """Draw how many slots for states device and host have; each request works on a slot of its own."""
     if tiny:
         device_pages = random.choice((2, 2, 1 + (requests + 1) // 2, requests + 1, requests * 3))
         return device_pages, random.choice((1, 2, 4, 40))

@@ -1,8 +1,9 @@
 """Stores that are attached and detached while requests run, as operators do it: rank by rank.
 
-A campaign tells ranks to attach a store or to detach the one there is: all of them or some, each at a
-moment of its own, and now and then one of them something else. What must follow: every rank has the
-same store after every step, a proposal is done on all ranks or on none, and it ends in bounded time.
+A campaign tells all ranks or some of them to attach a store, or to detach the one that is attached.
+Each is told at a moment of its own, and now and then one of them is told something else. Then every
+rank must have the same store after every step, a proposal must be done on all ranks or on none, and it
+must end in bounded time.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +33,7 @@ from .rank.stores import FIRST_STORE, OTHER_STORE
 from .world import World
 
 _STEPS_TO_END = 4
-"""Steps in which a proposal must have ended whose time is up."""
+"""Within so many steps after its time is up a proposal must have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,12 @@ class _Errand:
     rank: int
     proposal: Proposal
     between: bool
-    """Between the halves of the step, and not before it."""
+    """Whether it is told between the halves of the step, and not before it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Told:
-    """What one rank was told, and what it says became of it."""
+    """What one rank was told, and what it says has become of it."""
 
     rank: int
     proposal: Proposal
@@ -56,7 +57,7 @@ class _Told:
     since_us: int
     late_steps: int = 0
     ended_in: int = 0
-    """After how many rounds it ended. A rank may be told the same again at once, and to no avail."""
+    """How many rounds there were when it ended. A rank may be told the same again at once."""
 
 
 class Proposing:
@@ -90,7 +91,7 @@ class Proposing:
     def begin_epoch(
         self, caches: Sequence[RankCache], executors: Sequence[SimulatedExecutor]
     ) -> None:
-        """Go on with a new group, which was told nothing."""
+        """Go on with a new group, which was told nothing yet."""
         self._caches, self._executors = caches, executors
         self._errands.clear()
         self._told.clear()
@@ -100,7 +101,7 @@ class Proposing:
             executor.stores.refusals = self.refusals
 
     def step(self, now_us: int) -> None:
-        """Before a step: begin a campaign now and then, and tell those whose moment it is."""
+        """Before a step: begin a campaign now and then, and tell the ranks whose moment has come."""
         self._steps += 1
         rate = self._rate
         if self._caches[0].store_state() is StoreState.DETACHED:
@@ -111,7 +112,7 @@ class Proposing:
         self.tell(now_us, between=False)
 
     def tell(self, now_us: int, *, between: bool) -> None:
-        """Tell the ranks whose moment it is."""
+        """Tell the ranks whose moment has come."""
         due = [e for e in self._errands if e.step <= self._steps and e.between == between]
         self._errands = [errand for errand in self._errands if errand not in due]
         for errand in due:
@@ -132,7 +133,7 @@ class Proposing:
             self._told.append(told)
 
     def check(self, now_us: int) -> None:
-        """After a step: the ranks have the same store, and what has ended has ended alike."""
+        """After a step: raise unless the ranks have the same store, and proposals have ended alike."""
         states = [cache.store_state() for cache in self._caches]
         used = [executor.stores.in_use for executor in self._executors]
         if len(set(states)) > 1 or len(set(used)) > 1:
@@ -149,12 +150,12 @@ class Proposing:
                 raise Violated(Unanswered(told.rank, told.proposal))
 
     def check_rest(self) -> None:
-        """At rest nothing drains."""
+        """At rest: raise if a store is still being detached."""
         if self._caches[0].store_state() is StoreState.DRAINING:
             raise Violated(StoreKept())
 
     def check_gone(self, rank: int) -> None:
-        """After the end of an epoch nobody waits for what a rank was told."""
+        """After the end of an epoch: raise if a rank was told something and has no answer."""
         if any(told.rank == rank and not told.outcome.done() for told in self._told):
             raise Violated(LeftWaiting(rank))
 
@@ -204,9 +205,9 @@ class Proposing:
         told.ended_in = self._caches[told.rank].inspection.rounds
 
     def _had_store(self) -> bool:
-        """Say whether there was something to detach from when the ranks decided to.
+        """Say whether there was a store to detach when the ranks decided to.
 
-        The group lets go by itself of a store that keeps too much.
+        The group detaches a store by itself that keeps too many pages from use.
         """
         journal = self._caches[0].inspection.journal
         _, entries = journal.last(journal.count - self._recorded)

@@ -1,4 +1,4 @@
-"""What a schedule did, and what it has found."""
+"""What a schedule has done, and what it has found."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from .checkers.findings.finding import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Something that must hold did not."""
+    """Something that must hold did not, at one step of a schedule."""
 
     seed: int
     step: int
@@ -19,27 +19,27 @@ class Violation:
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleResult:
-    """What a schedule did."""
+    """What a schedule has done."""
 
     seed: int
     l1: str
-    """Who owned the device pages."""
+    """The owner of the device pages."""
     profile: str
-    """The model's."""
+    """The profile of the model."""
     steps: int = 0
     rounds: int = 0
-    """On each rank; the steps of draining are rounds too."""
+    """How many rounds each rank has taken, those of draining among them."""
     epochs: int = 0
     collectives_per_step_max: int = 0
     operations: Counter[str] = field(default_factory=Counter[str])
-    """By kind."""
+    """How many operations there were, by kind."""
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """By kind and outcome."""
+    """How many operations have ended how, by kind and outcome."""
     faults: Counter[str] = field(default_factory=Counter[str])
     coverage: Counter[str] = field(default_factory=Counter[str])
-    """What the workload ran into."""
+    """How often the workload has met what, by its name."""
     fingerprint: int = 0
-    """Of the whole run: equal for equal seeds, always."""
+    """A checksum of the whole run; equal seeds always give equal ones."""
     transcript: list[str] = field(default_factory=list[str])
-    """One line for each command and step, if asked for."""
+    """One line for each command and step, if that was asked for."""
     violation: Violation | None = None

@@ -39,14 +39,14 @@ from .result import ScheduleResult, Violation
 from .world import BOTH, ENGINE, World, draw_world
 
 _THOROUGH_EVERY = 8
-"""Steps between comparisons of the whole states, from scratch."""
+"""How many steps there are between comparisons of whole states."""
 _TREE_EVERY = 3
-"""Steps between comparisons of the whole tree with the memory of every rank."""
+"""How many steps there are between comparisons of the whole tree with the memory of every rank."""
 _DRAIN_STEPS_MAX = 2_000
 _LATE_ENDS_US = 6_000_000
-"""After so long every transfer has ended that ends at all."""
+"""After so long every transfer has ended that ever ends."""
 _STEPS_TO_NOTICE = 2
-"""Steps until all ranks must have noticed that one is gone: a round may be on its way."""
+"""Within so many steps all ranks notice that one is gone, since a round may be on its way."""
 
 _LOSS = (PeerLost, CollectiveTimeout)
 _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
@@ -56,15 +56,15 @@ _EXPECTED: dict[Mishap, tuple[type[GroupError], ...]] = {
     Mishap.SAMPLED_APART: (DivergenceError,),
 }
 _EVERYBODY_STEPS = (Mishap.UNHEALTHY_RANK, Mishap.SAMPLED_APART)
-"""Faults that leave every rank in the group until it ends."""
+"""Faults after which every rank still takes steps until the group ends."""
 
 
 class _CopiesLost(Exception):
-    """All ranks have heard of copies that do not end, and of which the group cannot go on."""
+    """All ranks have heard of copies that never end, so that the group cannot go on."""
 
 
 class Schedule:
-    """Runs the schedule of one world. May be run once."""
+    """Runs the schedule of one world. It can be run once."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Schedule:
                 self._clocks[rank].stand_still(clock_fault.duration_ms)
 
     def _begin_anew(self) -> None:
-        """Let all processes end where they are, and others begin upon the same stores."""
+        """Let all processes end where they are, and start new ones over the same stores."""
         self._count()
         for executor in self._epoch.executors:
             executor.close()
@@ -227,7 +227,7 @@ class Schedule:
         self._epoch = self._begin_epoch()
 
     def _end(self) -> bool:
-        """End the epoch in peace; False if copies were lost on the way, which ends it too."""
+        """End the epoch in peace; False if copies were lost on the way, which also ends it."""
         try:
             self._come_to_rest()
         except _CopiesLost:
@@ -236,7 +236,7 @@ class Schedule:
         return True
 
     def _lose(self, fault: Mishap, rank: int) -> None:
-        """Let one rank fail or differ, and see that the others notice in one and the same step."""
+        """Let one rank fail or differ, and raise unless all others notice it in the same step."""
         epoch = self._epoch
         missing = None if fault in _EVERYBODY_STEPS else rank
         if fault is Mishap.UNHEALTHY_RANK:
@@ -259,7 +259,7 @@ class Schedule:
             self._check_ended(each)
 
     def _check_ended(self, rank: int) -> None:
-        """After the end of an epoch a rank raises again, reaches no collective, and can close."""
+        """After the end of an epoch: raise unless the rank raises, votes no more, and can be closed."""
         cache, collective = self._epoch.caches[rank], self._epoch.cluster.collectives[rank]
         reached = len(collective.reached)
         try:
@@ -292,7 +292,7 @@ class Schedule:
         return epoch
 
     def _come_to_rest(self) -> None:
-        """Let go of all requests; everything must end, and every page must be accounted for."""
+        """Let go of all requests; raise unless everything ends and every page is accounted for."""
         self._workload.drain()
         self._settle()
         in_flight = self._epoch.caches[0].inspection.in_flight
@@ -309,7 +309,7 @@ class Schedule:
         self._settle()
 
     def _settle(self) -> None:
-        """Take steps until nothing is in flight but what is quarantined, and check that."""
+        """Take steps until all that is in flight is quarantined, and check the group at rest."""
         seen = self._epoch.caches[0].inspection
         for _ in range(_DRAIN_STEPS_MAX):
             self._take_step()
@@ -379,7 +379,7 @@ def run_schedule(
     l1: str = BOTH,
     build: Build = SOUND_BUILD,
 ) -> ScheduleResult:
-    """Run the schedule of one seed; the same arguments give the same run, always."""
+    """Run the schedule of one seed; equal arguments always give equal runs."""
     world = draw_world(
         seed, ranks=ranks, steps=steps, profile=profile, faults=faults, depth=depth, l1=l1
     )

@@ -14,55 +14,55 @@ from .policies import draw_policies
 
 REPLICA, ENGINE, BOTH = "replica", "engine", "both"
 L1_CHOICES = (REPLICA, ENGINE, BOTH)
-"""Who owns the device pages (L1); the seed decides between both."""
+"""Who owns the device pages (L1); with `both`, the seed decides."""
 
 IDLE_S = 0.002
 """How long an engine waits for progress in a step that computes nothing."""
 
 STEPS_MIN = 100
-"""A shorter schedule proves little."""
+"""The fewest steps of a schedule; a shorter one proves little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a schedule's seed has decided before its first step."""
+    """What the seed of a schedule has decided before its first step."""
 
     seed: int
     ranks: int
     steps: int
     profile: str
-    """The model's, of `MODEL_PROFILES`."""
+    """The profile of the model, one of `MODEL_PROFILES`."""
     fault_profile: str
-    """One of `FAULT_PROFILES`."""
+    """The profile of the faults, one of `FAULT_PROFILES`."""
     depth: int
     l1: str
     """Who owns the device pages: REPLICA or ENGINE."""
     device_pools: Mapping[str, int]
-    """By name: the pages that each pool has on the device of each rank, whoever owns them."""
+    """How many pages each pool has on the device of each rank, by name, whoever owns them."""
     config: CacheConfig
     faults: Mishaps
     requests_max: int
-    """Requests that the engine has in flight at a time."""
+    """How many requests the engine has in flight at a time."""
     arrival_rate: float
     """The chance that a request arrives in a step with room for it."""
     step_us_max: int
-    """The longest forward pass."""
+    """How long a forward pass takes at most."""
     prompt_pages_max: int
-    """The longest prompt, in pages."""
+    """How long a prompt is at most, in pages."""
 
     @property
     def page_tokens(self) -> int:
-        """The tokens of one page."""
+        """How many tokens a page has."""
         return self.config.layout.page_tokens
 
     @property
     def device_pages(self) -> int:
-        """Full attention's pages of each rank, whoever owns them."""
+        """How many pages full attention has on each rank, whoever owns them."""
         return self.device_pools[KV_POOL]
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
-        """By name: the pages that each pool has on the device, whoever owns them, and on the host."""
+        """How many pages each pool has on the device and on the host, by name."""
         sizes = self.config.pool_sizes()
         return {pool: (self.device_pools[pool], host) for pool, (_, host) in sizes.items()}
 
@@ -74,7 +74,7 @@ class World:
 
     @property
     def checkpoint_tokens(self) -> int | None:
-        """How far apart checkpoints of a recurrent state are; None in a model without one."""
+        """How many tokens lie between checkpoints of a recurrent state; None in a model without one."""
         for component in self.config.components:
             if isinstance(component, Recurrent):
                 return component.checkpoint_tokens
@@ -82,18 +82,18 @@ class World:
 
     @property
     def whole_step_us_max(self) -> int:
-        """The longest step, with all that an engine of its own may wait for in it."""
+        """How long a step takes at most, with all that an engine with pages of its own waits for."""
         waits_s = 0.0
         if self.l1 == ENGINE:
             waits_s = self.ranks * (self.requests_max * self.config.timeouts.fence_s + IDLE_S)
         return 2 * self.step_us_max + int(waits_s * 1_000_000)
 
     def stream(self, name: str) -> Random:
-        """Return a stream of the seed of its own, so that draws of one part never shift another's."""
+        """Return a random stream of its own, so that draws of one part never shift those of another."""
         return Random(f"{self.seed}/{self.fault_profile}/{self.ranks}/{name}")
 
     def may_fit(self, cached_tokens: int, reserve_tokens: int) -> bool:
-        """Say whether an empty device has room for what is cached of a request and its reserve."""
+        """Say whether an empty device has room for the cached part of a request and its reserve."""
         unit = self.page_tokens
         cached = cached_tokens // unit
         wanted = max(cached, -(-reserve_tokens // unit))
@@ -127,7 +127,7 @@ def draw_world(
     depth: int,
     l1: str = BOTH,
 ) -> World:
-    """Draw the world of one schedule; raises `ValueError` for a size or name that cannot be."""
+    """Draw the world of one schedule. Raises `ValueError` for a size or name that is not possible."""
     _check(ranks=ranks, steps=steps, profile=profile, faults=faults, l1=l1)
     # Owner and model are drawn from streams of their own, so that all else is the same for each.
     owner = Random(f"{seed}/{faults}/{ranks}/l1")
@@ -195,13 +195,13 @@ def _draw_plan(random: Random, seed: int, *, faults: str, ranks: int, steps: int
 
 
 def _choose(owner: Random, model: Random, l1: str, profile: str | None) -> tuple[str, str]:
-    """Return who owns L1 and the model, drawn as far as they are not given."""
+    """Return who owns L1, and the model: as given, or else drawn."""
     drawn_l1, drawn_profile = owner.choice((REPLICA, ENGINE)), model.choice(tuple(MODEL_PROFILES))
     return drawn_l1 if l1 == BOTH else l1, profile or drawn_profile
 
 
 def _check(*, ranks: int, steps: int, profile: str | None, faults: str, l1: str) -> None:
-    """Raise `ValueError` for the first of a schedule's settings that cannot be."""
+    """Raise `ValueError` for the first setting of a schedule that is not possible."""
     if profile not in (None, *MODEL_PROFILES):
         raise ValueError(f"unknown profile {profile!r}; known: {', '.join(MODEL_PROFILES)}")
     if faults not in FAULT_PROFILES:
@@ -238,7 +238,7 @@ def _draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
 
 
 def _draw_pools(random: Random, requests: int, prompt_pages: int, *, tiny: bool) -> tuple[int, int]:
-    """Draw the pages of device and host. What is in use by all requests fits a roomy device."""
+    """Draw how many pages device and host have. A roomy device holds what all requests use."""
     in_use = requests * (prompt_pages + 4)
     if tiny:
         host_pages = random.choice(

@@ -1,7 +1,7 @@
-"""What must be true, said independently of the code that makes it true.
+"""What must be true after every step, written without the code that makes it true.
 
-The checkers know contents, not keys; they count pages themselves; and they read the replica only
-where they compare it with what the memory holds or with another rank.
+The checkers compare contents and not keys, and they count pages themselves. They read the replica only
+where they compare it with what the memory holds, or with another rank's replica.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,11 +38,11 @@ from .findings.pages import (
 from .findings.transfers import EngineNotKeptOut, NotLetGo, Overdue, WaitsForNothing
 
 _STEPS_TO_AGREE = 40
-"""Steps in which ranks that can restore different lengths must have found one that all can."""
+"""Within so many steps ranks that can restore different lengths find one that all of them can."""
 
 
 def check_match(found: Match, tokens: int, page_tokens: int) -> None:
-    """A match is whole pages, no longer than what was asked for, and the device a part of it."""
+    """A match is a number of whole pages within what was asked for, and its device part comes first."""
     device, host = found.device_tokens, found.host_tokens
     if device % page_tokens or host % page_tokens or not 0 <= device <= host <= tokens:
         raise Violated(ImpossibleAnswer("a match", f"of {tokens} tokens finds {found}"))
@@ -51,10 +51,10 @@ def check_match(found: Match, tokens: int, page_tokens: int) -> None:
 def check_admission(
     answer: Admission, before: Match, tokens: int, page_tokens: int, *, sparse: bool
 ) -> None:
-    """An admission gives at least what a match just found, and loads what is not on the device.
+    """An admission gives at least what a match has just found, and loads what the device lacks.
 
-    Where some state is `sparse`, more of the prefix may be on the device than a match there can end
-    at: the rest of what that length needs is loaded.
+    A state may be `sparse`: it exists at some positions only. Then more of the prefix may be on the
+    device than a match may end at, and the admission loads what else the longer prefix needs.
     """
     parts = (answer.device_tokens, answer.host_tokens, answer.storage_tokens)
     total = sum(parts)
@@ -70,16 +70,16 @@ def check_admission(
 
 
 def check_covered(request: str, covered: int, found: int, tokens: int, page_tokens: int) -> None:
-    """What a backup has covered is whole pages of its tokens, and at least what a match finds."""
+    """A backup covers whole pages of the tokens that it was given, and at least what a match finds."""
     if covered % page_tokens or not found <= covered <= tokens:
         said = f"of request {request} covers {covered} of {tokens} tokens, and match finds {found}"
         raise Violated(ImpossibleAnswer("a back_up", said))
 
 
 def check_holding(slots: Slots, wanted: Iterable[tuple[int, int, str]]) -> None:
-    """Pages of requests hold this rank's shard of their content, and nothing writes them.
+    """The pages of requests hold this rank's shard of their content, and no transfer writes them.
 
-    `wanted` has pages, each with its content and the name of its request.
+    `wanted` names pages, each with its content and the name of its request.
     """
     held, shard, writer = slots.content, slots.shard, slots.writer
     for page, content, request in wanted:
@@ -115,7 +115,7 @@ class TreeChecker:
     def _offered(
         self, component: Component, nodes: Iterable[tuple[Place, Node, bytes]]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Return by tier what the tree's pages must hold."""
+        """Return for each tier which page must hold what, as the tree has it."""
         pool, index = component.pool, component.index
         offered: tuple[dict[int, int], dict[int, int]] = ({}, {})
         for place, node, prefix in nodes:
@@ -136,7 +136,11 @@ class TreeChecker:
         return offered
 
     def _contents_of(self, pool: str, place: Place, width: int, prefix: bytes) -> list[int]:
-        """Return what the pages hold of a node at whose end `prefix` ends; a state's is one."""
+        """Return what the pages of a node must hold, one number for each.
+
+        The node is `width` pages long and ends where `prefix` ends. A state is one page, whatever the
+        width.
+        """
         name = (pool, place.namespace, place.generation, width, prefix)
         known = self._known.get(name)
         if known is None:
@@ -150,7 +154,7 @@ class TreeChecker:
 
 
 def _below(root: Node) -> Iterator[tuple[Place, Node, bytes]]:
-    """Yield the nodes under a root, each with the prefix that ends where it does."""
+    """Yield every node under a root, with the prefix that ends where the node ends."""
     waiting: list[tuple[Node, bytes]] = [(root, b"")]
     for node, above in waiting:
         for child in node.children.values():
@@ -172,7 +176,7 @@ class DeadlineChecker:
     """Every operation ends in bounded virtual time, whatever storage does."""
 
     def __init__(self, config: CacheConfig, *, step_us_max: int, still_us: int) -> None:
-        """`still_us` is for how long the time that the ranks agree on may stand still."""
+        """The time that the ranks agree on may stand still for up to `still_us` in all."""
         times = config.timeouts
         waits_s = config.stop_policy.cap_s + still_us / 1_000_000
         self._limits_s = {
@@ -223,9 +227,10 @@ class ReplicaChecker:
         """The rolling digest when the invariants were checked last."""
 
     def check(self, step: int, *, thorough: bool) -> None:
-        """Compare the replicas, and check one that has changed, each rank's in turn.
+        """Compare the rolling digests, and check the invariants of one rank if the digest has changed.
 
-        A `thorough` check compares them from scratch, and checks all, changed or not.
+        The ranks take turns. A `thorough` check compares whole states and checks the invariants of
+        every rank, whether anything has changed or not.
         """
         caches = self._caches
         digests = [cache.inspection.digest for cache in caches]
@@ -250,7 +255,7 @@ class ReplicaChecker:
 
 
 def check_time(cache: RankCache, clocks_ms: Sequence[int]) -> None:
-    """The time that the ranks agree on has come on the clock of every rank."""
+    """The time that the ranks agree on is not ahead of any rank's clock."""
     agreed_ms, first_ms = cache.inspection.agreed_ms, min(clocks_ms)
     if agreed_ms > first_ms:
         raise Violated(AheadOfTime(agreed_ms, clocks_ms.index(first_ms), first_ms))
@@ -260,7 +265,7 @@ _WAITS = (LoadState.LOADING, LoadState.SAVING)
 
 
 def check_loads(cache: HostCache) -> None:
-    """A load into an engine's pages ends: it is not quarantined, and nobody waits for what is over."""
+    """A load into an engine's own pages is never quarantined, and nobody waits for one that is over."""
     in_flight = cache.inspection.in_flight
     for operation in in_flight.values():
         loads = operation.kind in (Kind.LOAD_BACK, Kind.RESUME)
@@ -276,7 +281,10 @@ def check_loads(cache: HostCache) -> None:
 def check_at_rest(
     cache: RankCache, memories: Sequence[SymbolicMemory], restless: Iterable[set[int]]
 ) -> None:
-    """After the drain nothing is in flight but what a store never let go of, and nothing leaked."""
+    """After the drain nothing has leaked, and all that is in flight is quarantined.
+
+    Only operations whose I/O a store or copy never lets go of may be quarantined then.
+    """
     in_flight = cache.inspection.in_flight
     never_quiet = set[int]().union(*restless)
     for operation in in_flight.values():
@@ -302,9 +310,9 @@ def check_at_rest(
 def _check_pool_at_rest(
     cache: RankCache, tier: int, component: int, slots: Sequence[Slots]
 ) -> None:
-    """Every page of one pool is free, in the tree or in quarantine, and nothing touches a free one.
+    """Every page of one pool is free, in the tree, or in quarantine; no transfer touches a free one.
 
-    `slots` are those of every rank.
+    `slots` are the page slots of this pool on every rank.
     """
     prefixes = cache.inspection.prefixes
     pool = prefixes.residence.pools[tier][component]

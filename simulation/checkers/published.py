@@ -1,8 +1,8 @@
-"""What a match must find on the device, as far as that can be known from outside of the replica.
+"""What a match must find on the device, as far as that is known outside of the replica.
 
-Nothing has to leave a pool that has had room for everything that was ever to be in it. And what a
-request that is admitted has as its shared prefix stays for as long as the request does. A recurrent
-state is the exception: a request works on a copy of its own, so what the tree has may leave.
+Nothing has to leave a pool that has always had room for everything that was put into it. The shared
+prefix of an admitted request stays for as long as the request does. A recurrent state is the exception:
+a request works on a copy of its own, so the state in the tree may leave.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from .findings.finding import Violated
 
 
 class Published:
-    """What was published, or restored to the device, in one epoch."""
+    """The prefixes that were published, or restored to the device, in one epoch."""
 
     def __init__(self, world: World, contents: Contents) -> None:
         self._world = world
@@ -48,7 +48,7 @@ class Published:
         self._ends.update(pages[-1:])
 
     def loading(self, answer: Admission) -> None:
-        """Note what a load back fills."""
+        """Note how much a load back is to fill."""
         self._loaded += (answer.host_tokens + answer.storage_tokens) // self._page
         self._loads += answer.operation is not None
 
@@ -59,10 +59,10 @@ class Published:
             self._overflowed = True
 
     def check_match(self, found: Match, namespace: str, tokens: bytes) -> None:
-        """With full attention alone, what was published and never had to leave is found.
+        """With full attention alone, a match finds what was published and never had to leave.
 
-        A window may leave its pages behind that nobody's window reaches, and a state is published at
-        some positions only; so a match in a model that has them can be shorter.
+        In other models a match can be shorter: a window leaves the pages behind that it no longer
+        reaches, and a state is published at some positions only.
         """
         if self._world.config.components or self._overflowed:
             return
@@ -75,11 +75,11 @@ class Published:
             raise Violated(NotKept(count * self._page, why, found.device_tokens))
 
     def check_shared(self, found: Match, request: EngineRequest, seen: Inspection) -> None:
-        """What a request that is admitted shares is found, right after it was published or restored.
+        """A match finds what an admitted request shares, right after that was published or restored.
 
-        In a model with a recurrent state that holds of a checkpoint that its pool has room for, and
-        there on any tier, since one that host memory has need not be published again. Operations in
-        flight take room as well: a retract that failed keeps its slot for as long as it is touched.
+        In a model with a recurrent state this holds only at a checkpoint for which the pool has room,
+        and there on any tier: a state that host memory has need not be published again. Operations in
+        flight take room too: a retract that failed keeps its slot as long as a copy touches it.
         """
         shared, there = request.shared, found.device_tokens
         if self._world.checkpoint_tokens is not None:

@@ -1,7 +1,7 @@
 """The device pages of an engine that owns them: an allocator with a prefix cache, as vLLM has one.
 
-All ranks decide alike, and give each page another number on each rank: nothing that the ranks compare
-may depend on a number. What a free page holds is watched, since no copy may touch it any more.
+All ranks decide alike, but a page has another number on each rank, since nothing that the ranks compare
+may depend on a number. The contents of free pages are watched, since no copy may touch them.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from .every_rank import NO_PAGE, EveryRank
 
 
 class AllocatedPages(EveryRank):
-    """Who uses which page of one pool."""
+    """Knows which page of one pool has how many users."""
 
     def __init__(self, devices: Sequence[Slots], random: Random) -> None:
         count = len(devices[0].content)
@@ -37,7 +37,7 @@ class AllocatedPages(EveryRank):
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Return `count` pages for one user, or None if there are fewer without one."""
+        """Return `count` pages for one user, or None if fewer are free."""
         if count > len(self._free):
             return None
         pages = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -47,15 +47,15 @@ class AllocatedPages(EveryRank):
         return pages
 
     def alone(self, pages: Iterable[int]) -> list[int]:
-        """Return those of `pages` that have one user."""
+        """Return those of `pages` that have exactly one user."""
         return [page for page in pages if page != NO_PAGE and self._users[page] == 1]
 
     def has(self, content: int) -> bool:
-        """Say whether some page is cached for a content."""
+        """Say whether some page is cached for this content."""
         return content in self._cached
 
     def share(self, contents: Iterable[int]) -> list[int]:
-        """Return the pages that hold `contents`, which are cached, for one user more."""
+        """Return the cached pages that hold `contents`, each with one user more than before."""
         pages = [self._cached[content] for content in contents]
         for page in pages:
             self._users[page] += 1
@@ -63,13 +63,13 @@ class AllocatedPages(EveryRank):
         return pages
 
     def publish(self, page: int, content: int) -> None:
-        """Offer a page to whoever needs what it holds."""
+        """Cache a page under the content that it holds."""
         if content not in self._cached and page not in self._contents:
             self._cached[content] = page
             self._contents[page] = content
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Drop one user of each page; the last page of a prefix is handed out before the others."""
+        """Drop one user of each page; of pages that become free, the last is handed out first."""
         for page in reversed(pages):
             if page == NO_PAGE:
                 continue
@@ -79,7 +79,7 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def overwrite(self, pages: Iterable[int]) -> None:
-        """Write something else over those of `pages` that nobody uses."""
+        """Write other content over those of `pages` that are free."""
         for page in pages:
             if page in self._free:
                 self._forget(page)
@@ -87,12 +87,12 @@ class AllocatedPages(EveryRank):
                 self._note_left(page)
 
     def forget_cached(self) -> None:
-        """Offer nothing of what the pages hold now any more."""
+        """Forget which pages are cached."""
         self._cached.clear()
         self._contents.clear()
 
     def check_free(self) -> None:
-        """Raise unless pages without a user hold what they held, and no transfer touches them."""
+        """Raise unless free pages still hold what they held, and no transfer touches them."""
         for (device, numbers), left in zip(self._devices, self._left, strict=True):
             for page in self._free:
                 number = numbers[page]

@@ -1,7 +1,7 @@
 """What every simulated engine has: requests that come and go, and commands that all ranks get.
 
-Who owns the device pages decides when commands are given and which. An engine under a `Cache` gives
-them before a step; one under a `HostCache` decides between the halves of a step, and launches its
+The owner of the device pages decides when commands are given, and which. An engine over a `Cache` gives
+them before a step. One over a `HostCache` decides between the halves of a step, and launches its
 forward pass after it.
 """
 
@@ -23,10 +23,10 @@ from .request import EngineRequest
 from .sampling_apart import Bringing, bring
 
 PATIENCE = 25
-"""How often a request asks for room before the engine gives it up."""
+"""How often a request asks for room before the engine aborts it."""
 
 _PRIORITIES = (0, 0, 1, 5)
-"""Of which that of a request is drawn; a cache under an engine's own device pages is not told it."""
+"""What a request's priority is drawn from; a `HostCache` is not told it."""
 
 CacheT = TypeVar("CacheT", bound=RankCache)
 
@@ -35,7 +35,7 @@ class Engine(ABC, Generic[CacheT]):
     """The engine of one schedule. It outlives the epochs; its requests do not."""
 
     kind: type[CacheT]
-    """The form of the cache that it is made for."""
+    """The kind of cache that this engine drives."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Engine(ABC, Generic[CacheT]):
         self._caches: list[CacheT] = []
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
-        """Go on with a new group: nothing of the requests in flight is left."""
+        """Go on with a new group, without any of the requests that were in flight."""
         self.requests.clear()
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
         self._model.begin_epoch(every_rank(memories))
@@ -73,8 +73,8 @@ class Engine(ABC, Generic[CacheT]):
     def decide(self, *, active: bool) -> float:
         """Give the commands that come between the halves of a step.
 
-        They begin nothing new unless `active`. Returns for how long the engine, if it has nothing
-        to compute in this step, waits for progress.
+        Unless `active`, they begin nothing new. Returns how long the engine waits for progress if it
+        has nothing to compute in this step.
         """
         del active
         return 0.0
@@ -84,28 +84,28 @@ class Engine(ABC, Generic[CacheT]):
 
     @abstractmethod
     def drain(self) -> None:
-        """Let go of every request."""
+        """Abort or release every request."""
 
     @abstractmethod
     def check_pages(self) -> None:
-        """The device pages hold on every rank what the engine has put there."""
+        """Raise unless the device pages hold on every rank what the engine has put there."""
 
     @abstractmethod
     def probe(self) -> bool:
-        """At rest, with nothing in flight: every page must be there to be had.
+        """At rest, with nothing in flight: raise unless every page can be allocated.
 
-        False if the cache has to work for that first: let it take a step, and ask again.
+        Returns False if the cache has to work for that first: the caller takes a step and asks again.
         """
 
     def sample_apart(self, rank: int) -> None:
-        """Give one command with tokens that `rank` has sampled otherwise than the others have."""
+        """Give one command in which `rank` has other tokens than the other ranks."""
         bringing = self._random.choice(self._commands_with_tokens(*self._prompts.draw()))
         self._coverage[f"sampled apart before {bringing[0]}"] += 1
         bring(self._caches, rank, bringing)
 
     @abstractmethod
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
-        """Return the commands that could bring tokens, those of a new prompt among them."""
+        """Return the commands that bring tokens, those of a new prompt among them."""
 
     def _arrive(self) -> None:
         namespace, tokens = self._prompts.draw()

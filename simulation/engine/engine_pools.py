@@ -1,8 +1,8 @@
-"""All the device pages of an engine that owns them: of each component, by request.
+"""All device pages of an engine that owns them: those of each component, by request.
 
-A request has a table for each pool. Pages that a sliding window has left behind are given up, and a
-state lies in one slot, which the model changes in place: what is kept of it for others, or lent to a
-backup that may take its time, is a copy in a slot beside it.
+A request has a page table for each pool. It gives up the pages that a sliding window has left behind. A
+state lies in one slot, which the model changes in place; what is kept of it for others, or lent to a
+backup for long, is a copy in another slot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from .model import Layers, Model
 from .request import EngineRequest
 
 Held = Mapping[str, Sequence[int]]
-"""By pool: pages that a request had."""
+"""The pages that a request had, by pool."""
 
 
 class EnginePools:
-    """Which pages each request has, and what is cached on the device."""
+    """Knows which pages each request has, and what is cached on the device."""
 
     def __init__(
         self, model: Model, memories: Sequence[SymbolicMemory], page_tokens: int, random: Random
@@ -39,7 +39,7 @@ class EnginePools:
         """By pool: pages that are to be overwritten."""
 
     def cached(self, request: EngineRequest, pages: int, *, with_state: bool) -> int:
-        """Return of how many of its first `pages` pages the device has all that it needs to go on."""
+        """Return how many of its first `pages` pages a request can have from the cache and go on."""
         full, end = self.pools[KV_POOL], 0
         while end < pages:
             length = (end + 1) * self._page
@@ -54,10 +54,10 @@ class EnginePools:
     def begin(
         self, request: EngineRequest, first: int, length: int, *, forks: bool = False
     ) -> bool:
-        """Give a request what is cached before page `first`, and own pages for the rest of `length`.
+        """Give a request the cached pages before page `first`, and own pages for the rest of `length`.
 
-        Its state there is copied from the cached one if it `forks`. False, and it has nothing, if there
-        is no room.
+        If it `forks`, its state there is copied from the cached one. Returns False if there is no room;
+        the request has no page then.
         """
         start, last = first * self._page, -(-length // self._page)
         tables: dict[str, list[int]] = {}
@@ -86,7 +86,7 @@ class EnginePools:
         return True
 
     def extend(self, request: EngineRequest, length: int) -> int:
-        """Give a request room for `length` tokens, or as far as there are pages; return how far."""
+        """Give a request pages up to `length` tokens, or as many as are free; return how far."""
         missing = max(0, -(-length // self._page) - len(request.table))
         missing = min(missing, *(self.pools[each.pool].free for each in self._paged))
         for each in self._paged:
@@ -97,7 +97,7 @@ class EnginePools:
         return min(length, request.room)
 
     def publish(self, request: EngineRequest) -> None:
-        """Offer the full pages of a request to whoever needs what they hold."""
+        """Cache the full pages of a request for others."""
         length = request.computed
         for each in self._paged:
             pool = self.pools[each.pool]
@@ -106,17 +106,17 @@ class EnginePools:
                     pool.publish(page, each.content(request, index, length))
 
     def windows(self, length: int) -> list[int]:
-        """Return by window the first position that is read after `length` tokens."""
+        """Return for each window the first position that is read after `length` tokens."""
         return [self.reads(each, length) for each in self._paged[1:]]
 
     def can_compute(self, request: EngineRequest) -> bool:
-        """Say whether a request whose state is lost has pages for all that follows what it has."""
+        """Say whether a request whose load failed has the pages to go on, and needs no state."""
         first = request.computed // self._page
         paged = all(NO_PAGE not in request.tables[each.pool][first:] for each in self._paged)
         return paged and (self.state is None or not first)
 
     def leave_behind(self, request: EngineRequest) -> int:
-        """Give up the pages that no window of a request reaches any more; return how many."""
+        """Give back the pages that no window of a request reaches any more; return how many."""
         count = 0
         for each in self._paged[1:]:
             table = request.tables.get(each.pool, [])
@@ -130,18 +130,18 @@ class EnginePools:
     # The state: in the slot of a request, and copies of it.
 
     def slot(self, request: EngineRequest) -> list[int]:
-        """Return the slot in which the state of a request is computed, if the model has one."""
+        """Return the slot in which the state of a request is computed; empty if the model has none."""
         return [] if self.state is None else request.tables[self.state.pool]
 
     def reserve_copy(self, request: EngineRequest) -> bool:
-        """Find a slot for a copy of the state that the next forward pass leaves; False if none is."""
+        """Allocate a slot for a copy of the state after the next forward pass; False if none is."""
         slot = None if self.state is None else self.pools[self.state.pool].allocate(1)
         request.copies_state = slot is not None
         request.kept += slot or ()
         return request.copies_state
 
     def copy_state(self, request: EngineRequest) -> None:
-        """Copy the state of a request to the slot that was found for it, and offer it to others."""
+        """Copy the state of a request to the slot that was allocated for it, and cache the copy."""
         if self.state is not None and request.copies_state:
             pool, slot = self.pools[self.state.pool], request.kept[-1]
             pool.fork(self.slot(request)[0], slot)
@@ -159,7 +159,7 @@ class EnginePools:
     def lend(
         self, rank: int, request: EngineRequest, first: int, last: int, slot: Sequence[int]
     ) -> PagesByPool:
-        """Return what a rank calls the pages from position `first` to `last`, and a state's `slot`."""
+        """Return this rank's numbers of the pages from `first` to `last`, and of the state's `slot`."""
         lent = {
             each.pool: self.pools[each.pool].on(rank, request.tables[each.pool][first:last])
             for each in self._paged
@@ -169,7 +169,7 @@ class EnginePools:
         return lent if len(lent) > 1 else lent[KV_POOL]
 
     def take_all(self, request: EngineRequest) -> Held:
-        """Take all pages away from a request, which are the caller's to give back."""
+        """Take all pages away from a request; the caller gives them back."""
         held = request.tables
         if self.state is not None:
             held[self.state.pool] = held.get(self.state.pool, []) + request.kept
@@ -178,25 +178,25 @@ class EnginePools:
         return held
 
     def give_back(self, held: Held, *, overwrite: bool = False) -> None:
-        """Drop a user of each page, and let those be overwritten that nobody else has or gets."""
+        """Drop one user of each page; with `overwrite`, pages that become free are overwritten."""
         for pool, pages in held.items():
             self.pools[pool].give_back(pages)
             if overwrite:
                 self._spoiled.append((pool, pages))
 
     def overwrite(self) -> None:
-        """Write over what was given back: at the end of a step's decisions, after all fences."""
+        """Overwrite what was given back for it: after all fences of the step's decisions."""
         for pool, pages in self._spoiled:
             self.pools[pool].overwrite(pages)
         self._spoiled.clear()
 
     def require_untouched(self, why: str, request: EngineRequest) -> None:
-        """Raise if a copy may touch what nobody but a request has."""
+        """Raise if a copy may touch a page that only this request has."""
         for pool, table in request.tables.items():
             self.pools[pool].require_untouched(why, self.pools[pool].alone(table))
 
     def forget_cached(self) -> None:
-        """Offer nothing of what the pages hold now any more."""
+        """Forget which pages are cached."""
         for pool in self.pools.values():
             pool.forget_cached()
 
@@ -206,7 +206,7 @@ class EnginePools:
             pool.check_free()
 
     def reads(self, layers: Layers, length: int) -> int:
-        """Return the first position that is read for the token after `length`."""
+        """Return the first position that the token after `length` reads."""
         return layers.needed(length, length).start
 
     def _has(self, layers: Layers, request: EngineRequest, end: int) -> bool:

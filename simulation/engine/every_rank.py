@@ -8,16 +8,16 @@ from ..checkers.findings.pages import StillTouched
 from ..rank.memory import Slots, SymbolicMemory
 
 NO_PAGE = -1
-"""In a page table: the request has no page any more at this position."""
+"""The entry of a page table at whose position the request has no page any more."""
 
 
 class EveryRank:
-    """One pool's device pages. A page has one number, which `on` turns into that of a rank."""
+    """One pool's device pages. A page has one number here, which `on` turns into a rank's own."""
 
     def __init__(
         self, devices: Sequence[Slots], numbers: Sequence[Sequence[int]] | None = None
     ) -> None:
-        """`numbers` has by rank the number of each page; without it that is the page's own."""
+        """`numbers` has for each rank the page's number there; without it all have the same one."""
         self.count = len(devices[0].content)
         same = range(self.count)
         self._devices = [
@@ -31,17 +31,17 @@ class EveryRank:
         return [page if page == NO_PAGE else numbers[page] for page in pages]
 
     def compute(self, page: int, before: int, after: int, request: str) -> None:
-        """Let the model turn what a page holds from `before` to `after`; see `Slots.compute`."""
+        """Let the model change what a page holds from `before` to `after`; see `Slots.compute`."""
         for device, numbers in self._devices:
             device.compute(numbers[page], before, after, request)
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy one page to another at once, in the engine's own order of work."""
+        """Copy one page to another at once, at this place in the order of the engine's own work."""
         for device, numbers in self._devices:
             device.fork(numbers[source], numbers[destination])
 
     def require_untouched(self, why: str, pages: Iterable[int]) -> None:
-        """Raise if a copy may still touch one of `pages`, of which the cache says that none does."""
+        """Raise if a copy may still touch one of `pages`, though the cache says that none does."""
         pages = list(pages)
         for device, numbers in self._devices:
             for page in pages:
@@ -49,7 +49,7 @@ class EveryRank:
                     raise Violated(StillTouched(device.slot(numbers[page]), why))
 
     def require_holding(self, wanted: Iterable[tuple[int, int, str]]) -> None:
-        """Raise unless pages hold what is `wanted` of them; see `check_holding`."""
+        """Raise unless pages hold what `wanted` says; see `check_holding`."""
         wanted = list(wanted)
         for device, numbers in self._devices:
             on_rank = [(numbers[page], content, request) for page, content, request in wanted]
@@ -57,7 +57,7 @@ class EveryRank:
 
 
 def every_rank(memories: Sequence[SymbolicMemory]) -> dict[str, EveryRank]:
-    """Return the pools of all ranks' devices, where a page has the same number on each rank."""
+    """Return the device pools of all ranks; in these a page has the same number on each rank."""
     return {
         pool: EveryRank([memory.device[pool] for memory in memories]) for pool in memories[0].device
     }

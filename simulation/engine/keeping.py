@@ -1,4 +1,4 @@
-"""What an engine does to keep things: it pins prefixes, and it retracts requests and resumes them."""
+"""How an engine keeps things: it pins prefixes, and it retracts requests and resumes them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Pins:
         self._pins.clear()
 
     def step(self, caches: Sequence[Cache], prompts: Prompts) -> int:
-        """Pin something, or let go of something, now and then; return how many pins were made."""
+        """Pin a prefix, or unpin one, now and then; return how many pins were made."""
         draw = self._random.random()
         if draw < 0.06 and len(self._pins) < PINS_MAX:
             return self._pin(caches, prompts)
@@ -46,7 +46,7 @@ class Pins:
         return 0
 
     def drain(self, caches: Sequence[Cache]) -> None:
-        """Let go of all pins."""
+        """Unpin everything."""
         while self._pins:
             self._unpin(caches, self._pins.pop())
 
@@ -68,7 +68,7 @@ class Pins:
 
 
 class Retracts:
-    """Takes requests off the device and brings them back."""
+    """Retracts requests and resumes them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,11 +76,11 @@ class Retracts:
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
-        """Say whether a request that computes is to be retracted now."""
+        """Draw whether a request that computes is to be retracted now."""
         return self._random.random() < 0.03
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
-        """Retract a request; False if there is no room for it, and it goes on.
+        """Retract a request; False if there is no room for it and it goes on.
 
         Either way its whole pages are published.
         """
@@ -100,7 +100,10 @@ class Retracts:
         request: EngineRequest,
         resumed: Callable[[EngineRequest, Admission], None],
     ) -> str:
-        """See how far a retracted request is, and resume it; return what became of it."""
+        """Look how far a retracted request is, and resume it if it is saved.
+
+        Returns what became of it.
+        """
         state = ask("load_state", caches, lambda c: c.load_state(request.name))
         if state is LoadState.FAILED:
             return "failed"

@@ -1,4 +1,4 @@
-"""What every part has of an engine that lends its device pages to a `HostCache`."""
+"""What the parts of an engine have in common that lends its device pages to a `HostCache`."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 class Ask(Protocol):
-    """Gives every rank a command about a request, and returns the answer, the same on all."""
+    """Gives a command about a request to every rank, and returns the answer, which all ranks give."""
 
     def __call__(
         self, request: EngineRequest, what: str, command: Callable[[HostCache], Answer], /
@@ -25,7 +25,7 @@ class Ask(Protocol):
 
 @dataclass(slots=True)
 class Lending:
-    """One part of the engine, in one epoch."""
+    """One part of the engine, for one epoch."""
 
     caches: Sequence[HostCache]
     pools: EnginePools

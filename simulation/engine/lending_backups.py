@@ -1,4 +1,4 @@
-"""An engine lends what it has computed for backups, and keeps it as it is while they read it."""
+"""An engine lends computed pages for backups, and leaves them as they are while copies read them."""
 
 from ..checkers.checkers import check_covered
 from .lending import Lending
@@ -9,9 +9,10 @@ class LendingBackups(Lending):
     """Backs up what requests have computed."""
 
     def back_up(self, request: EngineRequest, generation: int) -> bool:
-        """Back up what is whole after this step's forward pass, or sometimes less of it.
+        """Back up the whole pages that there are after this step's forward pass, or sometimes fewer.
 
-        False if there is nothing. What is found of it is of the `generation` of the cache.
+        Returns False if there is nothing to back up. A match finds them only if the request began in
+        this `generation` of the cache.
         """
         known = max(request.computed, request.planned)
         if request.unknown or (known < self.page_tokens and self.random.random() < 0.9):
@@ -39,7 +40,7 @@ class LendingBackups(Lending):
         return True
 
     def let_go(self, request: EngineRequest) -> None:
-        """Give up what only a backup still needed: what a window has left, copies of the state."""
+        """Give back what only a backup still needed: pages behind a window, and copies of the state."""
         if self.ask(request, "lends", lambda c: c.lends(request.name)):
             return
         request.lends_state = False
@@ -47,9 +48,10 @@ class LendingBackups(Lending):
         self.coverage["pages left behind by a window"] += self.pools.leave_behind(request)
 
     def _state_to_lend(self, request: EngineRequest, known: int) -> list[int]:
-        """Return the slot for a backup that has the state after `known` tokens, if there is one.
+        """Return the slot from which a backup reads the state after `known` tokens; empty for none.
 
-        A copy of it, or the one in which it is computed, where it has to stay then for a while.
+        It is a copy, or the slot in which the state is computed. In that case the request waits for the
+        backup.
         """
         if known % self.page_tokens:
             # What is lent with a begun page is left out.

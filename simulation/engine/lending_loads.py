@@ -1,4 +1,4 @@
-"""An engine asks what host memory has for a request, and has it brought to pages that it lends."""
+"""An engine asks what host memory has for a request, and has it loaded into pages that it lends."""
 
 from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import WrongHit
@@ -8,10 +8,10 @@ from .request import EngineRequest, EngineStage
 
 
 class LendingLoads(Lending):
-    """Loads the cached prefixes of requests. The engine's own prefix cache comes first."""
+    """Loads the cached prefixes of requests. The engine looks into its own prefix cache first."""
 
     def hit(self, request: EngineRequest, device_tokens: int, length: int | None = None) -> int:
-        """Ask what can be brought, and compare it with what the cache says that it has."""
+        """Ask how many tokens can be loaded, and compare the answer with a match."""
         most = request.prompt - 1 if length is None else length
         tokens = request.head(most)
         hit = self.ask(
@@ -27,7 +27,7 @@ class LendingLoads(Lending):
         return hit
 
     def choose(self, request: EngineRequest) -> tuple[int, int]:
-        """Return how many pages a request has on the device, and how many with what can be brought."""
+        """Return how many pages a request has on the device, and how many with those it can load."""
         unit, most, hit = self.page_tokens, request.prompt - 1, 0
         shared = most // unit if self.random.random() < 0.7 else 0
         if self.random.random() < 0.15:
@@ -43,7 +43,7 @@ class LendingLoads(Lending):
         return first, first + hit // unit
 
     def load(self, request: EngineRequest, first: int, last: int) -> None:
-        """Have the pages from position `first` to `last` brought."""
+        """Have the pages from position `first` to `last` loaded."""
         pools, end = self.pools, last * self.page_tokens
         request.bringing, request.state_comes = end, True
         self.ask(
@@ -63,7 +63,10 @@ class LendingLoads(Lending):
         request.admitted, request.stage = True, EngineStage.LOADING
 
     def look(self, request: EngineRequest) -> LoadState:
-        """See how far the load of a request is; what it says that no copy touches, none does."""
+        """Look how far the load of a request is.
+
+        Once the cache says that it is over, no copy may touch the pages of the request.
+        """
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state is LoadState.LOADING:
             return state

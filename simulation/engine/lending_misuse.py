@@ -13,7 +13,7 @@ from .request import EngineRequest, EngineStage
 def misuse(
     caches: Sequence[HostCache], request: EngineRequest, leaving: Sequence[str], random: Random
 ) -> None:
-    """Make one wrong call about `request`, as its stage allows, or about one that is `leaving`."""
+    """Make a wrong call that fits the stage of `request`, or one about a request that is `leaving`."""
     unit = caches[0].config.layout.page_tokens * TOKEN_BYTES
     name, namespace, tokens = request.name, request.namespace, request.head(request.prompt - 1)
     wrong: list[WrongCall[HostCache]] = [

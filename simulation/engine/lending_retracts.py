@@ -30,7 +30,10 @@ class LendingRetracts(Lending):
         return done
 
     def look(self, request: EngineRequest) -> str:
-        """See how far a retracted request is, and resume it; return what became of it."""
+        """Look how far a retracted request is, and resume it if it is saved.
+
+        Returns what became of it.
+        """
         state = self.ask(request, "load_state", lambda c: c.load_state(request.name))
         if state in (LoadState.FAILED, LoadState.SAVED) and self._hangs(request):
             self.coverage[f"{state} beside a copy that hangs"] += 1
@@ -51,7 +54,7 @@ class LendingRetracts(Lending):
         return "waits"
 
     def _hangs(self, request: EngineRequest) -> bool:
-        """Say whether only copies that hang touch what a request lends."""
+        """Say whether all copies that touch what a request lends are quarantined."""
         seen = self.caches[0].inspection
         phases = {seen.in_flight[n].phase for n in seen.touching(request.name)}
         return phases == {Phase.QUARANTINED}

@@ -1,8 +1,8 @@
 """An engine with device pages of its own, which it lends to a `HostCache` for copies.
 
-It works as vLLM's scheduler does. Between the halves of a step it decides: it prefetches, asks what
-can be brought, loads, computes in chunks, backs up what is whole, preempts, lets go. Then it launches
-its forward pass, between the copies that must precede it and those that must follow. Pages of a
+It works as vLLM's scheduler does. Between the halves of a step it decides: it prefetches, asks what can
+be loaded, loads, computes in chunks, backs up whole pages, preempts and releases. Then it launches its
+forward pass, between the copies that must come before it and those that must come after. Pages of a
 preempted request are handed to others before their fence, and overwritten after it.
 """
 
@@ -111,7 +111,7 @@ class LendingWorkload(Engine[HostCache]):
         check_loads(self._caches[0])
 
     def probe(self) -> bool:
-        """Every device page is free, and a reset leaves every host page free."""
+        """Raise unless every device page is free, and a reset leaves every host page free."""
         for name, pool in self._pools.pools.items():
             if self._leaving or pool.free != pool.count:
                 left = f"{pool.free} while {list(self._leaving)} are leaving"
@@ -220,7 +220,7 @@ class LendingWorkload(Engine[HostCache]):
         )
 
     def _plan(self, request: EngineRequest, length: int) -> int:
-        """Plan to compute up to `length` tokens, as far as there is room; return how far that is."""
+        """Plan to compute up to `length` tokens, or as far as there is room; return how far that is."""
         if request.lends_state:
             self._coverage["waits for a backup of its state"] += 1
             return request.computed
@@ -255,7 +255,7 @@ class LendingWorkload(Engine[HostCache]):
     # The end of a request, for now or for good.
 
     def _refused(self, request: EngineRequest) -> None:
-        """There is no room: wait for it, take it from another request, or give up."""
+        """React to a lack of room: wait, preempt or retract another request, or abort this one."""
         request.refused += 1
         if request.refused > PATIENCE:
             self._coverage["given up"] += 1
@@ -286,7 +286,7 @@ class LendingWorkload(Engine[HostCache]):
             self._abort(request)
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Hand the request's pages to others at once; it begins again, perhaps with its answer."""
+        """Hand the pages of a request to others at once; it begins again, perhaps with its answer."""
         self._coverage["preempted"] += 1
         if self._random.random() < 0.3:
             self._back_up(request)
@@ -346,7 +346,7 @@ class LendingWorkload(Engine[HostCache]):
         self._old_names.append(name)
 
     def _reset(self) -> None:
-        """Drop all that is cached; what begins from here on must see nothing of it."""
+        """Drop all that is cached; no request that begins from now on may find any of it."""
         if self._random.random() < 0.5:
             for request in self.requests:
                 if request.stage in _COMPUTES:

@@ -1,4 +1,4 @@
-"""Calls that an engine must not make: each is refused on every rank, and changes nothing on any."""
+"""Calls that an engine must not make: every rank refuses each of them, and none changes anything."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -12,13 +12,13 @@ from ..cluster import AnyCache
 from .request import EngineRequest, EngineStage
 
 WrongCall = tuple[str, Callable[[AnyCache], object]]
-"""What is wrong with a call, and the call."""
+"""What is wrong with a call, and the call itself."""
 
 
 def misuse(
     caches: Sequence[Cache], request: EngineRequest, random: Random, page_tokens: int
 ) -> bool:
-    """Make one wrong call about `request`, as its stage allows; False if there is none."""
+    """Make a wrong call that fits the stage of `request`; False if there is none."""
     wrong = _wrong_calls(caches, request, page_tokens)
     if not wrong:
         return False
@@ -28,7 +28,7 @@ def misuse(
 
 
 def refuse(caches: Sequence[AnyCache], what: str, command: Callable[[AnyCache], object]) -> None:
-    """Make a wrong call, which must be refused on every rank and change nothing."""
+    """Make a wrong call, which every rank must refuse without changing anything."""
     for rank, cache in enumerate(caches):
         before = (cache.inspection.digest, cache.inspection.state_digest)
         try:

@@ -1,8 +1,8 @@
-"""The model's side of device memory: what it computes and reads for a request, component by component.
+"""The model's side of device memory: what it computes and reads for a request, by component.
 
-A request has a page table for each pool. What a page holds follows from the tokens before its end; a
+A request has a page table for each pool. What a page holds follows from the tokens before its end. A
 page of a sliding window is needed only as long as the window reaches it, and a recurrent state is one
-slot that the model advances in place.
+slot that the model changes in place.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ class Layers(ABC):
     """The layers of one component, and the pool in which they keep what they compute."""
 
     per_page = True
-    """Whether a request's table has an entry for each page of tokens, or one in all."""
+    """Whether a request's table has an entry for each page of tokens, or a single entry."""
 
     def __init__(self, pool: str, page_tokens: int, contents: Contents) -> None:
         self.pool = pool
@@ -30,16 +30,13 @@ class Layers(ABC):
 
     @abstractmethod
     def content(self, request: EngineRequest, index: int, length: int) -> int:
-        """Return what the table's entry `index` holds once `length` tokens are computed.
-
-        EMPTY where that is not known.
-        """
+        """Return what the table's entry `index` holds after `length` tokens; EMPTY if unknown."""
 
     @abstractmethod
     def needed(self, length: int, room: int) -> range:
-        """Return the entries that a request must have that has computed `length` tokens.
+        """Return the table entries that a request must have after it has computed `length` tokens.
 
-        Those that its next token reads, and those for what it may still compute in its `room`.
+        These are the ones that its next token reads, and those that it may still compute in its `room`.
         """
 
     @abstractmethod
@@ -52,7 +49,7 @@ class Layers(ABC):
 
 
 class FullAttentionLayers(Layers):
-    """They read every token before, so every page stays."""
+    """Layers that read every earlier token, so that every page stays."""
 
     def content(self, request: EngineRequest, index: int, length: int) -> int:
         """See `Layers`."""
@@ -70,7 +67,7 @@ class FullAttentionLayers(Layers):
 
 
 class SlidingWindowLayers(FullAttentionLayers):
-    """They read the last tokens only, and pages before those may be gone."""
+    """Layers that read the last tokens only, so that pages before those may be gone."""
 
     def __init__(self, pool: str, page_tokens: int, contents: Contents, window_tokens: int) -> None:
         super().__init__(pool, page_tokens, contents)
@@ -82,7 +79,7 @@ class SlidingWindowLayers(FullAttentionLayers):
 
 
 class RecurrentLayers(Layers):
-    """They have one state, which stands for all tokens before."""
+    """Layers with one state, which stands for all earlier tokens."""
 
     per_page = False
 
@@ -121,7 +118,7 @@ class Model:
         self._device = device
 
     def check_tables(self, request: EngineRequest) -> None:
-        """The request has the pages that it needs, and they hold on every rank what they must."""
+        """Raise unless the request has the pages that it needs, with the right content on all ranks."""
         for layers in self.layers:
             table = request.tables[layers.pool]
             pages = [page for page in table if page != NO_PAGE]
@@ -148,15 +145,15 @@ class Model:
         request.computed = max(request.computed, length)
 
     def check_expected(self, requests: Sequence[EngineRequest]) -> None:
-        """The pages in the requests' tables hold on every rank what they must."""
+        """Raise unless the pages in the requests' tables hold the right content on every rank."""
         for layers in self.layers:
             self._device[layers.pool].require_holding(_expected(layers, requests))
 
 
 def _expected(layers: Layers, requests: Iterable[EngineRequest]) -> list[tuple[int, int, str]]:
-    """Return the pages in the requests' tables, with what each must hold, and for which request.
+    """Return the pages in the requests' tables, each with its content and the name of its request.
 
-    Those of which that is not known are left out.
+    Pages whose content is not known are left out.
     """
     contents: dict[int, int] = {}
     wanted: list[tuple[int, int, str]] = []

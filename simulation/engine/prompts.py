@@ -1,4 +1,4 @@
-"""Prompts that share prefixes: branches inside pages and between them, repeats, and conversations."""
+"""Prompts that share prefixes: they branch within pages and between them, repeat, and continue."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from ..world import World
 TOKEN_BYTES = 4
 _SEGMENT_WORDS = 50
 _OUTPUT_WORDS = 2
-"""So few that answers to the same prompt often begin alike, and two requests compute the same."""
+"""So few that answers to one prompt often begin alike, and two requests compute the same."""
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A piece of text that prompts may share, and what may follow it."""
+    """A piece of text that prompts may share, and the pieces that may follow it."""
 
     tokens: bytes
     branches: list["_Branch"] = field(default_factory=list["_Branch"])
@@ -32,7 +32,7 @@ class Prompts:
         self._earlier: list[tuple[str, bytes]] = []
 
     def draw(self) -> tuple[str, bytes]:
-        """Return a namespace and the tokens of a prompt, two at least."""
+        """Return a namespace and the tokens of a prompt, of at least two tokens."""
         draw = self._random.random()
         again, further = (0.35, 0.6) if self._sparse else (0.22, 0.4)
         if self._earlier and draw < again:
@@ -49,11 +49,11 @@ class Prompts:
         return namespace, tokens
 
     def earlier(self, random: Random) -> tuple[str, bytes]:
-        """Return the namespace and tokens of an earlier request, or of a prompt of its own draw."""
+        """Return namespace and tokens of an earlier request, or the first text if there was none."""
         return random.choice(self._earlier) if self._earlier else ("", self._roots[0].tokens)
 
     def remember(self, namespace: str, tokens: bytes) -> None:
-        """Let later prompts repeat or continue `tokens`, prompt and answer of a request."""
+        """Let later prompts repeat or continue `tokens`: the prompt and answer of a request."""
         self._earlier.append((namespace, tokens))
         if len(self._earlier) > 24:
             del self._earlier[self._random.randrange(len(self._earlier))]
@@ -63,7 +63,7 @@ class Prompts:
         return _words(self._random, self._random.randint(1, tokens_max), _OUTPUT_WORDS)
 
     def _grow(self, depth: int, start: int) -> _Branch:
-        """Return a piece of text that begins at token `start`, and all that may follow it."""
+        """Return a piece of text that begins at token `start`, with all that may follow it."""
         length = self._random.randint(1, 3 * self._page_tokens)
         choices = (1, 1, 2, 2, 3)
         if self._sparse:

@@ -8,12 +8,12 @@ from .prompts import TOKEN_BYTES
 
 
 class EngineStage(Enum):
-    """Where a request stands in the engine's eyes."""
+    """Where a request stands, in the eyes of the engine."""
 
     ARRIVED = auto()
-    """Nothing was asked of the cache."""
+    """The engine has asked the cache for nothing yet."""
     PREFETCHING = auto()
-    """Its prefetch was begun, and the engine may have to wait for it."""
+    """Its prefetch has begun, and the engine may have to wait for it."""
     WAITING = auto()
     """It waits for admission."""
     LOADING = auto()
@@ -32,22 +32,23 @@ class EngineStage(Enum):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """One request as the engine knows it. Lengths in tokens."""
+    """One request as the engine knows it. Lengths are in tokens."""
 
     name: str
     namespace: str
     tokens: bytes
     prompt: int
-    """The length of the prompt; what follows is its answer."""
+    """The length of the prompt; the tokens behind it are the answer."""
     stage: EngineStage = EngineStage.ARRIVED
     computed: int = 0
-    """Tokens whose KV is in its pages, and after which its state is, on every rank."""
+    """How many tokens it has computed: their KV is in its pages on every rank, and its state stands for
+    them."""
     room: int = 0
-    """Tokens that its pages have room for."""
+    """How many tokens its pages have room for."""
     shared: int = 0
-    """Tokens that it has seen as a hit or published."""
+    """How many tokens it shares with the tree, as a hit or because it has published them."""
     priority: int = 0
-    """What only requests of a lower one used is to leave first."""
+    """What requests of lower priority have used is to be evicted before what this one has."""
     answer: int = 0
     """The length of its answer when it ends."""
     refused: int = 0
@@ -55,39 +56,39 @@ class EngineRequest:
     prefetched: bool = False
     """Whether a prefetch was begun for it."""
     cached_before: int = 0
-    """Tokens that a match found right before that prefetch."""
+    """How many tokens a match found right before that prefetch."""
     came_from: EngineStage = EngineStage.COMPUTING
-    """What it did when it was retracted."""
+    """The stage in which it was retracted."""
     resumes: bool = False
-    """It comes back from a retract: its load is that of all it had."""
+    """Whether it comes back from a retract, so that its load brings all that it had."""
     checkpoints: tuple[int, ...] = ()
     """Lengths at which it should publish, so that a recurrent state is kept there."""
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """By pool: its device pages, as the engine has read them last."""
+    """Its device pages by pool, as the engine has read them last."""
 
     # Where the engine owns the device pages.
     generation: int = 0
     """How often the cache had been reset when it began to compute."""
     admitted: bool = False
-    """The cache knows that it computes: it has loaded or backed up."""
+    """Whether the cache knows that it computes, since it has loaded or backed up."""
     unknown: bool = False
-    """It computed before a reset of which the cache could not know that it concerns its pages."""
+    """Whether it computed before a reset without the cache knowing that it had pages."""
     failed: bool = False
-    """A copy of its failed, after which nothing is loaded for it any more."""
+    """Whether one of its copies has failed; nothing is loaded for it after that."""
     bringing: int = 0
-    """Tokens that it has once its load is over, or that it had when it was retracted."""
+    """How many tokens it has once its load is over, or had when it was retracted."""
     state_comes: bool = False
-    """Its load is to bring the state, too; until then its slot holds anything."""
+    """Whether its load brings the state too; until then the content of its slot is not known."""
     kept: list[int] = field(default_factory=list[int])
     """Slots with copies of its state, which a backup may still read."""
     lends_state: bool = False
-    """A backup may still read the slot in which its state is computed."""
+    """Whether a backup may still read the slot in which its state is computed."""
     copies_state: bool = False
-    """The last slot of `kept` gets its state after this step's forward pass."""
+    """Whether the last slot of `kept` gets its state after this step's forward pass."""
     planned: int = 0
-    """Tokens that it will have computed after this step's forward pass, or 0."""
+    """How many tokens it will have computed after this step's forward pass; 0 if it computes none."""
     fence_due: bool = False
-    """It was preempted in this step, and its fence is still to come."""
+    """Whether it was preempted in this step and its fence is still to come."""
 
     @property
     def table(self) -> list[int]:

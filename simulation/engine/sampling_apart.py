@@ -1,6 +1,6 @@
-"""Engines that sample apart: a command brings tokens that are others on one rank, equal in count.
+"""Engines that sample apart: a command brings as many tokens on one rank, but other ones.
 
-The digest covers tokens (rule R2), so all ranks must find it in the next round that is launched.
+The digest covers tokens (rule R2), so all ranks must notice in the next round that is launched.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from .prompts import TOKEN_BYTES
 from .request import EngineRequest, EngineStage
 
 Bringing = tuple[str, bytes, Callable[[AnyCache, bytes], object]]
-"""What a command is called, tokens that it may bring, and the command."""
+"""The name of a command, tokens that it may bring, and the command itself."""
 
 _NAME = "apart"
-"""Of a request, or a pin, that the engine has not used."""
+"""The name of a request or pin that the engine has not used."""
 
 
 def cache_commands(
     requests: Sequence[EngineRequest], namespace: str, prompt: bytes
 ) -> list[Bringing[Cache]]:
-    """Return commands that bring tokens to a `Cache`: of a new prompt, and of what was computed."""
+    """Return commands that bring tokens to a `Cache`: those of a new prompt, and computed ones."""
     # So few fit any device.
     head = prompt[: 2 * TOKEN_BYTES]
     commands: list[Bringing[Cache]] = [
@@ -59,7 +59,7 @@ def host_cache_commands(
 
 
 def bring(caches: Sequence[AnyCache], rank: int, bringing: Bringing[AnyCache]) -> None:
-    """Give every rank the command, and `rank` another last token."""
+    """Give the command to every rank, with another last token on `rank`."""
     _, tokens, command = bringing
     other = tokens[:-TOKEN_BYTES] + bytes((tokens[-TOKEN_BYTES] ^ 1,)) + tokens[1 - TOKEN_BYTES :]
     for cache in caches:

@@ -1,9 +1,9 @@
 """An engine: the commands that a continuous-batching scheduler gives, the same on every rank.
 
-Several requests are in flight. Each goes its way, one action at a time, at moments drawn from the
-seed: prefetch, wait, load back, compute in chunks and publish some of them, put out tokens, publish
-the whole, let go. What the model finds in the request's device pages as a hit is checked before it
-computes on top of it (`model`).
+Several requests are in flight. Each goes its way, one action at a time, at moments drawn from the seed:
+it prefetches, waits, loads back, computes in chunks and publishes some of them, puts out tokens,
+publishes everything, and is released. A hit in its device pages is checked before the model computes on
+top of it (`model`).
 """
 
 from collections import Counter
@@ -81,7 +81,7 @@ class Workload(Engine[Cache]):
     def probe(self) -> bool:
         """Ask for as many device pages as one request can have, and for every slot of a state.
 
-        Under write-back what leaves is backed up first: False if that takes steps.
+        Returns False if that takes steps: under write-back, what leaves is backed up first.
         """
         pools, states = self._world.pools, self._world.state_pools
         pages = min(device for pool, (device, _) in pools.items() if pool not in states)
@@ -113,7 +113,7 @@ class Workload(Engine[Cache]):
         self._ask_all(f"release of request {name}", lambda c: c.release(name))
 
     def drain(self) -> None:
-        """Let go of every request."""
+        """Abort or release every request."""
         for request in self.requests:
             self._abort(request)
         self.requests.clear()
@@ -277,7 +277,7 @@ class Workload(Engine[Cache]):
         self._published.check_shared(found, request, self._caches[0].inspection)
 
     def _read_tables(self, request: EngineRequest) -> None:
-        """Read the page tables, and check that the pages hold on every rank what they must."""
+        """Read the page tables, and check that the pages hold the right content on every rank."""
         for layers in self._model.layers:
             request.tables[layers.pool] = self._page_table(request.name, layers.pool)
         self._model.check_tables(request)
@@ -325,7 +325,7 @@ class Workload(Engine[Cache]):
             self._insert(request, final=False)
 
     def _advance(self, request: EngineRequest, length: int) -> bool:
-        """Compute up to `length` tokens, as far as there is room; False if it lost its pages."""
+        """Compute up to `length` tokens, or as far as there is room; False if it has lost its pages."""
         if request.room < length:
             total = length if self._random.random() < 0.6 else length + 2 * self._page
             if self._ask(request, "extend", lambda c: c.extend(request.name, total)):
@@ -348,7 +348,7 @@ class Workload(Engine[Cache]):
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Give the request's pages to others and begin again, perhaps from what it published."""
+        """Give the pages of a request to others and begin it again, perhaps after what it published."""
         self._coverage["preempted"] += 1
         if self._random.random() < 0.5:
             self._insert(request, final=False)

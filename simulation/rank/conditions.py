@@ -1,4 +1,4 @@
-"""The conditions under which one simulated rank works: its pace, its faults, and how it reports."""
+"""The conditions under which one simulated rank works: its pace, its faults, and its reports."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _SLOW_STORE_FACTOR = 12
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One object of a fetch or persist and the host page that belongs to it."""
+    """One object of a fetch or persist, and the host page that belongs to it."""
 
     index: int
     """Its place in the sequence of all pages of the order."""
@@ -30,24 +30,24 @@ class Page:
 
 @dataclass(slots=True)
 class OrderWork:
-    """One order that was given, until nothing of it touches memory any more."""
+    """The work on one order, until nothing of it touches memory any more."""
 
     operation: int
     kind: Literal["lookup", "fetch", "persist", "copy"]
     timeout_us: int
     slowness: int = 1
     store: OpenStore | None = None
-    """That it was ordered against; None for a copy."""
+    """The store that the order is for; None for a copy."""
     touching: int = 0
-    """Transfers that run now, or that can no longer be kept from running."""
+    """How many transfers run now, or can no longer be kept from running."""
     cancelled: bool = False
     gave_up_quiet: bool = False
     over: bool = False
-    """Its outcome was reported."""
+    """Whether its outcome was reported."""
     queue: deque[Page] = field(default_factory=deque[Page])
-    """Pages whose transfer has not begun; the slots are claimed all the same."""
+    """Pages whose transfer has not begun; their slots are claimed all the same."""
     pending: list[bool] = field(default_factory=list[bool])
-    """Of a fetch, by index: whether the page has not landed yet."""
+    """For each page of a fetch, by index, whether it has not landed yet."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True
@@ -85,7 +85,7 @@ class Conditions:
 
     @property
     def has_reports(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there are reports to collect."""
         return bool(self._reports)
 
     def say(self, progress: Progress) -> None:
@@ -105,16 +105,16 @@ class Conditions:
         self._reports.append(progress)
 
     def slowness(self) -> int:
-        """Draw how many times as long as usual the store takes for one order."""
+        """Draw by what factor the store is slower than usual for one order."""
         return _SLOW_STORE_FACTOR if self.faults.strikes(Mishap.SLOW_STORE) else 1
 
     def duration_us(self, work: OrderWork, spread_us: int) -> int:
-        """Draw how long one transfer takes: mostly short, at times up to `spread_us` and more."""
+        """Draw how long a transfer takes: mostly a short time, at times up to `spread_us` or more."""
         usual_us = 300 + self.random.random() ** 2 * spread_us
         return int(usual_us * self._pace * work.slowness)
 
     def plan_hung(self, work: OrderWork, end: Action) -> None:
-        """Let a transfer outlive its deadline: a little, beyond all patience, or for ever."""
+        """Let a transfer outlive its deadline: by a little, beyond all patience, or for ever."""
         draw = self.random.random()
         if draw < 0.35:
             self.plan(int(work.timeout_us * self.random.uniform(0.8, 1.5)), end)
@@ -122,22 +122,22 @@ class Conditions:
             self.plan(work.timeout_us + self.random.randrange(200_000, 1_000_000), end)
 
     def end(self, work: OrderWork, *, ok: bool) -> None:
-        """Report how a copy or write ended, unless that was said before."""
+        """Report how a copy or write has ended, unless that was reported before."""
         if not work.over:
             work.over = True
             self.say(Ended(work.operation, ok))
 
     def expire(self, work: OrderWork) -> None:
-        """Let a copy or write whose time is up have failed."""
+        """Report that a copy or write has failed because its time is up, unless it has ended."""
         self.end(work, ok=False)
 
     def maybe_quiet(self, work: OrderWork) -> None:
-        """Report quiet if `work` was stopped and touches nothing any more."""
+        """Report quiet if `work` was cancelled and touches nothing any more."""
         if work.cancelled and not work.touching:
             self.say(Quiesced(work.operation))
 
     def give_up_quiet(self, work: OrderWork) -> None:
-        """Report that quiet did not come in time, if it did not."""
+        """Report that quiet has not come in time, if it has not."""
         if work.touching:
             work.gave_up_quiet = True
             self.say(QuiesceExpired(work.operation))

@@ -1,7 +1,7 @@
 """Copies between device and host in virtual time, and the fences that end their reading.
 
-A copy is one piece over all of its pools: it begins once, and it ends as a whole. It is torn while it
-runs, it may fail, and it may hang.
+A copy is one piece over all of its pools: it begins once and ends as a whole. While it runs its
+destinations are torn. It may fail, and it may hang.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from .memory import Slots, SymbolicMemory
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """One page to copy, between the tiers of its pool."""
+    """One page to copy, from one tier of its pool to the other."""
 
     sources: Slots
     source: int
@@ -36,7 +36,7 @@ class _Copy:
     pairs: list[_Pair]
     to_device: bool
     fenced: bool = False
-    """The engine may have written its sources since it began to read them."""
+    """Whether the engine may have written its sources while it read them."""
 
     def finish_reading(self) -> None:
         for pair in self.pairs:
@@ -68,20 +68,20 @@ class Copies:
         self._held[work.operation] = (order, work)
 
     def begin_held(self, direction: Direction) -> None:
-        """Begin the copies in one direction that wait."""
+        """Begin the waiting copies of one direction."""
         for order, work in list(self._held.values()):
             if order.direction is direction:
                 del self._held[work.operation]
                 self.begin(order, work)
 
     def drop(self, operation: int) -> None:
-        """Let a copy end badly if it has not begun."""
+        """Let a copy fail that has not begun."""
         if operation in self._held:
             _, work = self._held.pop(operation)
             self._conditions.end(work, ok=False)
 
     def begin(self, order: CopyToHost | CopyToDevice, work: OrderWork) -> None:
-        """Begin a copy, at once or a little later; its pages are claimed at once."""
+        """Claim the pages of a copy, and begin it at once or a little later."""
         to_device = isinstance(order, CopyToDevice)
         source, destination = (HOST, DEVICE) if to_device else (DEVICE, HOST)
         pairs = [
@@ -113,7 +113,7 @@ class Copies:
         return copy is not None and copy.to_device
 
     def fence(self, operations: Sequence[int], timeout_us: int) -> None:
-        """Let the engine write what these copies read: they have ended, or they end badly now."""
+        """Let the engine write what these copies read: each has ended by then, or fails."""
         for number in operations:
             self.drop(number)
         reading = [self._running[number] for number in operations if number in self._running]

@@ -1,9 +1,9 @@
 """An executor that moves symbols instead of bytes, in virtual time, and watches who touches what.
 
 It keeps the promises of `ranks.executor.base.Executor` and uses every freedom that they leave: pages
-land out of order, transfers run on after a `Cancel` until they end, reports come late and again.
-What it never does is to say more than is true: `Landed` counts verified pages only, and `Quiesced`
-follows the last touch. Forks it makes at once, as a device does in the order of its stream.
+land out of order, transfers run on after a `Cancel` until they end, reports come late and come again.
+It never says more than is true: `Landed` counts verified pages only, and `Quiesced` follows the last
+touch. It makes forks at once, as a device does in the order of its stream.
 """
 
 from collections import deque
@@ -99,7 +99,7 @@ class SimulatedExecutor:
                     self.stores.detach()
 
     def begin_copies(self, direction: Direction) -> None:
-        """Begin the copies that wait for the engine."""
+        """Begin the copies of a direction that wait for the engine."""
         self._copies.begin_held(direction)
 
     def progress(self) -> list[Progress]:
@@ -136,7 +136,7 @@ class SimulatedExecutor:
         return self._corrupt
 
     def late_calls(self) -> LateCalls:
-        """Return nothing: what is late is told by progress alone."""
+        """Return nothing: this executor tells of late calls by progress alone."""
         return LateCalls()
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class SimulatedExecutor:
         self.conditions.closed = True
 
     def restless(self) -> set[int]:
-        """Return the operations that were stopped and that still touch memory."""
+        """Return the operations that were cancelled and still touch memory."""
         return {w.operation for w in self._works.values() if w.cancelled and w.touching}
 
     def _begin(
@@ -219,7 +219,7 @@ class SimulatedExecutor:
         self.conditions.say(Answered(work.operation, pages, beyond))
 
     def _seen(self, need: Need) -> list[bool]:
-        """Say which of a need's objects the store claims to have, by key."""
+        """Say for each key of a need whether the store claims to have the object."""
         seen = [bool(key) and self._store.has(need.pool, key) for key in need.keys]
         absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
         present = [index for index, there in enumerate(seen) if there]
@@ -232,7 +232,7 @@ class SimulatedExecutor:
         return seen
 
     def _some(self, indices: list[int]) -> list[int]:
-        """Draw one of `indices` at least: the first of them, the last, or any."""
+        """Draw at least one of `indices`: some from the beginning, from the end, or from anywhere."""
         count = self._random.randint(1, len(indices))
         match self._random.randrange(3):
             case 0:
@@ -385,7 +385,7 @@ class SimulatedExecutor:
 
 
 def _is_closed(work: OrderWork) -> bool:
-    """Say whether the store was closed on which a call still hangs: the call comes to nothing."""
+    """Say whether the store of an order was closed, so that a call that hangs comes to nothing."""
     return work.store is not None and work.store.closed
 
 

@@ -1,4 +1,4 @@
-"""Symbolic memory: what every page slot holds, who touches it, and what lies in a rank's store."""
+"""Symbolic memory: what every page slot holds, who touches it, and what is in a rank's store."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ class Slots:
     """The page slots of one pool on one tier of one rank.
 
     An order claims the slots that it names from the moment it is given until its I/O is over. Many
-    may read a slot; one that writes must be alone with it.
+    orders may read a slot; one that writes it must be the only one.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Slots:
         self._record = record
 
     def slot(self, page: int) -> Slot:
-        """Return the name of a slot."""
+        """Return the name of a slot, for a finding."""
         return Slot(self._rank, self._tier, self._pool, page)
 
     def claim_to_read(self, page: int, operation: int) -> None:
@@ -69,7 +69,7 @@ class Slots:
             self.writer[page] = None
 
     def compute(self, page: int, before: int, after: int, request: str) -> None:
-        """Let the model turn this rank's shard of `before` into that of `after`; EMPTY is any."""
+        """Let the model change this rank's shard from `before` to `after`; EMPTY is any content."""
         if self.touched(page):
             why = f"request {request} computes into it"
             self._record(StillTouched(self.slot(page), why))
@@ -79,7 +79,7 @@ class Slots:
         self.content[page] = after + self.shard
 
     def fork(self, source: int, destination: int) -> None:
-        """Copy one slot to another at once, as in the engine's own order of work."""
+        """Copy one slot to another at once, at this place in the order of the engine's own work."""
         if not (self._exists(source, "a fork") and self._exists(destination, "a fork")):
             return
         content = self.content[source]
@@ -90,7 +90,7 @@ class Slots:
         self.content[destination] = content
 
     def touched(self, page: int) -> bool:
-        """Whether some transfer has a claim on the slot."""
+        """Say whether some transfer has a claim on the slot."""
         return self.writer[page] is not None or self._readers[page] > 0
 
     def claims(self) -> list[int]:
@@ -109,7 +109,7 @@ class SymbolicMemory:
     """The page slots of one rank: of each pool, on each tier."""
 
     def __init__(self, pools: Mapping[str, tuple[int, int]], record: Record, rank: int = 0) -> None:
-        """`pools` has the number of pages on the device and on the host, by name."""
+        """`pools` has for each name how many pages the device has, and how many the host has."""
         self.tiers: tuple[dict[str, Slots], dict[str, Slots]] = ({}, {})
         """By tier (`DEVICE`, `HOST`) and pool."""
         for pool, sizes in pools.items():
@@ -129,7 +129,7 @@ class SymbolicMemory:
         return self.tiers[HOST]
 
     def named(self, tier: int, pool: str) -> Slots:
-        """Return the slots of the pool that an order names."""
+        """Return the slots of a pool that an order names."""
         if pool not in self.tiers[tier]:
             wrong = f"names the pool {pool!r}, which is unknown"
             self._record(BadOrder(self._rank, "an order", wrong))
@@ -138,10 +138,10 @@ class SymbolicMemory:
 
 
 class SimulatedStore:
-    """One rank's objects in storage. It outlives the processes of the group.
+    """The objects of one rank in storage. It outlives the processes of the group.
 
-    `meanings` is shared by all ranks: a key of a pool stands for one token prefix, everywhere and for
-    ever. Each rank's object of it is that rank's shard.
+    All ranks share `meanings`: a key of a pool stands for one token prefix, everywhere and for ever.
+    The object of each rank is that rank's shard.
     """
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int = 0) -> None:
@@ -154,11 +154,11 @@ class SimulatedStore:
         return (pool, key) in self._objects
 
     def read(self, pool: str, key: bytes) -> int | None:
-        """Return the content of an object, or None where there is none."""
+        """Return the content of an object, or None if there is none."""
         return self._objects.get((pool, key))
 
     def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
-        """Write an object unless it is there, and return what is wrong with it, if anything."""
+        """Write an object unless it is there; return what is wrong with it, if anything."""
         name, shard = (pool, key), self._rank * SHARDS
         wrong = None
         if content <= EMPTY:
@@ -175,7 +175,7 @@ class SimulatedStore:
         self._objects.pop((pool, key), None)
 
     def lose(self, index: int) -> bool:
-        """Lose the object that was written at place `index`, counted around; False if empty."""
+        """Lose the object that was written at place `index`, counted around; False if there is none."""
         if not self._objects:
             return False
         names = list(self._objects)

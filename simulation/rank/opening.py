@@ -1,4 +1,4 @@
-"""How one simulated process opens and closes stores: it takes a while, may fail, and may never end."""
+"""How one simulated process opens and closes stores: that takes a while, may fail, or may never end."""
 
 from collections.abc import Callable
 from functools import partial

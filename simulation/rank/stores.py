@@ -11,7 +11,7 @@ OTHER_STORE = "memory://other"
 
 
 class RankStores:
-    """What one rank reaches of each store. They outlive the processes of the group."""
+    """What one rank reaches of each store. It outlives the processes of the group."""
 
     def __init__(self, meanings: dict[tuple[str, bytes], int], rank: int) -> None:
         self._meanings = meanings
@@ -19,12 +19,12 @@ class RankStores:
         self._stores: dict[str, SimulatedStore] = {}
 
     def named(self, uri: str) -> SimulatedStore:
-        """Return the store of a URI, which is made at its first use."""
+        """Return the store of a URI; it is made when it is named first."""
         return self._stores.setdefault(uri, SimulatedStore(self._meanings, self._rank))
 
 
 class OpenStore:
-    """A store as one process has opened it: once it is closed nothing may touch it."""
+    """A store as one process has opened it; nothing may touch it after it was closed."""
 
     def __init__(self, uri: str, store: SimulatedStore, record: Record, rank: int) -> None:
         self.uri = uri

@@ -1,1 +1,1 @@
-"""Bugs of the field, put back on purpose."""
+"""Bugs that serving engines have had, put back on purpose."""

@@ -27,7 +27,7 @@ from ..rank.memory import SymbolicMemory
 def shared_descriptor() -> Build:
     """Incident A: a load back has the node's own page numbers, and the executor changes them.
 
-    Of the pools beside full attention's, whose transfers were the new ones.
+    Only transfers of other pools than full attention's do that, since these were the new ones.
     """
     make = partial(make_executor, kind=_MovesDescriptors)
     return Build(make=make, parts=Parts(loading_back=_SharesDescriptors))
@@ -35,12 +35,12 @@ def shared_descriptor() -> Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedTransfer(CopyTransfer):
-    """A transfer that has a node's own array of page numbers in it."""
+    """A transfer that holds a node's own array of page numbers."""
 
     shared: PageRun
 
     def move_to_device(self, host_pages: int) -> None:
-        """Let the numbers be those of the device, which counts the pinned pages from the other end."""
+        """Change the numbers to those of the device, which counts pinned pages from the other end."""
         for at, page in enumerate(self.shared):
             self.shared[at] = host_pages - 1 - page
 
@@ -64,7 +64,7 @@ class _MovesDescriptors(SimulatedExecutor):
 
 
 def load_back_from_the_last_host_node() -> Build:
-    """Incident B: admission takes `last_host_node` for `best_match_node`."""
+    """Incident B: admission takes `last_host_node` where it must take `best_match_node`."""
     return Build(parts=Parts(owned=_ReachesTheLastHostNode))
 
 
@@ -75,7 +75,7 @@ class _ReachesTheLastHostNode(OwnedDevice):
 
 
 def complete_without_the_other_pools() -> Build:
-    """Incident C: once the pages of full attention have landed, all is taken to have."""
+    """Incident C: a prefetch counts as complete once the pages of full attention have landed."""
     return Build(parts=Parts(prefetching=_WaitsForTheKvAlone))
 
 
@@ -90,7 +90,7 @@ class _WaitsForTheKvAlone(Prefetching):
 
 
 def cascade_past_pins() -> Build:
-    """Incident D: the cascade stops at locks on the device, and at nothing else."""
+    """Incident D: the cascade stops at locks on the device only, and not at pins."""
     return Build(parts=Parts(residence=_LooksAtLocksOnly))
 
 
@@ -111,9 +111,9 @@ class _LooksAtLocksOnly(Residence):
 
 
 def retract_the_kv_alone() -> Build:
-    """Incident E: of what a retracted request had computed in, only the KV pool's part is saved.
+    """Incident E: only the KV pool's part of what a retracted request had computed in is saved.
 
-    In the other pools it goes on from slots that others have used in between.
+    In the other pools it goes on from slots that other requests have used in between.
     """
     return Build(parts=Parts(owned=_SavesTheKvAlone))
 
@@ -125,9 +125,9 @@ class _SavesTheKvAlone(OwnedDevice):
 
 
 def retract_hands_out_views() -> Build:
-    """Incident E, its other half: what a retracted request has of its own is saved as a view.
+    """Incident E, its other half: what a retracted request has of its own is saved as views.
 
-    What is read when it resumes is what its slots on the device hold by then.
+    When it resumes, it reads what its old slots on the device hold by then.
     """
     return Build(make=partial(make_executor, copies=_HandsOutViews))
 

@@ -1,8 +1,7 @@
-"""Bugs of the field, put back on purpose: what proves that the simulator would have found them.
+"""Bugs that serving engines have had, put back on purpose to prove that the simulator finds them.
 
-Each is one that a serving engine has had. To revive it is to put the ranks together with a part that
-does what the old code did; nothing in the code itself knows of it. Which checker notices, and in which
-step, is for the simulator to show.
+To revive one is to make the ranks with a part that does what the old code did; nothing in the product
+knows of it. Which checker notices it, and in which step, is for the simulator to show.
 """
 
 from collections.abc import Callable
@@ -13,18 +12,18 @@ from ..world import REPLICA
 from . import incidents, votes
 
 SEEDS = range(2_000)
-"""The schedules among which one must find a revived bug, unless others are asked for."""
+"""The schedules among which one must find a revived bug, unless other seeds are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevivedBug:
-    """A bug that was, and the schedules that could show it."""
+    """A bug, and the kind of schedules that can show it."""
 
     name: str
     about: str
-    """What the code did wrong, and where that happened, in one line."""
+    """One line about what the code did wrong, and where that happened."""
     build: Callable[[], Build]
-    """Returns what to put the ranks together from, for the bug to be there."""
+    """Returns what to make the ranks from, so that they have the bug."""
     profile: str
     """A model that has what the bug needs."""
     faults: str = "mixed"
@@ -111,11 +110,11 @@ _BUGS = (
 )
 
 REVIVED_BUGS = {bug.name: bug for bug in _BUGS}
-"""By name, as `lockstep simulate --revive` takes it."""
+"""Every bug by its name, as `lockstep simulate --revive` takes it."""
 
 
 def find_bug(name: str) -> RevivedBug:
-    """Return the bug of that name. Raises `ValueError` if there is none."""
+    """Return the bug of this name, in either case. Raises `ValueError` if there is none."""
     bug = REVIVED_BUGS.get(name) or REVIVED_BUGS.get(name.upper()) or REVIVED_BUGS.get(name.lower())
     if bug is None:
         raise ValueError(f"there is no bug {name!r} to revive; known: {', '.join(REVIVED_BUGS)}")

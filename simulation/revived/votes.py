@@ -1,4 +1,4 @@
-"""Bugs in how ranks agreed, or thought that they had, each as what the old code did; see `revived`."""
+"""Bugs in how ranks agreed, or believed that they had, each as what the old code did; see `revived`."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from ..rank.executor import SimulatedExecutor
 
 
 def free_on_local_evidence() -> Build:
-    """A rank frees the pages of an operation that was stopped once its own I/O is quiet."""
+    """A rank frees the pages of a cancelled operation as soon as its own I/O is quiet."""
     return Build(cache=_FreesAloneOwned, host_cache=_FreesAloneLent)
 
 
@@ -49,7 +49,7 @@ class _FreesAloneLent(_FreesAlone, HostCache): ...
 
 
 def count_without_names() -> Build:
-    """The watermark of backups says how many have ended, and each rank settles its own of those."""
+    """The watermark of backups says how many have ended, and each rank settles as many of its own."""
     parts = Parts(agenda=_ShowsItsLine)
     return Build(parts=parts, ballot=_Counts, cache=_SettlesOwnOwned, host_cache=_SettlesOwnLent)
 
@@ -83,7 +83,7 @@ class _SettlesOwn(RankCache):
         return super()._apply(verdict)
 
     def _let_own_settle(self, ended_through: int) -> None:
-        """Let the tickets that are to settle now be those of copies that have ended on this rank."""
+        """Give the tickets that settle now to copies that have ended on this rank."""
         agenda, ballot = self._replica.agenda, self._ballot
         assert isinstance(agenda, _ShowsItsLine)
         assert isinstance(ballot, _Counts)
@@ -104,7 +104,7 @@ class _SettlesOwnLent(_SettlesOwn, HostCache): ...
 
 
 def return_before_the_vote() -> Build:
-    """A rank that has voted that its own part of everything in flight is over votes no more."""
+    """A rank stops voting once it has voted that its part of everything in flight is over."""
     return Build(cache=_ReturnsEarlyOwned, host_cache=_ReturnsEarlyLent)
 
 
@@ -138,16 +138,16 @@ class _ReturnsEarlyLent(_ReturnsEarly, HostCache): ...
 
 
 def smallest_of_the_longest() -> Build:
-    """The ranks take the MIN of their longest lengths, and each restores it with what it has.
+    """The ranks take the MIN of their longest lengths, and each restores it as well as it can.
 
-    A rank without a state at that length goes on from the last one before it, or from none.
+    A rank without a state at that length goes on from the last state before it, or from none.
     """
     make = partial(make_executor, kind=_FetchesWhatIsThere)
     return Build(make=make, parts=Parts(prefetching=_TakesTheSmallest))
 
 
 class _UncommonFetch(Fetch):
-    """A fetch of a length that is not every rank's own."""
+    """A fetch of a length that some rank cannot restore."""
 
     needs: tuple[Need, ...] = ()
     """Where to look for a state that lies before the one that is named."""
@@ -175,7 +175,7 @@ class _FetchesWhatIsThere(SimulatedExecutor):
         super()._fetch(order)
 
     def _nearest(self, order: _UncommonFetch) -> Iterator[ObjectTransfer]:
-        """Yield the transfers; in the place of a state that is not there, the last one before it."""
+        """Yield the transfers, with the last state before it in the place of one that is not there."""
         need_of = {need.pool: need for need in order.needs}
         for transfer in order.transfers:
             keys, need = transfer.keys, need_of[transfer.pool]

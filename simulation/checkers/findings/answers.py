@@ -7,7 +7,7 @@ from .finding import Finding, Said
 
 @dataclass(frozen=True, slots=True)
 class OtherAnswer(Finding):
-    """Two ranks answer the same command differently."""
+    """Two ranks have answered the same command differently."""
 
     command: str
     first: str
@@ -24,10 +24,10 @@ class OtherAnswer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class ImpossibleAnswer(Finding):
-    """An answer that does not fit the question, or the answer before."""
+    """An answer does not fit its question, or does not fit an answer given just before."""
 
     command: str
-    """The command with its article."""
+    """The name of the command, with its article."""
     said: str
 
     def say(self) -> Said:
@@ -40,11 +40,11 @@ class ImpossibleAnswer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotKept(Finding):
-    """The cache has lost what it had to keep."""
+    """The cache has lost tokens that it had to keep."""
 
     tokens: int
     why: str
-    """Why they must be there, after "tokens"."""
+    """Why these tokens must be there; the text goes on after the word "tokens"."""
     found: int
 
     def say(self) -> Said:
@@ -57,7 +57,7 @@ class NotKept(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WrongHit(Finding):
-    """An engine with device pages of its own is offered what it cannot have, or less than it can."""
+    """The cache tells a lending engine of more or fewer tokens to load than there are."""
 
     request: str
     device: int
@@ -76,7 +76,7 @@ class WrongHit(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotRefused(Finding):
-    """A wrong call was taken for a right one."""
+    """The cache has accepted a wrong call."""
 
     rank: int
     call: str
@@ -90,7 +90,7 @@ class NotRefused(Finding):
 
 @dataclass(frozen=True, slots=True)
 class RefusedAndChanged(Finding):
-    """A call was refused, and has changed something."""
+    """The cache has refused a call, and the call has changed something."""
 
     rank: int
     call: str

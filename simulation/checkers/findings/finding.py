@@ -1,4 +1,4 @@
-"""What every finding has: a sentence in its checker's words, and one in plain words."""
+"""What every finding has: a sentence in the checker's words, and one in plain words."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -6,29 +6,29 @@ from typing import NamedTuple
 
 
 class Said(NamedTuple):
-    """A finding in two sentences."""
+    """A finding, told in two sentences."""
 
     what: str
-    """In the words of the checker that has found it."""
+    """The finding in the words of its checker."""
     plain: str
-    """For a reader who does not know the code."""
+    """The finding for a reader who does not know the code."""
 
 
 class Finding(ABC):
-    """Something that must hold and did not, with what is known of it."""
+    """Something that must hold does not, with what is known about it."""
 
     __slots__ = ()
 
     @abstractmethod
     def say(self) -> Said:
-        """Say it in the checker's words and in plain ones."""
+        """Return the finding in the checker's words and in plain ones."""
 
     def __str__(self) -> str:
         return self.say().what
 
 
 Record = Callable[[Finding], None]
-"""Receives what is found where nothing can be raised."""
+"""A function that receives a finding where raising is not possible."""
 
 
 class Violated(Exception):

@@ -20,7 +20,7 @@ _INVARIANTS = {
     8: "A transfer is using a cached prefix that was deleted or changed under it",
     9: "The cache has lost count of the transfers under way, so it will refuse others for ever",
 }
-"""By number, as `docs/architecture.md` has them."""
+"""What it means that an invariant is broken, by its number in `docs/architecture.md`."""
 
 _DIFFER = (
     "The ranks no longer agree on what is cached and which pages are free: from here on they give the"
@@ -38,7 +38,7 @@ _CRASHES = {
     ): "to name the pages of a cached prefix, and found the entry deleted from the"
     " cache while it was still in use",
 }
-"""By module and function: what the cache was about to do when it raised."""
+"""What the cache was about to do when it raised, by module and function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class InvariantBroken(Finding):
 
 @dataclass(frozen=True, slots=True)
 class ReplicasDiffer(Finding):
-    """The replicas are not equal."""
+    """The replicas of two ranks are not equal."""
 
     what: str
 
@@ -68,7 +68,7 @@ class ReplicasDiffer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class AheadOfTime(Finding):
-    """The agreed time is not the time of the rank whose clock is furthest behind."""
+    """The time that the ranks agree on is ahead of the clock of some rank."""
 
     agreed_ms: int
     rank: int
@@ -85,10 +85,10 @@ class AheadOfTime(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Crashed(Finding):
-    """Something was raised that nobody expects."""
+    """The cache or an engine has raised an error that nobody expects."""
 
     error: str
-    """The name of its class."""
+    """The name of the error's class."""
     module: str
     line: int
     function: str
@@ -96,7 +96,7 @@ class Crashed(Finding):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return what is known of `error`, which was raised and caught."""
+        """Return what is known of an `error` that was raised and caught."""
         frame = extract_tb(error.__traceback__)[-1]
         module = frame.filename.rsplit("/", 1)[-1]
         return cls(type(error).__name__, module, frame.lineno or 0, frame.name, str(error))
@@ -114,7 +114,7 @@ class Crashed(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WrongVotes(Finding):
-    """A rank has reached another number of collectives in a step than one."""
+    """A rank has not reached exactly one collective in a step."""
 
     rank: int
     count: int
@@ -129,7 +129,7 @@ class WrongVotes(Finding):
 
 @dataclass(frozen=True, slots=True)
 class OtherShape(Finding):
-    """A round is of another shape than those before it."""
+    """A round has another shape than the rounds before it."""
 
     rank: int
     launched: tuple[str, int]
@@ -145,16 +145,16 @@ class OtherShape(Finding):
 
 @dataclass(frozen=True, slots=True)
 class EndedForNoReason(Finding):
-    """A rank has ended the epoch, and nothing had struck."""
+    """A rank has ended the epoch though no fault had struck."""
 
     rank: int
     error: str
-    """The name of its class."""
+    """The name of the error's class."""
     message: str
     absent: int | None = None
     """A rank that did not come to the round that the others waited for."""
     difference: str | None = None
-    """Where the replicas differ, if it was that."""
+    """Where the replicas differ, if that is why the epoch ended."""
 
     def say(self) -> Said:
         what = f"rank {self.rank} ends the epoch for no reason: {self.error}: {self.message}"
@@ -172,13 +172,13 @@ class EndedForNoReason(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotNoticed(Finding):
-    """A fault struck a rank, and the group did not end as it must."""
+    """A fault has struck a rank, and another rank did not notice it in time and by the right error."""
 
     fault: str
     struck: int
     rank: int
     raised: Sequence[str]
-    """By rank, as Python would write it."""
+    """What each rank has raised, by rank, as `repr` writes it."""
 
     def say(self) -> Said:
         return Said(
@@ -191,7 +191,7 @@ class NotNoticed(Finding):
 
 @dataclass(frozen=True, slots=True)
 class GoesOn(Finding):
-    """A rank does something after its group has ended."""
+    """A rank has taken a step or reached a collective after its group has ended."""
 
     rank: int
     does: str
@@ -221,7 +221,7 @@ class Restless(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Miscounted(Finding):
-    """Steps, rounds and collectives of a rank are not as many of each."""
+    """A rank has not counted as many rounds and collectives as steps."""
 
     rank: int
     steps: int

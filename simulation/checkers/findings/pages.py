@@ -1,4 +1,4 @@
-"""Findings about pages: what they hold, who touches them, and whose they are."""
+"""Findings about pages: what they hold, which transfers touch them, and who owns them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def _held(holds: int, rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrongOffer(Finding):
-    """The tree offers a page that does not hold its prefix."""
+    """The tree has a page that does not hold the prefix that it stands for."""
 
     slot: Slot
     wanted: int
@@ -70,7 +70,7 @@ class WrongOffer(Finding):
 
 @dataclass(frozen=True, slots=True)
 class OfferStillWritten(Finding):
-    """The tree offers a page too early."""
+    """The tree has a page that a transfer still writes."""
 
     slot: Slot
 
@@ -85,7 +85,7 @@ class OfferStillWritten(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WrongPage(Finding):
-    """A page that a request was given, or that it computes in, does not hold its prefix."""
+    """A page of a request does not hold the prefix that the request needs there."""
 
     slot: Slot
     request: str
@@ -104,7 +104,7 @@ class WrongPage(Finding):
 
 @dataclass(frozen=True, slots=True)
 class PageStillWritten(Finding):
-    """A request uses a page too early."""
+    """A request uses a page that a transfer still writes."""
 
     slot: Slot
     request: str
@@ -119,7 +119,7 @@ class PageStillWritten(Finding):
 
 @dataclass(frozen=True, slots=True)
 class FreePageChanged(Finding):
-    """Somebody has written a page that nobody has."""
+    """A page was written while no request had it."""
 
     slot: Slot
     left: int
@@ -137,13 +137,13 @@ class FreePageChanged(Finding):
 
 @dataclass(frozen=True, slots=True)
 class TwoTransfers(Finding):
-    """A transfer writes what another one reads or writes, or reads what another writes."""
+    """A transfer writes a page that another one reads or writes, or reads one that another writes."""
 
     slot: Slot
     operation: int
     writes: bool
     writer: int | None
-    """The operation that writes already; None if others read."""
+    """The operation that writes the page already; None if others read it."""
 
     def say(self) -> Said:
         rank, writer = self.slot.rank, self.writer
@@ -159,11 +159,11 @@ class TwoTransfers(Finding):
 
 @dataclass(frozen=True, slots=True)
 class StillTouched(Finding):
-    """A transfer touches a page of which the cache has said that none does."""
+    """A transfer touches a page of which the cache has said that no transfer does."""
 
     slot: Slot
     why: str
-    """Why no transfer may touch it, after "although"."""
+    """Why no transfer may touch the page; the text goes on after the word "although"."""
 
     def say(self) -> Said:
         rank, slot = self.slot.rank, self.slot
@@ -176,7 +176,7 @@ class StillTouched(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NothingToCopy(Finding):
-    """What is copied is nobody's data."""
+    """A page is copied that holds no prefix's content."""
 
     slot: Slot
     who: str
@@ -193,12 +193,12 @@ class NothingToCopy(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WrongObject(Finding):
-    """What is written to storage is not what its key stands for."""
+    """An object is written to storage under a key that stands for something else."""
 
     rank: int
     content: int
     meaning: int | None
-    """What the key stands for; None if there is nothing that any key could stand for."""
+    """The content that the key stands for; None if the bytes are not content of any prefix."""
 
     def say(self) -> Said:
         under = "a page key" if self.meaning is None else f"the key of {describe(self.meaning)}"
@@ -227,7 +227,7 @@ class TwoOwners(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WrongCount(Finding):
-    """A node has another number of pages than its tokens need."""
+    """A node does not have the number of pages that its tokens need."""
 
     node: int
     width: int
@@ -244,7 +244,7 @@ class WrongCount(Finding):
 
 @dataclass(frozen=True, slots=True)
 class PagesMissing(Finding):
-    """A request lacks a page that it reads or writes, or has one twice."""
+    """A request lacks a page that it reads or writes, or has a page twice."""
 
     request: str
     computed: int
@@ -263,7 +263,7 @@ class PagesMissing(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Leaked(Finding):
-    """At rest a page is neither free, nor in the tree, nor in quarantine."""
+    """At rest some page is neither free, nor in the tree, nor in quarantine."""
 
     tier: str
     pool: str
@@ -284,11 +284,11 @@ class Leaked(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotToBeHad(Finding):
-    """At rest, with no request, not every page can be had."""
+    """At rest, without requests, some pages cannot be allocated."""
 
     wanted: int
     what: str
-    """The pages that were asked for."""
+    """Which pages were asked for."""
     found: str
 
     def say(self) -> Said:

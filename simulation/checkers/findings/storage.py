@@ -1,4 +1,4 @@
-"""Findings about stores that come and go."""
+"""Findings about stores that are attached and detached."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ _VERBS = {Change.ATTACH: "attach", Change.DETACH: "detach"}
 
 @dataclass(frozen=True, slots=True)
 class ClosedStore(Finding):
-    """Something uses a store that was closed."""
+    """Something uses a store after it was closed."""
 
     rank: int
     who: str
-    """With its article."""
+    """What uses the store, with its article."""
     uri: str
 
     def say(self) -> Said:
@@ -29,7 +29,7 @@ class ClosedStore(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen(Finding):
-    """A rank begins to use a store too early, or beside another."""
+    """A rank begins to use a store that it has not opened, or beside another one."""
 
     rank: int
 
@@ -43,7 +43,7 @@ class NotOpen(Finding):
 
 @dataclass(frozen=True, slots=True)
 class OtherStores(Finding):
-    """The ranks do not have the same store."""
+    """The ranks do not all use the same store."""
 
     states: Sequence[str]
     used: Sequence[str | None]
@@ -58,7 +58,7 @@ class OtherStores(Finding):
 
 @dataclass(frozen=True, slots=True)
 class AgreedOtherwise(Finding):
-    """The ranks have another store than the one that they agree on."""
+    """The ranks use another store than the replicas say."""
 
     state: str
     used: str | None
@@ -73,7 +73,7 @@ class AgreedOtherwise(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(Finding):
-    """A rank was told a proposal that neither is done nor withdrawn."""
+    """A proposal that a rank was told is neither done nor withdrawn in time."""
 
     rank: int
     proposal: Proposal
@@ -88,7 +88,7 @@ class Unanswered(Finding):
 
 @dataclass(frozen=True, slots=True)
 class StoreKept(Finding):
-    """A store drains for ever."""
+    """A store that is being detached is never let go of."""
 
     def say(self) -> Said:
         return Said(
@@ -100,7 +100,7 @@ class StoreKept(Finding):
 
 @dataclass(frozen=True, slots=True)
 class LeftWaiting(Finding):
-    """A rank has left its group and has not answered."""
+    """A rank has left its group without an answer to a proposal."""
 
     rank: int
 
@@ -114,7 +114,7 @@ class LeftWaiting(Finding):
 
 @dataclass(frozen=True, slots=True)
 class DoneOnSome(Finding):
-    """A proposal was done on some ranks and not on all."""
+    """A proposal was done on some ranks and not on all of them."""
 
     proposal: Proposal
     count: int
@@ -129,7 +129,7 @@ class DoneOnSome(Finding):
 
 @dataclass(frozen=True, slots=True)
 class DoneUntold(Finding):
-    """A proposal was done, and not every rank had been told."""
+    """A proposal was done although some rank had not been told of it."""
 
     proposal: Proposal
 

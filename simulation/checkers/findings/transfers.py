@@ -1,4 +1,4 @@
-"""Findings about orders, operations, and what they hold on to."""
+"""Findings about orders and operations, and what they keep from use."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class BadOrder(Finding):
-    """An order that cannot be carried out."""
+    """The executor cannot carry out an order."""
 
     rank: int
     who: str
     """What was ordered."""
     wrong: str
-    """What is wrong with it, in plain words."""
+    """What is wrong with the order, in plain words."""
 
     def say(self) -> Said:
         return Said(
@@ -31,7 +31,7 @@ class BadOrder(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Overdue(Finding):
-    """An operation stands in a phase for longer than that may last."""
+    """An operation stands in a phase for longer than the phase may last."""
 
     kind: str
     operation: int
@@ -50,7 +50,7 @@ class Overdue(Finding):
 
 @dataclass(frozen=True, slots=True)
 class EngineNotKeptOut(Finding):
-    """A load into an engine's pages is quarantined, which cannot keep the engine from them."""
+    """A load into an engine's own pages is quarantined, though the engine may use these pages."""
 
     operation: int
 
@@ -64,11 +64,11 @@ class EngineNotKeptOut(Finding):
 
 @dataclass(frozen=True, slots=True)
 class WaitsForNothing(Finding):
-    """A request waits for a copy that is over, or is not waited for any more."""
+    """A request waits for a copy that is over."""
 
     request: str
     operation: int | None
-    """None if only quarantined ones are left."""
+    """The operation that it waits for; None if all that is left is quarantined."""
 
     def say(self) -> Said:
         waited = "a copy" if self.operation is None else f"load {self.operation}"
@@ -80,7 +80,7 @@ class WaitsForNothing(Finding):
 
 @dataclass(frozen=True, slots=True)
 class NotLetGo(Finding):
-    """At rest something is in flight, or held."""
+    """At rest an operation is in flight, or a node is locked or pinned."""
 
     what: str
     state: str

@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import signal
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -160,6 +161,8 @@ class RunningGroup:
 def _run_rank(
     program: JoinedProgram, build: Build, join: Join, member: Member, connection: Connection
 ) -> None:
+    # A benchmark before this one may have started the fork server, which then holds back Ctrl-C.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     released = False
 
     def hold() -> None:

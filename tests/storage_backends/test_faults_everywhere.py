@@ -41,7 +41,6 @@ from tests.kit.storage.calls import (
     put,
     put_columns,
     put_many,
-    run,
     soon,
 )
 from tests.kit.storage.damaging import damaged
@@ -258,44 +257,40 @@ def fault_free_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="lockstep.storage_backends")
 
 
-def drill(store: StoreUnderTest, seed: int, *, whole: bool, faults: int) -> Drill:
+async def drill(store: StoreUnderTest, seed: int, *, whole: bool, faults: int) -> Drill:
+    """Run a drill over a new backend of the store, and return what it has counted."""
     made = Drill(store.backend(), seed, whole)
-
-    async def scenario() -> None:
-        try:
-            await made.run(faults)
-        finally:
-            await made.backend.close()
-
-    run(scenario())
+    await made.run(faults)
     return made
 
 
 @pytest.mark.usefixtures("fault_free_log")
 class TestDrills:
-    def test_under_drawn_faults_no_wrong_byte_is_served_and_each_is_counted_under_its_name(
+    async def test_under_drawn_faults_no_wrong_byte_is_served_and_each_is_counted_under_its_name(
         self, store: StoreUnderTest, kind_of_store: str
     ) -> None:
-        check_counts(drill(store, 1, whole=True, faults=FAULTS[kind_of_store]))
+        check_counts(await drill(store, 1, whole=True, faults=FAULTS[kind_of_store]))
 
-    def test_under_drawn_faults_readers_of_some_columns_are_served_no_wrong_byte(
+    async def test_under_drawn_faults_readers_of_some_columns_are_served_no_wrong_byte(
         self, store: StoreUnderTest, kind_of_store: str
     ) -> None:
-        check_counts(drill(store, 2, whole=False, faults=FAULTS[kind_of_store] * 3 // 5))
+        check_counts(await drill(store, 2, whole=False, faults=FAULTS[kind_of_store] * 3 // 5))
 
     @pytest.mark.slow
-    def test_damage_that_a_store_would_not_look_for_is_served_and_found_here(
+    async def test_damage_that_a_store_would_not_look_for_is_served_and_found_here(
         self, store: StoreUnderTest, kind_of_store: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for module in (mooncake_staged, s3_ranges, three_fs_reads):
             monkeypatch.setattr(module, "stated_checksums", whatever_is_there)
         with pytest.raises(AssertionError, match="bytes that were not its own"):
-            drill(store, 1, whole=True, faults=2 * FAULTS[kind_of_store])
+            await drill(store, 1, whole=True, faults=2 * FAULTS[kind_of_store])
 
     @pytest.mark.slow
     @pytest.mark.parametrize("whole", [True, False])
     @pytest.mark.parametrize("seed", [3, 4])
-    def test_under_thousands_of_drawn_faults_no_wrong_byte_is_served(
+    async def test_under_thousands_of_drawn_faults_no_wrong_byte_is_served(
         self, store: StoreUnderTest, kind_of_store: str, seed: int, whole: bool
     ) -> None:
-        check_counts(drill(store, seed, whole=whole, faults=FAULTS[kind_of_store] * SLOW_TIMES))
+        check_counts(
+            await drill(store, seed, whole=whole, faults=FAULTS[kind_of_store] * SLOW_TIMES)
+        )

@@ -15,7 +15,7 @@ from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend, Wr
 from lockstep.storage_backends.wrappers.around import Call
 from lockstep.storage_backends.wrappers.fault import Fault, FaultBackend, FaultPlan
 from lockstep.storage_backends.wrappers.metrics import MetricsBackend
-from tests.kit.storage.calls import EVERY, columns, full_page, object_name
+from tests.kit.storage.calls import EVERY, columns, full_page, object_name, using
 
 NAMES = 40
 BATCH_MAX = 12
@@ -117,12 +117,11 @@ class Drill:
         await asyncio.sleep(0)
 
     async def run(self, faults: int) -> None:
-        await self.backend.open()
-        while self.fault.injected().total() < faults:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                await self.one_call()
-            self.calls += 1
-        await self.backend.close()
+        async with using(self.backend):
+            while self.fault.injected().total() < faults:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await self.one_call()
+                self.calls += 1
 
     async def one_call(self) -> None:
         numbers = self.random.sample(range(NAMES), self.random.randint(1, BATCH_MAX))

@@ -189,8 +189,10 @@ class Verdicts:
         seats = differing.nonzero()[0]
         if not seats.size:
             return ()
-        rows: list[list[int]] = np.take(table.rows, seats, axis=0).tolist()
-        votes: list[list[int]] = np.take(lanes.reshape(-1, SEAT_LANES), seats, axis=0).tolist()
+        # One row at a time, since an array of rows is made while other threads run, and the engine's
+        # would have to wait until they let it go on.
+        rows: list[list[int]] = [table.rows[seat].tolist() for seat in seats]
+        votes: list[list[int]] = [lanes[at : at + SEAT_LANES].tolist() for at in seats * SEAT_LANES]
         # In this order the lanes are how far it has come, what is known of its end, and a deadline.
         verdicts = [
             self._read_seat(row, vote)

@@ -31,6 +31,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import xxhash
@@ -81,6 +82,10 @@ class HeaderFinding(IntEnum):
     """Something else than an object lies there: a directory, a link, a device."""
     LACKING = 10
     """It is sound as far as it was checked, and lacks an optional column that was asked for."""
+
+
+part_checksum = xxhash.xxh3_128_digest
+"""Returns the checksum of one part, `CHECKSUM_BYTES` long."""
 
 
 def part_checksums(sizes: Sequence[int], views: Sequence[memoryview]) -> bytes:
@@ -180,22 +185,47 @@ def check_header(header: memoryview, digest: bytes, shape: ObjectShape) -> Heade
     return HeaderFinding.LACKING if shape.lacks(present) else HeaderFinding.SOUND
 
 
-def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
-    """Say whether a header is sound and has just the columns of `shape`, as nearly all have.
+class ExpectedHeader:
+    """The header of objects that have just the columns of a shape, as nearly all have.
 
     Only for speed: no field is taken apart, and what is not expected may be sound all the same.
     """
-    if len(header) != HEADER_BYTES:
-        return False
-    present = shape.present
-    plan, block = shape.plan(present), bytes(header)
-    return (
-        block.startswith(_first_fields(plan.payload_bytes, present, len(plan.table) // 5))
-        and block.startswith(digest, _FIRST.size)
-        and block.startswith(plan.table, _TABLE_AT)
-        and block[_TABLE_AT + len(plan.table)] == 0
-        and _CHECK.unpack_from(block, _CHECK_AT)[0] == xxhash.xxh3_64_intdigest(header[:_CHECK_AT])
-    )
+
+    def __init__(self, shape: ObjectShape) -> None:
+        plan = shape.plan(shape.present)
+        self.payload_bytes = plan.payload_bytes
+        self._first = _first_fields(plan.payload_bytes, shape.present, len(plan.table) // 5)
+        self._table = plan.table + b"\0"
+        self._sizes = plan.sizes
+        self._checksums_end = _CHECKSUMS_AT + len(plan.sizes) * CHECKSUM_BYTES
+        self.is_one_run = len(plan.runs) == 1 and shape.nbytes == plan.payload_bytes
+        """Whether the caller holds all of such an object, in one run."""
+
+    def fits(self, header: bytes, digest: bytes) -> bool:
+        """Say whether a header is sound and that of such an object with this name digest."""
+        return (
+            header.startswith(self._first + digest)
+            and header.startswith(self._table, _TABLE_AT)
+            and len(header) == HEADER_BYTES
+            and _CHECK.unpack_from(header, _CHECK_AT)[0]
+            == xxhash.xxh3_64_intdigest(memoryview(header)[:_CHECK_AT])
+        )
+
+    def stated(self, header: bytes) -> bytes:
+        """Return the checksums that a fitting header states."""
+        return header[_CHECKSUMS_AT : self._checksums_end]
+
+    def parts_of(self, payload: memoryview) -> list[memoryview]:
+        """Return the parts of a whole payload, one checksum each."""
+        if len(self._sizes) == 1:
+            return [payload]
+        ends = accumulate(self._sizes)
+        return [payload[end - size : end] for size, end in zip(self._sizes, ends, strict=True)]
+
+
+def is_expected(header: memoryview, digest: bytes, shape: ObjectShape) -> bool:
+    """Say whether a header is sound and has just the columns of `shape`."""
+    return ExpectedHeader(shape).fits(bytes(header), digest)
 
 
 def presence_bits(header: memoryview | bytes) -> int:

@@ -1,10 +1,9 @@
 """The name of a stored object, the digest of the name, and the path where stores keep it."""
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 NAME_DIGEST_BYTES: Final = 32
 OBJECTS: Final = "objects"
@@ -19,8 +18,7 @@ _OF_PARTS: Final = b"abcdefghijklmnopqrstuvwxyz0123456789.-"
 _KEY_MAX: Final = 128
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectName:
+class ObjectName(NamedTuple):
     """The name of one stored object. All parts are safe in paths: hex digits, or [a-z0-9.-].
 
     `namespace` is the hex digest of everything that must agree before bytes may be shared (model,

@@ -26,7 +26,7 @@ S8  An object consists of parts (`object_shape`), and says which optional column
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..page_format.object_name import ObjectName
 from ..page_format.object_shape import ObjectShape
@@ -62,8 +62,7 @@ class WriteOutcome(IntEnum):
     """The deadline passed first; the object may or may not appear."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Read some parts of the object into `buffers`, one after the other.
 
     The buffers together are as long as the parts that `shape` holds. They may not overlap those of
@@ -75,8 +74,7 @@ class Read:
     shape: ObjectShape
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """Write the bytes of `buffers`, one after the other, as the object: all parts of it."""
 
     name: ObjectName

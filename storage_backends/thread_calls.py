@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -124,10 +124,7 @@ class ThreadCalls:
         jobs: list[Future[list[Result]]] = []
         try:
             jobs = [self._pool.submit(partial(job, items[part], stop)) for part in slices]
-            futures = [asyncio.wrap_future(each) for each in jobs]
-            await _wait_for_all(
-                futures, stop, lambda: [each.cancel() for each in jobs], leaves=leaves
-            )
+            await _wait_for_all(jobs, stop, leaves=leaves)
         finally:
             if leaves:
                 stop.leave()
@@ -136,9 +133,9 @@ class ThreadCalls:
             if not self._stops:
                 self._quiet.set()
         results: list[Result] = []
-        for part, future in zip(slices, futures, strict=True):
-            brought = future.done() and not future.cancelled()
-            results += future.result() if brought else [late] * (part.stop - part.start)
+        for part, each in zip(slices, jobs, strict=True):
+            brought = each.done() and not each.cancelled()
+            results += each.result() if brought else [late] * (part.stop - part.start)
         return results
 
     @property
@@ -193,30 +190,53 @@ def _cut(weights: Sequence[int], total: int, threads: int, job_weight_min: int) 
     return slices
 
 
-async def _wait_for_all(
-    futures: Sequence[asyncio.Future[list[Result]]],
-    stop: Stop,
-    cancel_queued: Callable[[], object],
-    *,
-    leaves: bool,
-) -> None:
-    """Wait until every future is done, whatever happens; then let a cancellation through.
+class _AllDone:
+    """Tells one event loop, once, that all jobs of a call are done.
+
+    Each time a thread wakes the loop all other threads wait for them, so only the last job does.
+    """
+
+    def __init__(self, jobs: Sequence[Future[list[Result]]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.come = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._left = len(jobs)
+        for job in jobs:
+            job.add_done_callback(self._note)
+
+    def _note(self, _: object) -> None:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            # The loop of a call that was left may have ended meanwhile.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if not self.come.done():
+            self.come.set_result(None)
+
+
+async def _wait_for_all(jobs: Sequence[Future[list[Result]]], stop: Stop, *, leaves: bool) -> None:
+    """Wait until every job is done, whatever happens; then let a cancellation through.
 
     With `leaves` it waits no longer than to the deadline, or to a cancellation.
     """
-    waiting = set(futures)
+    done = _AllDone(jobs)
     cancelled: asyncio.CancelledError | None = None
-    while waiting:
+    while not done.come.done():
         unhurried = stop.asked and not leaves
         timeout_s = None if unhurried else max(0.0, stop.deadline - time.monotonic())
         try:
-            _, waiting = await asyncio.wait(waiting, timeout=timeout_s)
+            await asyncio.wait([done.come], timeout=timeout_s)
         except asyncio.CancelledError as error:
             cancelled = error
-        if waiting:
+        if not done.come.done():
             stop.asked = True
-            cancel_queued()
-        if waiting and leaves:
-            break
+            for job in jobs:
+                job.cancel()
+            if leaves:
+                break
     if cancelled is not None:
         raise cancelled

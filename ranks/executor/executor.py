@@ -124,7 +124,7 @@ class RankExecutor:
         # Pinned memory is there from the start.
         lazy = [pair.host.bytes_tensor for pair in pools.values() if not pair.host.pinned]
         if config.populate_host and lazy:
-            executor._population = Population(lazy)
+            executor._population = Population(lazy, executor._stores.is_moving)
         return executor
 
     def open_store(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
@@ -206,10 +206,10 @@ class RankExecutor:
         if self._held:
             return
         until = time.monotonic() + timeout_s
-        while not self._flights.has_progress():
+        while not self._flights.has_news():
             now = time.monotonic()
             self._flights.pass_until(now)
-            if self._flights.has_progress() or now >= until:
+            if self._flights.has_news() or now >= until:
                 return
             deadline = self._flights.next_deadline()
             horizon = until if deadline is None else min(until, deadline)

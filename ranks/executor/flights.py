@@ -53,6 +53,8 @@ class Flights:
         self._flights: dict[int, _Flight] = {}
         self._deadlines = Deadlines()
         self._progress: list[Progress] = []
+        self._on_its_way = 0
+        """How many of these only say that a fetch has come further."""
         self.moved = BytesMoved()
         """Bytes that operations have moved, as far as they were reported."""
         self.stuck: str | None = None
@@ -62,13 +64,16 @@ class Flights:
         """Say whether there may still be something to report of `operation`."""
         return operation in self._flights
 
-    def has_progress(self) -> bool:
-        """Say whether `collect` would return anything."""
-        return bool(self._progress)
+    def has_news(self) -> bool:
+        """Say whether `collect` would return more than that fetches have come further.
+
+        That alone changes nothing that an engine could be waiting for.
+        """
+        return len(self._progress) > self._on_its_way
 
     def collect(self) -> list[Progress]:
         """Return what has happened since the last call, in the order in which it happened."""
-        happened, self._progress = self._progress, []
+        happened, self._progress, self._on_its_way = self._progress, [], 0
         return happened
 
     def put_off(self, order: Tracked) -> None:
@@ -118,7 +123,9 @@ class Flights:
                 self._note_ended(report, flight)
             case Landed():
                 self._progress.append(report)
-                if report.pages >= flight.pages and not flight.cancelled:
+                if report.pages < flight.pages:
+                    self._on_its_way += 1
+                elif not flight.cancelled:
                     self._deadlines.drop(report.operation)
             case _:
                 self._progress.append(report)

@@ -60,7 +60,7 @@ class StoreLookUp:
             chunk = asked[first : first + LOOKUP_KEYS]
             if need.span is None and chunk[0] > leading(need, there):
                 return
-            names = [self._objects.name(need.pool, need.keys[index]) for index in chunk]
+            names = self._objects.names(need.pool, [need.keys[index] for index in chunk])
             answers = await self._backend.exists(names, deadline=deadline)
             for index, answer in zip(chunk, answers, strict=True):
                 there[index] = answer
@@ -96,7 +96,7 @@ class StoreLookUp:
         deadline: float,
     ) -> None:
         """Ask for all of the objects that pages consist of: a page needs all of its parts."""
-        own = [self._objects.name(need.pool, need.keys[index]) for index in asked]
+        own = self._objects.names(need.pool, [need.keys[index] for index in asked])
         names = [
             ObjectName(name.namespace, name.key, name.pool, shard)
             for name in own

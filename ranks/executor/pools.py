@@ -6,7 +6,7 @@ for copies and storage, which move whole pages: each page is one contiguous run 
 
 import contextlib
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, SupportsInt, cast
 
@@ -136,6 +136,15 @@ class HostPool:
             raise InternalError(f"there is no host page {slot}; the pool has {self.pages}")
         start = slot * self.layout.page_bytes
         return self._memory[start : start + self.layout.page_bytes]
+
+    def page_views(self, slots: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of some pages, as `page` does for each."""
+        memory, step = self._memory, self.layout.page_bytes
+        if slots and not 0 <= min(slots) <= max(slots) < self.pages:
+            raise InternalError(
+                f"there are no host pages {min(slots)} to {max(slots)}; the pool has {self.pages}"
+            )
+        return [memory[slot * step : (slot + 1) * step] for slot in slots]
 
     @property
     def memory(self) -> memoryview:

@@ -28,6 +28,11 @@ def restorable(order: LookUp, present: Sequence[Sequence[bool]]) -> tuple[int, t
 
 def leading(need: Need, present: Sequence[bool]) -> int:
     """Return how many of the positions of a need, from its first on, are there without a gap."""
+    if not need.on_host:
+        # Nearly always; and then this takes no time for each position.
+        keys = need.keys
+        present = [*present[: len(keys)], False]
+        return min(present.index(False), keys.index(b"") if b"" in keys else len(keys))
     for index in range(len(need.keys)):
         if not _there(need, need.first + index, present):
             return index

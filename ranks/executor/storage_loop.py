@@ -22,6 +22,7 @@ from ..orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog, answer_by
 from .lookup import StoreLookUp
+from .pace import Pace
 from .storage_transfers import (
     Batch,
     FetchTransfer,
@@ -95,6 +96,7 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
+        self._pace = Pace()
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -257,7 +259,8 @@ class StorageLoop:
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
     async def _drive(self, transfer: Transfer) -> None:
-        for batch in transfer.batches(self._room.bytes_max):
+        bytes_max = min(self._pace.call_bytes, self._room.bytes_max)
+        for batch in transfer.batches(bytes_max):
             share = await self._room.take(batch.nbytes)
             if not transfer.wants(batch) or time.monotonic() >= transfer.deadline:
                 self._room.give_back(share)
@@ -266,7 +269,10 @@ class StorageLoop:
             transfer.calls.add(call)
             # A callback and not a `finally`, because a task that is cancelled early never runs.
             began = time.monotonic()
+            self._pace.begin(began)
             call.add_done_callback(partial(self._returned, transfer, batch, share, began))
+            # The call begins before the next batch is put together.
+            await asyncio.sleep(0)
 
     def _driven(self, transfer: Transfer, driver: asyncio.Task[None]) -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
@@ -283,6 +289,7 @@ class StorageLoop:
     ) -> None:
         transfer.calls.discard(call)
         self._room.give_back(share)
+        self._pace.end(batch.nbytes, time.monotonic())
         self._late.note(began, transfer.deadline)
         if self._trouble is not None:
             _is_told_of(call)

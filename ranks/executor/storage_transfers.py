@@ -7,7 +7,7 @@ always a prefix. The storage loop runs the batches, and everything here happens 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,8 @@ from ..orders import Fetch, ObjectTransfer, Put
 from .pools import HostPool
 from .writers import WriterShare
 
-BATCH_PAGES = 64
-BATCH_BYTES = 4 << 20
-"""The most that one call to the backend moves, except that one page always goes whole. Enough to
-make the call itself cheap, and little enough that progress is seen while it grows."""
+BATCH_PAGES = 512
+"""The most pages that one call to the backend moves."""
 
 _ELSEWHERE = (ReadOutcome.MISSING, ReadOutcome.LACKING)
 """Outcomes after which a page is looked for under other names."""
@@ -50,17 +48,18 @@ class RankObjects:
     shardings: Shardings
     """Knows the objects of groups of other TP sizes, where pages may be as well."""
 
-    def name(self, pool: str, key: bytes) -> ObjectName:
-        """Return the name of this rank's shard of one page."""
-        return ObjectName(self.namespace, key.hex(), pool, self._pool(pool).layout.name)
+    def names(self, pool: str, keys: Iterable[bytes]) -> list[ObjectName]:
+        """Return the names of this rank's shards of pages."""
+        namespace, shard = self.namespace, self._pool(pool).layout.name
+        return [ObjectName(namespace, key.hex(), pool, shard) for key in keys]
 
     def memory(self) -> list[memoryview]:
         """Return the memory that all pages lie in."""
         return [pool.memory for pool in self.pools.values()]
 
-    def page(self, pool: str, slot: int) -> memoryview:
-        """Return the bytes of a host page; writable, no copy."""
-        return self._pool(pool).page(slot)
+    def page_views(self, pool: str, slots: Sequence[int]) -> list[memoryview]:
+        """Return the bytes of host pages; writable, no copy."""
+        return self._pool(pool).page_views(slots)
 
     def page_bytes(self, pool: str) -> int:
         """Return the length of a page: of an object with the columns that are kept here."""
@@ -124,7 +123,7 @@ class Transfer(ABC):
         for transfer in map(self._part, self._transfers):
             page_bytes = self._objects.page_bytes(transfer.pool)
             shape = self._objects.shape(transfer.pool)
-            step = max(1, min(BATCH_PAGES, min(BATCH_BYTES, bytes_max) // page_bytes))
+            step = max(1, min(BATCH_PAGES, bytes_max // page_bytes))
             for start in range(0, len(transfer.keys), step):
                 objects = self._objects_of(transfer, start, start + step)
                 nbytes = len(objects) * page_bytes
@@ -162,10 +161,9 @@ class Transfer(ABC):
     def _objects_of(
         self, transfer: ObjectTransfer, start: int, stop: int
     ) -> tuple[tuple[ObjectName, memoryview], ...]:
-        return tuple(
-            (self._objects.name(transfer.pool, key), self._objects.page(transfer.pool, page))
-            for key, page in zip(transfer.keys[start:stop], transfer.pages[start:stop], strict=True)
-        )
+        names = self._objects.names(transfer.pool, transfer.keys[start:stop])
+        views = self._objects.page_views(transfer.pool, transfer.pages[start:stop])
+        return tuple(zip(names, views, strict=True))
 
 
 class FetchTransfer(Transfer):
@@ -232,14 +230,11 @@ class FetchTransfer(Transfer):
         if outcomes is None:
             return self._cap(batch.first)
         progress: list[Progress] = []
-        for position, (outcome, (_, buffer)) in enumerate(
-            zip(outcomes, batch.objects, strict=True), start=batch.first
-        ):
-            if outcome == ReadOutcome.OK:
-                self._there[position] = True
-                self.bytes_ok += buffer.nbytes
-            else:
-                progress += self._cap(position)
+        ok = [outcome == ReadOutcome.OK for outcome in outcomes]
+        self._there[batch.first : batch.first + len(ok)] = ok
+        self.bytes_ok += ok.count(True) * self._objects.page_bytes(batch.pool)
+        if False in ok:
+            progress += self._cap(batch.first + ok.index(False))
         before = self._landed
         while self._landed < self._pages and self._there[self._landed]:
             self._landed += 1

@@ -80,6 +80,10 @@ class Stores:
             raise
         self._used = loop
 
+    def is_moving(self) -> bool:
+        """Say whether bytes are on their way from or to a store; any thread may ask."""
+        return self._room.taken > 0
+
     def stage(self, proposal: Proposal) -> None:
         """Begin to open the store of a proposal; see `Executor`."""
         if proposal.change is Change.DETACH:

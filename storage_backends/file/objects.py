@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 from ...page_format.object_header import HeaderFinding
 from ...page_format.object_name import (
-    NAME_DIGEST_BYTES,
     OBJECTS,
     ObjectName,
     name_digest,
@@ -26,25 +25,23 @@ from ...page_format.object_name import (
 )
 from ...page_format.object_shape import ObjectShape
 from ..addresses import address_of
-from ..base import ReadOutcome, StoredObject, WriteOutcome
+from ..base import Read, ReadOutcome, StoredObject, WriteOutcome
 from ..fitting import fitting
 from ..thread_calls import Stop
 from .complaints import WriteComplaints
 from .contents import BLOCK_BYTES, FileContents
+from .directories import OwnDirectories
 from .listing import READ_FLAGS, stored_objects
 from .publish import DIRECTORY_MODE, TEMPORARY, Draft, choose_publisher, sweep
 from .quarantine import QUARANTINE, FileQuarantine
+from .quick_reads import QuickReads
 from .sweep import SweepLimits
 from .sweeper import Sweeper
 from .trust import BELOW, Trust, check_trust
 from .turns import Identity, Turns
 
-_WRITE_TRIES: Final = 64
+_WRITE_TRIES: Final = 256
 """Each try loses only to somebody else who has changed what is there."""
-_NAME_CHARACTERS: Final = 1 + 2 * NAME_DIGEST_BYTES
-"""Of a file, with the separator before it."""
-_REAL_MAX: Final = 1 << 16
-"""Directories that are known to be no links."""
 _NO_FILE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.ENODEV})
 """What the kernel answers where there is something under the name that is no regular file."""
 
@@ -85,7 +82,7 @@ class ObjectFiles:
         self._root = root
         self._complaints = WriteComplaints(text or f"file://{root}")
         self._trust = trust
-        self._real: set[str] = set()
+        self._own = OwnDirectories()
         self._durability = durability
         self._direct_flag = os.O_DIRECT if direct else 0
         self._contents = FileContents()
@@ -124,10 +121,8 @@ class ObjectFiles:
 
     def exists(self, name: ObjectName) -> bool:
         """Say whether there is something under this name."""
-        digest = name_digest(name)
-        return digest is not None and os.access(
-            object_path(name.namespace, digest), os.F_OK, dir_fd=self._root_fd
-        )
+        path = _path_of(name)
+        return path is not None and os.access(path, os.F_OK, dir_fd=self._root_fd)
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:
         """Remove the object; True if the name is free now."""
@@ -147,14 +142,15 @@ class ObjectFiles:
             return False
         return True
 
-    def read(
-        self,
-        name: ObjectName,
-        buffers: Sequence[memoryview],
-        shape: ObjectShape,
-        stop: Stop,
-    ) -> ReadOutcome:
-        """Read the object into `buffers` and verify it. What is bad goes to the quarantine."""
+    def read_all(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
+        """Read objects one after the other, as `read` does."""
+        if self._direct_flag:
+            return [self.read(each, stop) for each in reads]
+        return QuickReads(self._root_fd, self._own).read(reads, stop, self.read)
+
+    def read(self, read: Read, stop: Stop) -> ReadOutcome:
+        """Read the object into its buffers and verify it. What is bad goes to the quarantine."""
+        name, buffers, shape = read
         digest = name_digest(name)
         if digest is None:
             return ReadOutcome.FAILED
@@ -233,26 +229,11 @@ class ObjectFiles:
         return stored_objects(self._root, self._root_fd, OBJECTS, self._contents, _path_of)
 
     def _is_within(self, path: str, stop: Stop | None) -> bool:
-        """Say whether the directories of an object are the store's own; a link among them goes.
-
-        They are looked at when they are first used, not each time: the links are those of somebody
-        who tidies up, since whoever means harm may write to the objects themselves.
-        """
-        directory = path[:-_NAME_CHARACTERS]
-        if directory in self._real:
-            return True
-        for each in (directory[: directory.rindex("/")], directory):
-            try:
-                status = os.stat(each, dir_fd=self._root_fd, follow_symlinks=False)
-            except OSError:
-                return True
-            if not stat.S_ISDIR(status.st_mode):
-                self._quarantine.put_away(each, None, HeaderFinding.KIND, stop)
-                return False
-        if len(self._real) >= _REAL_MAX:
-            self._real.clear()
-        self._real.add(directory)
-        return True
+        """Say whether the directories of an object are the store's own; a link among them goes."""
+        foreign = self._own.foreign(self._root_fd, path)
+        if foreign is not None:
+            self._quarantine.put_away(foreign, None, HeaderFinding.KIND, stop)
+        return foreign is None
 
     def _no_read(self, path: str, error: OSError, stop: Stop) -> ReadOutcome:
         if error.errno == errno.ENOENT:

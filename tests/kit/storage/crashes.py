@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from lockstep.page_format.object_name import ObjectName, name_digest, object_path
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import Durability, ObjectFiles
 from lockstep.storage_backends.file.quarantine import PLACES
 from lockstep.storage_backends.thread_calls import Stop
@@ -169,7 +169,7 @@ def look_at_everything(root: Path, done: set[int]) -> None:
             assert number not in done, f"object {number} lacks a column"
             whole, content = columns(1, SMALL), bytes(full_page(1, 1, SMALL))
         buffer = bytearray(whole.nbytes)
-        outcome = files.read(name, [memoryview(buffer)], whole, Stop(soon_off_loop()))
+        outcome = files.read(Read(name, (memoryview(buffer),), whole), Stop(soon_off_loop()))
         assert outcome is ReadOutcome.OK, f"object {number} is {outcome.name}"
         assert bytes(buffer) == content, f"object {number} has other bytes"
     there = {int(name.key, 16) for name in names}

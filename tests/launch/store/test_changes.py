@@ -365,7 +365,7 @@ def as_listed(shard: ShardLayout) -> StoredObject:
     """Return a page as a store lists it, which knows its parts by what it holds only."""
     held = tuple(shard.shape.parts[number] for number in shard.shape.held)
     return StoredObject(
-        name=replace(page_name(0), shard=shard.name),
+        name=page_name(0)._replace(shard=shard.name),
         shape=ObjectShape(held, tuple(range(len(held)))),
         age_s=None,
     )

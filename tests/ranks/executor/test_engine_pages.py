@@ -189,10 +189,11 @@ def test_population_changes_no_byte_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     pool = HostPool(shard(), (4 << 20) // shard().page_bytes, pinned=False)
     pool.bytes_tensor[3].fill_(7)
 
-    stopped = Population([pool.bytes_tensor])
+    stopped = Population([pool.bytes_tensor], lambda: True)
+    assert not bool(stopped.join(0.02)), "it does not wait while the store is busy"
     stopped.stop()
     assert stopped.join(PATIENCE_S)
-    Population([pool.bytes_tensor])
+    Population([pool.bytes_tensor], lambda: False)
     for thread in populating():
         thread.join(PATIENCE_S)
 

@@ -12,6 +12,7 @@ from lockstep.coordinator.ballot import Answered, Capped, Ended, Expired, Landed
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.page_format.page_layout import ShardLayout, ShardPlace
+from lockstep.ranks.executor import pace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS, StoreLookUp
 from lockstep.ranks.executor.pools import HostPool
@@ -38,14 +39,16 @@ from tests.kit.ranks.executor_parts import (
 
 SOON_S = 0.02
 ONE_CALL_BYTES = 4 << 20
-HOST_PAGES = 96
+HOST_PAGES = BATCH_PAGES + 32
 
 Start = Callable[..., RankExecutor]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Make executors of a hybrid model; they are closed at the end."""
+    # However fast the store is: tests count its calls.
+    monkeypatch.setattr(pace, "CALL_BYTES_MAX", ONE_CALL_BYTES)
     started: list[RankExecutor] = []
 
     def make(store: HeldStore, layout: ShardLayout | None = None) -> RankExecutor:
@@ -155,9 +158,10 @@ def test_calls_to_the_store_never_mix_pools_and_are_bounded_by_each_pool_s_own_p
 
     persist(executor, *transfers)
 
+    last = 100 + BATCH_PAGES
     calls = [[int(key, 16) for key in store.next_entered()] for _ in range(5)]
     assert store.entered.empty()
-    assert sorted(calls) == [[0], [1], [*range(100, 164)], [164], [200, 201]]
+    assert sorted(calls) == [[0], [1], [*range(100, last)], [200, 201], [last]]
 
 
 def test_a_persist_of_several_pools_has_failed_if_one_page_of_one_pool_has(start: Start) -> None:
@@ -316,10 +320,10 @@ def test_what_a_lookup_does_not_ask_for_makes_no_difference_to_its_answer(
         await backend.open()
         deadline = time.monotonic() + LONG_S
         names = [
-            OBJECTS.name(each.pool, key)
+            name
             for each, has in zip(order.needs, stored, strict=True)
-            for key, there in zip(each.keys, has, strict=True)
-            if key and there
+            for name, there in zip(OBJECTS.names(each.pool, each.keys), has, strict=True)
+            if name.key and there
         ]
         written = [Write(name, (memoryview(b"x"),), ObjectShape.whole(1)) for name in names]
         await backend.write(written, deadline=deadline)

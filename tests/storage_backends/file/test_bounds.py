@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.errors import StorageError
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import quarantine as file_quarantine
 from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.publish import UnnamedFiles, choose_publisher, sweep
@@ -152,7 +152,7 @@ def test_nobody_waits_for_a_turn_beyond_the_deadline(
         held = os.open(store.root / "quarantine", os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_EX)
 
-        outcome = files.read(NAME, [memoryview(bytearray(SIZE))], shape, stop)
+        outcome = files.read(Read(NAME, (memoryview(bytearray(SIZE)),), shape), stop)
 
         assert outcome is ReadOutcome.CORRUPT
         assert stop.left < 0
@@ -275,15 +275,15 @@ async def test_a_listing_that_is_cut_off_by_the_close_says_so(store: FileStore) 
     await put(backend, NAME, page(1))
     busy, go_on = threading.Event(), threading.Event()
     files: Any = backend._files  # pyright: ignore[reportPrivateUsage]
-    read = files.read
+    read = files.read_all
 
-    def held(*arguments: Any) -> ReadOutcome:
+    def held(*arguments: Any) -> list[ReadOutcome]:
         busy.set()
         assert go_on.wait(60)
-        outcome: ReadOutcome = read(*arguments)
-        return outcome
+        outcomes: list[ReadOutcome] = read(*arguments)
+        return outcomes
 
-    files.read = held
+    files.read_all = held
     reader = asyncio.create_task(get(backend, NAME))
     assert await asyncio.to_thread(busy.wait, 60)
     listing = asyncio.create_task(listed(backend))

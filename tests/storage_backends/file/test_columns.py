@@ -11,7 +11,7 @@ import pytest
 from lockstep.page_format.object_header import encode_header
 from lockstep.page_format.object_name import name_digest
 from lockstep.page_format.object_shape import ObjectShape, Part, Plan
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file import turns as file_turns
 from lockstep.storage_backends.file.contents import BLOCK_BYTES
 from lockstep.storage_backends.file.objects import ObjectFiles
@@ -116,7 +116,7 @@ def test_a_writer_that_was_overtaken_looks_again_and_loses_nothing_of_the_other(
         write(mine, 0b001)
 
         buffer = bytearray(len(full_page(EVERY)))
-        assert mine.read(NAME, [memoryview(buffer)], columns(EVERY), stop) is ReadOutcome.OK
+        assert mine.read(Read(NAME, (memoryview(buffer),), columns(EVERY)), stop) is ReadOutcome.OK
         assert buffer == full_page(EVERY)
         assert outcomes == [WriteOutcome.OK] * 3
 

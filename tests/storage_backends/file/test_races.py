@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstep.page_format.object_shape import ObjectShape
-from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.base import Read, ReadOutcome, WriteOutcome
 from lockstep.storage_backends.file.objects import ObjectFiles
 from lockstep.storage_backends.thread_calls import Stop
 from tests.kit.storage.calls import Found, get, object_name, opened, page, put, soon_off_loop
@@ -44,7 +44,7 @@ def write(files: ObjectFiles) -> WriteOutcome:
 def read(files: ObjectFiles) -> Found:
     buffer = page(0)
     shape, stop = ObjectShape.whole(len(buffer)), Stop(soon_off_loop())
-    return files.read(NAME, [memoryview(buffer)], shape, stop), buffer
+    return files.read(Read(NAME, (memoryview(buffer),), shape), stop), buffer
 
 
 def test_a_writer_never_takes_away_what_another_has_just_published(

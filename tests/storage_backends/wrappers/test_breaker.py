@@ -1,7 +1,6 @@
 """`breaker+`: when it opens, what it answers, and how it finds out that the store is back."""
 
 import asyncio
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -107,9 +106,9 @@ READ_ONLY = (memoryview(bytes(PAGE_BYTES)),)
 @pytest.mark.parametrize(
     ("read", "write"),
     [
-        (replace(a_read(1), name=IMPOSSIBLE), replace(a_write(2), name=IMPOSSIBLE)),
-        (replace(a_read(1), buffers=TOO_LONG), replace(a_write(2), buffers=TOO_LONG)),
-        (replace(a_read(1), buffers=READ_ONLY), replace(a_write(2), buffers=TOO_LONG)),
+        (a_read(1)._replace(name=IMPOSSIBLE), a_write(2)._replace(name=IMPOSSIBLE)),
+        (a_read(1)._replace(buffers=TOO_LONG), a_write(2)._replace(buffers=TOO_LONG)),
+        (a_read(1)._replace(buffers=READ_ONLY), a_write(2)._replace(buffers=TOO_LONG)),
     ],
     ids=["impossible name", "longer buffer", "read-only buffer"],
 )

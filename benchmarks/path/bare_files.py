@@ -1,0 +1,141 @@
+"""The limit of the path: a store's own files by bare system calls, hashed, and nothing else.
+
+One thread after another takes a run of pages, opens each file, reads header and page with one `preadv`,
+and hashes the page while it is in the cache. No name is computed and nothing is compared.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import xxhash
+
+from ...page_format.object_header import HEADER_BYTES
+
+_DEVICE_THREADS: Final = 16
+"""As many reads at a time bring most devices to their limit."""
+
+
+class StoredPage(NamedTuple):
+    """One page as it lies in a file, after its header."""
+
+    file: str
+    offset: int
+    """The place of the header."""
+
+
+class BareFiles:
+    """Reads and writes pages of `page_bytes` bytes on `threads` threads."""
+
+    def __init__(self, page_bytes: int, threads: int, *, direct: bool = False) -> None:
+        self._page_bytes = page_bytes
+        self._threads = threads
+        self._direct = os.O_DIRECT if direct else 0
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bare")
+        # The threads are there before anything is timed.
+        self._divide(threads, lambda _first, _last: None)
+
+    def read(self, pages: Sequence[StoredPage], memory: memoryview) -> None:
+        """Read pages side by side into `memory`, and hash each."""
+        nbytes = self._page_bytes
+
+        def some(first: int, last: int) -> None:
+            header = memoryview(mmap.mmap(-1, HEADER_BYTES))
+            for number in range(first, last):
+                file, offset = pages[number]
+                page = memory[number * nbytes : (number + 1) * nbytes]
+                fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | self._direct)
+                try:
+                    os.preadv(fd, [header, page], offset)
+                finally:
+                    os.close(fd)
+                xxhash.xxh3_128_digest(page)
+
+        self._divide(len(pages), some)
+
+    def write(self, directory: Path, names: Sequence[str], memory: memoryview) -> None:
+        """Write a new file for each page that lies in `memory`, and hash each."""
+        nbytes, header = self._page_bytes, memoryview(mmap.mmap(-1, HEADER_BYTES))
+
+        def some(first: int, last: int) -> None:
+            for number in range(first, last):
+                page = memory[number * nbytes : (number + 1) * nbytes]
+                xxhash.xxh3_128_digest(page)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | self._direct
+                fd = os.open(directory / names[number], flags, 0o600)
+                try:
+                    os.pwritev(fd, [header, page], 0)
+                finally:
+                    os.close(fd)
+
+        self._divide(len(names), some)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _divide(self, count: int, work: Callable[[int, int], None]) -> None:
+        cuts = [count * part // self._threads for part in range(self._threads + 1)]
+        for done in [self._pool.submit(work, *ends) for ends in pairwise(cuts)]:
+            done.result()
+
+
+def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
+    """Return the pages in the files of a store of one file for each, those of the model alone."""
+    files = [
+        file
+        for file in sorted(directory.rglob("*"))
+        if file.is_file() and file.stat().st_size == HEADER_BYTES + page_bytes
+    ]
+    return [StoredPage(str(file), 0) for file in files]
+
+
+def pages_of_slots(directory: Path, slot_bytes: int, count: int) -> list[StoredPage]:
+    """Return the first `count` pages in the files of slots of a store."""
+    pages = [
+        StoredPage(str(file), offset)
+        for file in sorted(directory.glob("slots-*"))
+        for offset in range(0, file.stat().st_size, slot_bytes)
+    ]
+    return pages[:count]
+
+
+def forget(pages: Sequence[StoredPage]) -> None:
+    """Ask the kernel to give up what it has cached of the files; what is dirty is written first."""
+    for file in dict.fromkeys(page.file for page in pages):
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
+    """Return memory as a host pool has it: private, in large pages where the kernel has them.
+
+    Until it is touched the kernel has cleared none of it.
+    """
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    if touched:
+        zeros = bytes(1 << 20)
+        for at in range(0, nbytes, len(zeros)):
+            view[at : at + len(zeros)] = zeros[: nbytes - at]
+    return view
+
+
+def read_device(pages: Sequence[StoredPage], page_bytes: int) -> None:
+    """Read pages as fast as the device gives them: many at a time, past the page cache."""
+    bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True)
+    try:
+        bare.read(pages, fresh_memory(page_bytes * len(pages), touched=True))
+    finally:
+        bare.close()

@@ -1,0 +1,325 @@
+"""One rank of the measurement of the path: a process that writes prompts, or one that reads them.
+
+All ranks begin each turn together, and say when they began and ended it, on the clock that the
+processes of a machine share.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+
+from ...coordinator.operation import Kind
+from ...coordinator.stop_policy import StopPolicy, StopRule
+from ...errors import StorageError
+from ...page_format.object_name import NAME_DIGEST_BYTES, object_path
+from ...ranks.cache import Cache
+from ...ranks.config import CacheConfig
+from ...ranks.replica.answers import Admission
+from ...ranks.replica.requests import LoadState
+from ...small_engine.contents import PageContents, chain_keys
+from ..rank_processes import Member, Say
+from .bare_files import (
+    BareFiles,
+    StoredPage,
+    forget,
+    fresh_memory,
+    pages_of_files,
+    pages_of_slots,
+    read_device,
+)
+from .settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
+
+_IDLE_S: Final = 0.005
+"""How long a step of an engine without work waits for something to happen."""
+_CAP_S: Final = 120.0
+_SEED: Final = b"lockstep bench path"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a rank began and ended something, and the processor time that its process took."""
+
+    began: float
+    ended: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class RankSpans:
+    """What one rank has measured: for each thing the turns, in their order."""
+
+    turns: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
+    open_s: float = 0.0
+
+    @contextmanager
+    def span(self, what: str) -> Generator[None]:
+        """Measure the block, which all ranks begin together."""
+        dist.barrier()
+        begun = _now()
+        yield
+        self.note(what, [_since(begun)])
+
+    def note(self, what: str, parts: Sequence[Span]) -> None:
+        """Note a turn that was measured in parts, one after the other, as if nothing was between."""
+        began = parts[0].began
+        lasted_s = sum(part.ended - part.began for part in parts)
+        cpu_s = sum(part.cpu_s for part in parts)
+        self.turns.setdefault(what, []).append(Span(began, began + lasted_s, cpu_s))
+
+
+def _now() -> Span:
+    now = time.perf_counter()
+    return Span(now, now, time.process_time())
+
+
+def _since(begun: Span) -> Span:
+    now = _now()
+    return Span(begun.began, now.ended, now.cpu_s - begun.cpu_s)
+
+
+def _like_an_engine() -> None:
+    """Set apart what was imported, as engines do, so that no collection of garbage visits it."""
+    gc.collect()
+    gc.freeze()
+
+
+TokenArray = npt.NDArray[np.int32]
+
+
+class _Prompt(NamedTuple):
+    """A prompt, and the request that brings it."""
+
+    request: str
+    tokens: TokenArray
+
+
+class _Prompts:
+    """A rank's cache, and the prompts that are written in one process and read in another."""
+
+    def __init__(self, settings: PathSettings, member: Member) -> None:
+        self.settings = settings
+        pages = settings.turn_pages
+        config = CacheConfig(
+            model=settings.model,
+            layout=settings.layout,
+            device_pages=pages + 1,
+            host_pages=pages * TURNS,
+            populate_host=True,
+            store=settings.store,
+            stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=_CAP_S),
+        )
+        self.cache = Cache.open(config)
+        self._contents = PageContents(settings.layout.shard(member.rank, member.ranks))
+
+    def of_turn(self, turn: int) -> list[_Prompt]:
+        """Return the prompts of a turn, all of whose pages are whole."""
+        noise = np.random.default_rng(turn)
+        length = self.settings.prompt_pages * PAGE_TOKENS
+        return [
+            _Prompt(f"{turn}.{number}", noise.integers(0, 1 << 30, length, dtype=np.int32))
+            for number in range(PROMPTS)
+        ]
+
+    def admit(self, prompts: Sequence[_Prompt]) -> None:
+        """Have prompts on the device; what is cached of them is loaded back."""
+        for prompt in prompts:
+            admission = self.cache.load_back(
+                prompt.request, prompt.tokens, reserve_tokens=len(prompt.tokens)
+            )
+            if not isinstance(admission, Admission):
+                raise StorageError(f"prompt {prompt.request} was not admitted: {admission}")
+        states = (LoadState.READY, LoadState.FAILED)
+        self.until(lambda: all(self.cache.load_state(each.request) in states for each in prompts))
+
+    def compute(self, prompts: Sequence[_Prompt]) -> None:
+        """Fill the pages of admitted prompts, as a forward pass would."""
+        for prompt in prompts:
+            self._contents.fill(self.cache.device_pool, *self._pages(prompt))
+
+    def persist(self, prompt: _Prompt) -> Span:
+        """Publish an admitted prompt; return how long it took from host memory to storage."""
+        self.cache.insert(prompt.request, prompt.tokens)
+        self.cache.release(prompt.request)
+        self.until(self.backed_up)
+        begun = _now()
+        self.until(lambda: self.cache.inspection.idle)
+        return _since(begun)
+
+    def verify(self, prompts: Sequence[_Prompt]) -> None:
+        """Raise `StorageError` unless admitted prompts have come back byte for byte."""
+        for prompt in prompts:
+            bad = self._contents.verify(self.cache.device_pool, *self._pages(prompt))
+            if bad:
+                raise StorageError(f"{bad} pages of prompt {prompt.request} came back otherwise")
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Step as an engine does that has nothing else to do."""
+        while not done():
+            self.cache.step(idle_s=_IDLE_S)
+
+    def backed_up(self) -> bool:
+        """Say whether all that was inserted is in host memory on every rank, or cannot be."""
+        in_flight = self.cache.inspection.in_flight.values()
+        return all(operation.kind is not Kind.BACKUP for operation in in_flight)
+
+    def moved(self, way: str) -> int:
+        """Return the bytes that have gone one way on this rank."""
+        count: int = getattr(self.cache.inspection.executor.bytes_moved(), way)
+        return count
+
+    def _pages(self, prompt: _Prompt) -> tuple[TokenArray, list[bytes]]:
+        keys = chain_keys(_SEED, prompt.tokens.tobytes(), PAGE_TOKENS)
+        return self.cache.page_table(prompt.request), keys
+
+
+def write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+    """Write all prompts through a cache, and as many bytes by bare calls before each."""
+    _like_an_engine()
+    spans = RankSpans()
+    bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
+    directory = settings.limit_directory / f"bench-{namespace[:16]}-{member.rank}"
+    directory.mkdir(parents=True)
+    memory = fresh_memory(settings.turn_bytes, touched=True)
+    prompts = _Prompts(settings, member)
+    try:
+        for turn in range(TURNS):
+            _progress(say, member, f"writing, turn {turn + 1} of {TURNS}")
+            names = [f"{turn}-{page}" for page in range(settings.turn_pages)]
+            with spans.span("limit_l2_l3"):
+                bare.write(directory, names, memory)
+            if settings.files_of_its_own:
+                for name in names:
+                    (directory / name).unlink()
+            of_turn = prompts.of_turn(turn)
+            prompts.admit(of_turn)
+            prompts.compute(of_turn)
+            spans.note("l2_l3", [prompts.persist(prompt) for prompt in of_turn])
+        stored = prompts.moved("l2_to_l3")
+        if stored != settings.turn_bytes * TURNS:
+            raise StorageError(
+                f"the store took {stored} bytes of {settings.turn_bytes * TURNS}; see that it has room"
+            )
+    finally:
+        prompts.cache.close()
+        bare.close()
+    return spans
+
+
+def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+    """Read all prompts through a new cache, and as many bytes by bare calls before each."""
+    _like_an_engine()
+    spans = RankSpans()
+    bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
+    shares = _shares(settings, namespace, member)
+    _take_from_host(settings.turn_bytes * (2 * TURNS + 3))
+    if settings.cold:
+        forget(shares[0])
+    cold = fresh_memory(settings.turn_bytes, touched=False)
+    with spans.span("limit_first"):
+        bare.read(shares[0], cold)
+    warm = fresh_memory(settings.turn_bytes * TURNS, touched=True)
+    if settings.cold:
+        forget([page for share in shares for page in share])
+        with spans.span("device"):
+            read_device(shares[0], settings.page_bytes)
+    dist.barrier()
+    began = time.perf_counter()
+    prompts = _Prompts(settings, member)
+    spans.open_s = time.perf_counter() - began
+    try:
+        for turn in range(TURNS):
+            _progress(say, member, f"reading, turn {turn + 1} of {TURNS}")
+            if turn:
+                into = warm[turn * settings.turn_bytes :][: settings.turn_bytes]
+                with spans.span("limit_l3_l2"):
+                    bare.read(shares[turn], into)
+                if settings.cold:
+                    forget([page for share in shares for page in share])
+            _read(prompts, turn, spans)
+            _load(prompts, turn, spans, warm)
+            _until_populated()
+    finally:
+        prompts.cache.close()
+        bare.close()
+    return spans
+
+
+def _read(prompts: _Prompts, turn: int, spans: RankSpans) -> None:
+    cache, before = prompts.cache, prompts.moved("l3_to_l2")
+    of_turn = prompts.of_turn(turn)
+    with spans.span("l3_l2" if turn else "first"):
+        for prompt in of_turn:
+            cache.prefetch(prompt.request, prompt.tokens)
+        prompts.until(lambda: all(cache.prefetch_done(each.request) for each in of_turn))
+    if prompts.moved("l3_to_l2") != before + prompts.settings.turn_bytes:
+        raise StorageError(f"not all of turn {turn} came back from the store")
+
+
+def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) -> None:
+    nbytes = prompts.settings.turn_bytes
+    source = np.frombuffer(memory[turn * nbytes : (turn + 1) * nbytes], dtype=np.uint8)
+    target = np.frombuffer(memory[:nbytes] if turn else memory[nbytes:][:nbytes], dtype=np.uint8)
+    with spans.span("limit_l2_l1"):
+        np.copyto(target, source)
+    of_turn = prompts.of_turn(turn)
+    with spans.span("l2_l1"):
+        prompts.admit(of_turn)
+    prompts.verify(of_turn)
+    for prompt in of_turn:
+        prompts.cache.release(prompt.request)
+
+
+def _shares(
+    settings: PathSettings, namespace: str, member: Member
+) -> Sequence[Sequence[StoredPage]]:
+    """Return the pages that this rank reads by bare calls, one share for each turn."""
+    count = settings.turn_pages * TURNS
+    directory = Path(settings.uri.path)
+    if settings.files_of_its_own:
+        path = object_path(namespace, bytes(NAME_DIGEST_BYTES))
+        found = pages_of_files((directory / path).parents[1], settings.page_bytes)
+    elif settings.slots:
+        found = pages_of_slots(directory, settings.slot_bytes, count * member.ranks)
+    else:
+        found = [
+            page
+            for folder in sorted(settings.limit_directory.glob(f"bench-{namespace[:16]}-*"))
+            for page in pages_of_files(folder, settings.page_bytes)
+        ]
+    if len(found) != count * member.ranks:
+        raise StorageError(f"{len(found)} pages are in the files of {count * member.ranks}")
+    mine = found[member.rank * count : (member.rank + 1) * count]
+    return [mine[at : at + settings.turn_pages] for at in range(0, count, settings.turn_pages)]
+
+
+def _take_from_host(nbytes: int) -> None:
+    """See that the machine has so much free memory, and need not get it from its host.
+
+    The host of a virtual machine may take back what is free there for some seconds, and to get that
+    again takes twenty times as long as to clear it. Chance would say which measurement pays for it.
+    """
+    dist.barrier()
+    memory = fresh_memory(nbytes, touched=True)
+    dist.barrier()
+    del memory
+
+
+def _until_populated() -> None:
+    """Wait until the cache's host memory is there, so that what follows is not the first moments."""
+    for thread in threading.enumerate():
+        if thread.name == "lockstep-populate":
+            thread.join()
+
+
+def _progress(say: Say, member: Member, what: str) -> None:
+    if not member.rank:
+        say(what)

@@ -1,0 +1,177 @@
+"""What the path from storage to the device costs: ranks that write, then new ones that read."""
+
+import asyncio
+import os
+import platform
+import secrets
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from ...page_format.namespace import Namespace, model_digest
+from ...ranks.orders import KV_POOL
+from ...storage_backends.registry import make_backend
+from ..empty_directories import no_directories_left
+from ..rank_processes import Measurement, run_ranks
+from .settings import TURNS, PathSettings
+
+if TYPE_CHECKING:
+    from .rank import RankSpans, Span
+
+
+class PathReport(TypedDict):
+    """Holds what `lockstep bench path` reports. GB are 10^9 bytes of pages, of all ranks together."""
+
+    store: str
+    page_bytes: int
+    ranks: int
+    rank_bytes: int
+    turns: int
+    cold: bool
+    threads: int
+    """Threads of the limit on each rank, as many as the store has."""
+    l3_l2_gbps: float
+    l2_l1_gbps: float
+    l2_l3_gbps: float
+    first_prefetch_gbps: float
+    """The first prompt, right after opening."""
+    limit_l3_l2_gbps: float
+    limit_l2_l1_gbps: float
+    limit_l2_l3_gbps: float
+    limit_first_prefetch_gbps: float
+    """The same, into memory that nobody has touched."""
+    l3_l2_ratio: float
+    l2_l1_ratio: float
+    l2_l3_ratio: float
+    first_prefetch_ratio: float
+    l3_l2_cpu_s_per_gb: float
+    limit_l3_l2_cpu_s_per_gb: float
+    l2_l3_cpu_s_per_gb: float
+    limit_l2_l3_cpu_s_per_gb: float
+    limit_device_gbps: float | None
+    """What the device gives past the page cache to many reads at a time; only where `cold`."""
+    limit_text: str
+    """What the limits were measured on."""
+    left_behind: bool
+    """Whether what was written is still there, since the store cannot list what it has."""
+    open_s: float
+    """How long opening the cache took, until the first prefetch could begin."""
+    load: float
+    python: str
+    machine: str
+    cpus: int
+
+
+def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> PathReport:
+    """Measure, and leave nothing behind in a store that can list what it has.
+
+    Raises `ConfigError` for a store that cannot be opened, and `StorageError` for one that loses or
+    refuses pages. `say` is told what is being done.
+    """
+    from .rank import read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
+
+    # A model that nobody had before, so that nothing is found which was not written here.
+    settings = replace(settings, model=f"bench-path-{secrets.token_hex(8)}")
+    namespace = Namespace(
+        model=settings.model, weights_version="0", layouts={KV_POOL: settings.layout}
+    ).digest()
+    load = os.getloadavg()[0]
+    with no_directories_left(settings.limit_directory, namespace):
+        try:
+            say(f"starting {settings.ranks} ranks that write")
+            written = _run(settings, partial(write_prompts, settings, namespace), say)
+            say(f"starting {settings.ranks} ranks that read")
+            read = _run(settings, partial(read_prompts, settings, namespace), say)
+        finally:
+            for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            asyncio.run(_remove(settings, namespace))
+    return _report(settings, written, read, load)
+
+
+def _run(
+    settings: PathSettings, measure: "Callable[..., RankSpans]", say: Callable[[str], None]
+) -> "list[RankSpans]":
+    return run_ranks(Measurement(settings.ranks, measure, "lockstep.benchmarks.path.rank"), say)
+
+
+async def _remove(settings: PathSettings, namespace: str) -> None:
+    """Remove what the ranks have written, where the store can say what that is."""
+    backend = make_backend(settings.store)
+    if not backend.capabilities.lists:
+        return
+    ours = {namespace, model_digest(settings.model, "0")}
+    await backend.open()
+    try:
+        names = [each.name async for each in backend.objects() if each.name.namespace in ours]
+        await backend.remove(names, deadline=time.monotonic() + 300)
+    finally:
+        await backend.close()
+
+
+def _report(
+    settings: PathSettings,
+    written: "Sequence[RankSpans]",
+    read: "Sequence[RankSpans]",
+    load: float,
+) -> PathReport:
+    ranks = [replace(w, turns=w.turns | r.turns) for w, r in zip(written, read, strict=True)]
+    nbytes = settings.ranks * settings.turn_bytes
+    gbps: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    for what in ranks[0].turns:
+        turns = list(zip(*(rank.turns[what] for rank in ranks), strict=True))
+        gbps[what] = nbytes / statistics.median(map(_together_s, turns)) / 1e9
+        cpu[what] = statistics.median(sum(each.cpu_s for each in turn) for turn in turns)
+        cpu[what] /= nbytes / 1e9
+    return PathReport(
+        store=settings.uri.text,
+        page_bytes=settings.page_bytes,
+        ranks=settings.ranks,
+        rank_bytes=settings.turn_bytes * TURNS,
+        turns=TURNS,
+        cold=settings.cold,
+        threads=settings.threads,
+        l3_l2_gbps=gbps["l3_l2"],
+        l2_l1_gbps=gbps["l2_l1"],
+        l2_l3_gbps=gbps["l2_l3"],
+        first_prefetch_gbps=gbps["first"],
+        limit_l3_l2_gbps=gbps["limit_l3_l2"],
+        limit_l2_l1_gbps=gbps["limit_l2_l1"],
+        limit_l2_l3_gbps=gbps["limit_l2_l3"],
+        limit_first_prefetch_gbps=gbps["limit_first"],
+        l3_l2_ratio=gbps["l3_l2"] / gbps["limit_l3_l2"],
+        l2_l1_ratio=gbps["l2_l1"] / gbps["limit_l2_l1"],
+        l2_l3_ratio=gbps["l2_l3"] / gbps["limit_l2_l3"],
+        first_prefetch_ratio=gbps["first"] / gbps["limit_first"],
+        l3_l2_cpu_s_per_gb=cpu["l3_l2"],
+        limit_l3_l2_cpu_s_per_gb=cpu["limit_l3_l2"],
+        l2_l3_cpu_s_per_gb=cpu["l2_l3"],
+        limit_l2_l3_cpu_s_per_gb=cpu["limit_l2_l3"],
+        limit_device_gbps=gbps.get("device"),
+        limit_text=_limit_text(settings),
+        left_behind=not make_backend(settings.store).capabilities.lists,
+        open_s=max(rank.open_s for rank in read),
+        load=load,
+        python=platform.python_version(),
+        machine=platform.platform(),
+        cpus=os.cpu_count() or 1,
+    )
+
+
+def _limit_text(settings: PathSettings) -> str:
+    directory = settings.limit_directory
+    if settings.files_of_its_own:
+        return f"the same files in {directory}"
+    if settings.slots:
+        return f"the same pages in the files of slots in {directory}"
+    return f"a file for each page in {directory}"
+
+
+def _together_s(spans: "Sequence[Span]") -> float:
+    """Return how long all ranks together took, from the first beginning to the last end."""
+    return max(span.ended for span in spans) - min(span.began for span in spans)

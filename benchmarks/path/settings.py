@@ -1,0 +1,130 @@
+"""What the measurement of the path measures, checked when it is made."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ...errors import ConfigError
+from ...page_format.page_layout import Column, PageLayout
+from ...storage_backends.file.backend import THREADS
+from ...storage_backends.three_fs.sizes import SLOT_BYTES, sizes_of
+from ...storage_backends.uri import StoreUri, parse_uri
+from ..agreement_settings import RANKS_MAX
+
+TURNS: Final = 6
+PROMPTS: Final = 4
+"""Prompts of a turn, which are moved side by side, as an engine does for requests that wait."""
+PAGE_TOKENS: Final = 16
+LAYERS_MAX: Final = 32
+_ELEMENTS: Final = 128
+_UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
+"""Keys and values of one head of one layer, in bfloat16."""
+_PAGE_BYTES_MAX: Final = 1 << 28
+_RANK_BYTES_MAX: Final = 1 << 40
+_IN_DIRECTORIES: Final = ("file", "3fs")
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
+_THREAD_OPTIONS: Final = {"file": "threads", "3fs": "rings"}
+_THREADS: Final = THREADS
+"""What stores have where their URI does not say, and the limit of those that have no such option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSettings:
+    """One group of ranks, its store, and how much it moves."""
+
+    store: str
+    page_bytes: int
+    """The bytes of one rank's part of a page, which is one object."""
+    ranks: int = 1
+    rank_bytes: int = 1536 << 20
+    """The bytes of all pages of one rank."""
+    cold: bool = False
+    """Whether the kernel is asked to forget the files before each turn."""
+    model: str = "bench-path"
+    """Keeps what is written apart from all else in the store."""
+
+    def __post_init__(self) -> None:
+        if self.page_bytes % _UNIT_BYTES:
+            raise ConfigError(
+                f"--page-bytes is {self.page_bytes}, must be a multiple of {_UNIT_BYTES}: the keys and"
+                f" values of {PAGE_TOKENS} tokens, for one head of one layer"
+            )
+        for option, value, least, most in (
+            ("--page-bytes", self.page_bytes, _UNIT_BYTES, _PAGE_BYTES_MAX),
+            ("--ranks", self.ranks, 1, RANKS_MAX),
+            ("--bytes", self.rank_bytes, TURNS * PROMPTS * self.page_bytes, _RANK_BYTES_MAX),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
+        if self.cold and self.uri.scheme not in _IN_DIRECTORIES:
+            raise ConfigError(
+                f"--cold: only the files of file:// and 3fs:// can be forgotten, not {self.uri.text!r}"
+            )
+
+    @property
+    def uri(self) -> StoreUri:
+        """The store's URI, taken apart."""
+        return parse_uri(self.store)
+
+    @property
+    def prompt_pages(self) -> int:
+        """The pages of one prompt."""
+        return self.rank_bytes // (TURNS * PROMPTS) // self.page_bytes
+
+    @property
+    def turn_pages(self) -> int:
+        """The pages of the prompts of a turn."""
+        return self.prompt_pages * PROMPTS
+
+    @property
+    def turn_bytes(self) -> int:
+        """What one rank moves in a turn."""
+        return self.turn_pages * self.page_bytes
+
+    @property
+    def layout(self) -> PageLayout:
+        """A layout whose pages have as many bytes on each rank."""
+        units = self.page_bytes // _UNIT_BYTES
+        layers = next(each for each in range(LAYERS_MAX, 0, -1) if not units % each)
+        heads = units // layers * self.ranks
+        columns = tuple(
+            Column(name=name, layers=layers, heads=heads, elements=_ELEMENTS) for name in "kv"
+        )
+        return PageLayout(page_tokens=PAGE_TOKENS, columns=columns)
+
+    @property
+    def threads(self) -> int:
+        """How many threads of a rank the limit may use: as many as the store."""
+        uri = self.uri
+        option = _THREAD_OPTIONS.get(uri.scheme)
+        given = uri.options.get(option) if option is not None else None
+        return int(given) if given is not None else _THREADS
+
+    @property
+    def direct(self) -> bool:
+        """Whether the store leaves the page cache out, as the limit does then."""
+        return self.uri.scheme == "file" and self.uri.options.get("direct") == "1"
+
+    @property
+    def limit_directory(self) -> Path:
+        """Where the limit makes files: on the store's filesystem, or in memory where it has none."""
+        if self.uri.scheme in _IN_DIRECTORIES:
+            return Path(os.path.normpath(self.uri.path))
+        return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+
+    @property
+    def files_of_its_own(self) -> bool:
+        """Whether the store has a file for each page."""
+        return self.uri.scheme == "file"
+
+    @property
+    def slots(self) -> bool:
+        """Whether the store has pages in slots of large files."""
+        return self.uri.scheme == "3fs"
+
+    @property
+    def slot_bytes(self) -> int:
+        """The distance of pages in the files of a store of slots."""
+        return sizes_of(self.uri)[0] or SLOT_BYTES

@@ -1,0 +1,138 @@
+"""Reads of whole objects, as nearly all reads are, with as little as can be between the system calls.
+
+What a thread does between two system calls it does while all other threads of the process wait, the
+engine's too; and after each call it may have to wait for its own turn, which takes longer than all
+that it does then. So names are computed before the first file of a group is opened, headers are looked
+at after its last one is closed, and in between a file is opened, read in one call, closed and hashed.
+
+Whatever is not as expected is nobody's concern here: it is read again, by who can tell why.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from ...page_format.object_header import HEADER_BYTES, ExpectedHeader, part_checksum
+from ...page_format.object_name import name_digest, object_path
+from ..base import Read, ReadOutcome
+from ..thread_calls import Stop
+from .directories import OwnDirectories
+from .listing import READ_FLAGS
+
+_GROUP_PAGES: Final = 64
+"""As many headers are kept before they are looked at; more would take the caches from the pages."""
+_PAYLOAD_BYTES_MAX: Final = 4 << 20
+"""Larger ones are read in pieces, so that one can be hashed while it is still in the core's cache."""
+_SHAPE: Final = attrgetter("shape")
+
+ReadOne = Callable[[Read, Stop], ReadOutcome]
+
+
+class _File(NamedTuple):
+    """A read whose object is expected to be in a file of its own, and nothing else."""
+
+    at: int
+    """The place of the read in its group."""
+    digest: bytes
+    path: str
+    target: memoryview
+    parts: list[memoryview]
+    """The parts of the object in the target, one checksum each."""
+
+
+class _Found(NamedTuple):
+    """What came out of a file."""
+
+    nbytes: int
+    header: bytes
+    checksums: list[bytes]
+
+
+class QuickReads:
+    """Reads groups of objects on one thread."""
+
+    def __init__(self, root_fd: int, own: OwnDirectories) -> None:
+        self._root_fd = root_fd
+        self._own = own
+
+    def read(self, reads: Sequence[Read], stop: Stop, otherwise: ReadOne) -> list[ReadOutcome]:
+        """Return what became of each read; `otherwise` reads what is not as expected."""
+        outcomes: list[ReadOutcome] = []
+        for start in range(0, len(reads), _GROUP_PAGES):
+            for _, alike in groupby(reads[start : start + _GROUP_PAGES], _SHAPE):
+                group = list(alike)
+                sound = self._read_alike(group, stop)
+                for at, read in enumerate(group):
+                    outcomes.append(ReadOutcome.OK if at in sound else otherwise(read, stop))
+        return outcomes
+
+    def _read_alike(self, group: Sequence[Read], stop: Stop) -> set[int]:
+        """Read objects of one shape; return the places of those whose buffers hold them now."""
+        expected = ExpectedHeader(group[0].shape)
+        if not expected.is_one_run or not 0 < expected.payload_bytes <= _PAYLOAD_BYTES_MAX:
+            return set()
+        files = self._files(group, expected)
+        whole = HEADER_BYTES + expected.payload_bytes
+        return {
+            file.at
+            for file, (nbytes, header, checksums) in zip(
+                files, _read_files(self._root_fd, files, stop), strict=False
+            )
+            if nbytes == whole
+            and expected.fits(header, file.digest)
+            and expected.stated(header) == b"".join(checksums)
+        }
+
+    def _files(self, group: Sequence[Read], expected: ExpectedHeader) -> list[_File]:
+        """Return where the objects are, without those that cannot be read in one call."""
+        files: list[_File] = []
+        for at, (name, buffers, _) in enumerate(group):
+            digest = name_digest(name)
+            if digest is None or len(buffers) != 1:
+                continue
+            path, (target,) = object_path(name.namespace, digest), buffers
+            if not _is_plain(target, expected.payload_bytes):
+                continue
+            if self._own.foreign(self._root_fd, path) is None:
+                files.append(_File(at, digest, path, target, expected.parts_of(target)))
+        return files
+
+
+def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found]:
+    """Return what came out of the files, up to the first that cannot be opened or read."""
+    header, beyond = bytearray(HEADER_BYTES), bytearray(1)
+    found: list[_Found] = []
+    # Looked up once, since all of it has left the core's cache when a page has gone through.
+    open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
+    for _, _, path, target, parts in files:
+        if due():
+            break
+        try:
+            fd = open_(path, READ_FLAGS, dir_fd=root_fd)
+        except OSError:
+            break
+        try:
+            nbytes = preadv(fd, (header, target, beyond), 0)
+        except OSError:
+            break
+        finally:
+            close(fd)
+        found.append(_Found(nbytes, bytes(header), [checksum(part) for part in parts]))
+    return found
+
+
+def _is_plain(buffer: memoryview, nbytes: int) -> bool:
+    """Say whether a buffer is so many bytes in a row that may be written to."""
+    try:
+        return (
+            buffer.nbytes == nbytes
+            and buffer.itemsize == 1
+            and buffer.ndim == 1
+            and buffer.c_contiguous
+            and not buffer.readonly
+        )
+    except ValueError:
+        # Memory that was released.
+        return False

@@ -1,0 +1,73 @@
+"""Pace: how much one call to a store should move."""
+
+import pytest
+
+from lockstep.ranks.executor.pace import CALL_BYTES_MIN, Pace
+
+MIB = 1 << 20
+
+
+def after(calls: int, nbytes: int, seconds: float) -> int:
+    """Return what a call should move once `calls` have moved so much, one after the other."""
+    pace = Pace()
+    for number in range(calls):
+        pace.begin(number * seconds)
+        pace.end(nbytes, (number + 1) * seconds)
+    return pace.call_bytes
+
+
+def test_calls_are_small_before_anything_is_known() -> None:
+    assert Pace().call_bytes == CALL_BYTES_MIN
+
+
+@pytest.mark.parametrize(
+    ("mib_a_second", "expected_mib"), [(100, 4), (400, 4), (1000, 10), (2000, 20), (10_000, 32)]
+)
+def test_a_call_moves_what_the_store_moves_in_a_hundredth_of_a_second(
+    mib_a_second: int, expected_mib: int
+) -> None:
+    found = after(50, 8 * MIB, 8 / mib_a_second)
+
+    assert found == pytest.approx(expected_mib * MIB, rel=0.05)
+
+
+def test_calls_that_run_side_by_side_count_together() -> None:
+    pace = Pace()
+    for number in range(50):
+        now = number * 0.01
+        for _ in range(5):
+            pace.begin(now)
+        for _ in range(5):
+            pace.end(4 * MIB, now + 0.01)
+
+    assert pace.call_bytes == pytest.approx(20 * MIB, rel=0.05)
+
+
+def test_a_store_that_becomes_slow_gets_small_calls_again() -> None:
+    pace = Pace()
+    now = 0.0
+    for seconds in [0.001] * 50 + [1.0] * 50:
+        pace.begin(now)
+        now += seconds
+        pace.end(8 * MIB, now)
+
+    assert pace.call_bytes == CALL_BYTES_MIN
+
+
+@pytest.mark.parametrize("nbytes", [0, 4096, CALL_BYTES_MIN - 1])
+def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
+    assert after(20, nbytes, 0.001) == CALL_BYTES_MIN
+
+
+def test_a_clock_that_stands_still_does_no_harm() -> None:
+    assert after(50, 8 * MIB, 0.0) == CALL_BYTES_MIN
+
+
+def test_a_store_that_never_rests_is_looked_at_all_the_same() -> None:
+    pace = Pace()
+    pace.begin(0.0)
+    for number in range(200):
+        pace.begin(number * 0.01)
+        pace.end(20 * MIB, (number + 1) * 0.01)
+
+    assert pace.call_bytes == pytest.approx(20 * MIB, rel=0.05)

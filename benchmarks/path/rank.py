@@ -220,7 +220,7 @@ def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Sa
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
     shares = _shares(settings, namespace, member)
-    _take_from_host(settings.turn_bytes * (2 * TURNS + 3))
+    _take_from_host(settings.turn_bytes * (TURNS + 1))
     if settings.cold:
         forget(shares[0])
     cold = fresh_memory(settings.turn_bytes, touched=False)
@@ -231,7 +231,7 @@ def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Sa
         forget([page for share in shares for page in share])
         with spans.span("device"):
             read_device(shares[0], settings.page_bytes)
-    dist.barrier()
+    _take_from_host(settings.turn_bytes * (TURNS + 2))
     began = time.perf_counter()
     prompts = _Prompts(settings, member)
     spans.open_s = time.perf_counter() - began
@@ -260,16 +260,23 @@ def _read(prompts: _Prompts, turn: int, spans: RankSpans) -> None:
         for prompt in of_turn:
             cache.prefetch(prompt.request, prompt.tokens)
         prompts.until(lambda: all(cache.prefetch_done(each.request) for each in of_turn))
-    if prompts.moved("l3_to_l2") != before + prompts.settings.turn_bytes:
-        raise StorageError(f"not all of turn {turn} came back from the store")
+    wanted, came = prompts.settings.turn_bytes, prompts.moved("l3_to_l2") - before
+    if came != wanted:
+        raise StorageError(
+            f"{came} bytes of {wanted} came back from the store; see what else uses it, and the"
+            " warnings before this"
+        )
 
 
 def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) -> None:
     nbytes = prompts.settings.turn_bytes
     source = np.frombuffer(memory[turn * nbytes : (turn + 1) * nbytes], dtype=np.uint8)
     target = np.frombuffer(memory[:nbytes] if turn else memory[nbytes:][:nbytes], dtype=np.uint8)
+    step = prompts.settings.page_bytes
     with spans.span("limit_l2_l1"):
-        np.copyto(target, source)
+        # Page by page: a copy of everything in one would go past the caches, and pages lie apart.
+        for at in range(0, nbytes, step):
+            np.copyto(target[at : at + step], source[at : at + step])
     of_turn = prompts.of_turn(turn)
     with spans.span("l2_l1"):
         prompts.admit(of_turn)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
+from ...errors import ConfigError
 from ...page_format.namespace import Namespace, model_digest
 from ...ranks.orders import KV_POOL
 from ...storage_backends.registry import make_backend
@@ -74,6 +75,12 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
     """
     from .rank import read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
 
+    capabilities = make_backend(settings.store).capabilities
+    if not capabilities.shared:
+        raise ConfigError(
+            f"store {settings.uri.text!r} keeps pages for its own process only, and they are read in"
+            " another one; give a store that processes share"
+        )
     # A model that nobody had before, so that nothing is found which was not written here.
     settings = replace(settings, model=f"bench-path-{secrets.token_hex(8)}")
     namespace = Namespace(
@@ -90,7 +97,7 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
             for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
                 shutil.rmtree(left, ignore_errors=True)
             asyncio.run(_remove(settings, namespace))
-    return _report(settings, written, read, load)
+    return _report(settings, written, read, load, left_behind=not capabilities.lists)
 
 
 def _run(
@@ -118,6 +125,8 @@ def _report(
     written: "Sequence[RankSpans]",
     read: "Sequence[RankSpans]",
     load: float,
+    *,
+    left_behind: bool,
 ) -> PathReport:
     ranks = [replace(w, turns=w.turns | r.turns) for w, r in zip(written, read, strict=True)]
     nbytes = settings.ranks * settings.turn_bytes
@@ -154,7 +163,7 @@ def _report(
         limit_l2_l3_cpu_s_per_gb=cpu["limit_l2_l3"],
         limit_device_gbps=gbps.get("device"),
         limit_text=_limit_text(settings),
-        left_behind=not make_backend(settings.store).capabilities.lists,
+        left_behind=left_behind,
         open_s=max(rank.open_s for rank in read),
         load=load,
         python=platform.python_version(),

@@ -46,6 +46,16 @@ def name_digest(name: ObjectName) -> bytes | None:
     return blake2b(before + text + after, digest_size=NAME_DIGEST_BYTES).digest()
 
 
+@lru_cache(maxsize=1 << 13)
+def located(name: ObjectName) -> tuple[bytes, str] | None:
+    """Return the digest of a name and the path of its object; None as `name_digest`.
+
+    What was asked for lately is known: a page is looked for, and then it is read.
+    """
+    digest = name_digest(name)
+    return None if digest is None else (digest, object_path(name.namespace, digest))
+
+
 def full_name(name: ObjectName) -> str:
     """Return the name as one text."""
     return f"{name.namespace}/{name.key}/{name.pool}/{name.shard}"

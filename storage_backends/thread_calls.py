@@ -118,7 +118,7 @@ class ThreadCalls:
         if not items:
             return []
         stop = Stop(deadline)
-        slices = _cut(weights, sum(weights), 2 * self._threads, job_weight_min)
+        slices = _cut(weights, sum(weights), self._threads, job_weight_min)
         self._stops.add(stop)
         self._quiet.clear()
         jobs: list[Future[list[Result]]] = []

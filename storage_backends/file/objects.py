@@ -20,8 +20,7 @@ from ...page_format.object_header import HeaderFinding
 from ...page_format.object_name import (
     OBJECTS,
     ObjectName,
-    name_digest,
-    object_path,
+    located,
 )
 from ...page_format.object_shape import ObjectShape
 from ..addresses import address_of
@@ -121,15 +120,15 @@ class ObjectFiles:
 
     def exists(self, name: ObjectName) -> bool:
         """Say whether there is something under this name."""
-        path = _path_of(name)
-        return path is not None and os.access(path, os.F_OK, dir_fd=self._root_fd)
+        place = located(name)
+        return place is not None and os.access(place[1], os.F_OK, dir_fd=self._root_fd)
 
     def remove(self, name: ObjectName, stop: Stop | None = None) -> bool:
         """Remove the object; True if the name is free now."""
-        digest = name_digest(name)
-        if digest is None:
+        place = located(name)
+        if place is None:
             return False
-        path = object_path(name.namespace, digest)
+        path = place[1]
         if not self._is_within(path, stop):
             return True
         try:
@@ -151,15 +150,15 @@ class ObjectFiles:
     def read(self, read: Read, stop: Stop) -> ReadOutcome:
         """Read the object into its buffers and verify it. What is bad goes to the quarantine."""
         name, buffers, shape = read
-        digest = name_digest(name)
-        if digest is None:
+        place = located(name)
+        if place is None:
             return ReadOutcome.FAILED
+        digest, path = place
         if stop.due():
             return ReadOutcome.TIMED_OUT
         targets = fitting(buffers, shape.nbytes, writable=True)
         if targets is None:
             return ReadOutcome.FAILED
-        path = object_path(name.namespace, digest)
         if not self._is_within(path, stop):
             return ReadOutcome.CORRUPT
         direct = self._direct_for(targets, shape)
@@ -194,11 +193,11 @@ class ObjectFiles:
 
         An object that lacks a column of this one is replaced by one that has the columns of both.
         """
-        digest = name_digest(name)
+        place = located(name)
         views = fitting(buffers, shape.nbytes)
-        if digest is None or views is None:
+        if place is None or views is None:
             return WriteOutcome.FAILED
-        new = _New(name, digest, object_path(name.namespace, digest), views, shape)
+        new = _New(name, *place, views, shape)
         failure: OSError | None = None
         for _ in range(_WRITE_TRIES):
             if stop.due():
@@ -363,8 +362,8 @@ class ObjectFiles:
 
 
 def _path_of(name: ObjectName) -> str | None:
-    digest = name_digest(name)
-    return None if digest is None else object_path(name.namespace, digest)
+    place = located(name)
+    return None if place is None else place[1]
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ...page_format.object_header import HEADER_BYTES, ExpectedHeader, part_checksum
-from ...page_format.object_name import name_digest, object_path
+from ...page_format.object_name import located
 from ..base import Read, ReadOutcome
 from ..thread_calls import Stop
 from .directories import OwnDirectories
@@ -89,10 +89,10 @@ class QuickReads:
         """Return where the objects are, without those that cannot be read in one call."""
         files: list[_File] = []
         for at, (name, buffers, _) in enumerate(group):
-            digest = name_digest(name)
-            if digest is None or len(buffers) != 1:
+            place = located(name)
+            if place is None or len(buffers) != 1:
                 continue
-            path, (target,) = object_path(name.namespace, digest), buffers
+            (digest, path), (target,) = place, buffers
             if not _is_plain(target, expected.payload_bytes):
                 continue
             if self._own.foreign(self._root_fd, path) is None:

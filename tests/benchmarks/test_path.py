@@ -1,7 +1,7 @@
 """`lockstep bench path`: what it measures, and what it leaves. No figure is judged here."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from lockstep.page_format.object_header import HEADER_BYTES
 from tests.kit.launch.in_process import Run, run_lockstep
 
 PAGE = 8192
+Ranks = Callable[[Measurement[RankSpans], Say], list[RankSpans]]
 SMALL = ["--page-bytes", f"{PAGE}", "--bytes", f"{24 * PAGE}"]
 
 
@@ -81,13 +82,13 @@ def test_pages_that_do_not_come_back_end_the_measurement_by_name(
 def test_a_measurement_that_is_interrupted_leaves_nothing(
     bench_path: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> list[RankSpans]:
+    def interrupt(measurement: Measurement[RankSpans], say: Say) -> list[RankSpans]:
         raise Interrupted
 
-    turns = iter([run_ranks, interrupt])
+    rounds: list[Ranks] = [interrupt, run_ranks]
 
     def next_turn(measurement: Measurement[RankSpans], say: Say) -> list[RankSpans]:
-        return next(turns)(measurement, say)
+        return rounds.pop()(measurement, say)
 
     monkeypatch.setattr(benchmark, "run_ranks", next_turn)
 

@@ -252,8 +252,8 @@ class CacheConfig:
     host_pages: int
     """Pages in host memory (L2); 0 turns L2 and with it L3 off."""
     populate_host: bool = False
-    """Take the host's pages from the system at once, in the background, and not at their first use,
-    which can take longer than the copy into them."""
+    """Take the host's pages from the system in the background, while no store moves bytes, and not at
+    their first use, which can take longer than the copy into them."""
     store: str | None = field(default=None, repr=False)
     """The store's URI (L3), which may have a password in it, or None. `{rank}` in it stands
     for the rank, where each has its own."""

@@ -11,7 +11,6 @@ Whatever is not as expected is nobody's concern here: it is read again, by who c
 import os
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ...page_format.object_header import HEADER_BYTES, ExpectedHeader, part_checksum
@@ -25,7 +24,6 @@ _GROUP_PAGES: Final = 64
 """As many headers are kept before they are looked at; more would take the caches from the pages."""
 _PAYLOAD_BYTES_MAX: Final = 4 << 20
 """Larger ones are read in pieces, so that one can be hashed while it is still in the core's cache."""
-_SHAPE: Final = attrgetter("shape")
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 
@@ -61,7 +59,7 @@ class QuickReads:
         """Return what became of each read; `otherwise` reads what is not as expected."""
         outcomes: list[ReadOutcome] = []
         for start in range(0, len(reads), _GROUP_PAGES):
-            for _, alike in groupby(reads[start : start + _GROUP_PAGES], _SHAPE):
+            for _, alike in groupby(reads[start : start + _GROUP_PAGES], _shape_of):
                 group = list(alike)
                 sound = self._read_alike(group, stop)
                 for at, read in enumerate(group):
@@ -121,6 +119,11 @@ def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found
             close(fd)
         found.append(_Found(nbytes, bytes(header), [checksum(part) for part in parts]))
     return found
+
+
+def _shape_of(read: Read) -> int:
+    """Return a number that reads of one shape have in common, which is one object for a whole pool."""
+    return id(read.shape)
 
 
 def _is_plain(buffer: memoryview, nbytes: int) -> bool:

@@ -3,8 +3,9 @@
 import asyncio
 import subprocess
 import threading
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,9 @@ from lockstep.storage_backends import threaded_backend
 from lockstep.storage_backends.base import ReadOutcome
 from lockstep.storage_backends.daemon_threads import DaemonThreads
 from lockstep.storage_backends.file import backend as file
-from lockstep.storage_backends.thread_calls import ThreadCalls
+from lockstep.storage_backends.thread_calls import Stop, ThreadCalls
 from tests.kit.programs import program
-from tests.kit.storage.calls import get, object_name, opened, page, put
+from tests.kit.storage.calls import get, object_name, opened, page, put, soon
 from tests.kit.storage.files import FileStore, Gate, files_open_below
 
 PROGRAM = "tests.kit.storage.hung"
@@ -178,3 +179,47 @@ def test_threads_that_never_began_end_at_once() -> None:
     said = list[str]()
     DaemonThreads(2, "lockstep-file", at_end=lambda: said.append("end")).end().result(0)
     assert said == ["end"]
+
+
+async def test_the_loop_is_woken_once_for_all_jobs_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time it is woken, all threads of the process stand still."""
+    loop, woken = asyncio.get_running_loop(), list[object]()
+    wake = loop.call_soon_threadsafe
+
+    def count(*arguments: Any, **named: Any) -> asyncio.Handle:
+        woken.append(arguments)
+        return wake(*arguments, **named)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+    calls = ThreadCalls(4, "jobs", at_end=lambda: None)
+
+    doubled = await calls.run(
+        lambda items, _: [2 * each for each in items],
+        range(8),
+        weights=[1] * 8,
+        job_weight_min=1,
+        late=-1,
+        deadline=soon(),
+    )
+
+    assert doubled == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert len(woken) == 1
+    assert await calls.close(60)
+
+
+async def test_a_job_that_raises_is_raised_in_its_call_once_all_jobs_have_ended() -> None:
+    ended = threading.Semaphore(0)
+    calls = ThreadCalls(2, "jobs", at_end=lambda: None)
+
+    def divide(items: Sequence[int], _: Stop) -> list[int]:
+        with ExitStack() as at_end:
+            at_end.callback(ended.release)
+            return [1 // each for each in items]
+
+    with pytest.raises(ZeroDivisionError):
+        await calls.run(divide, [0, 1], weights=[1, 1], job_weight_min=1, late=-1, deadline=soon())
+
+    assert [ended.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+    assert await calls.close(60)

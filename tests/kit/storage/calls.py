@@ -165,7 +165,9 @@ async def get_many(
 ) -> list[Found]:
     """Read the pages of these numbers in one call."""
     buffers = {number: bytearray(nbytes) for number in numbers}
-    reads = [reading(object_name(number), buffer) for number, buffer in buffers.items()]
+    # One shape for all of them, as the pages of a pool have.
+    shape = ObjectShape.whole(nbytes)
+    reads = [reading(object_name(number), buffer, shape) for number, buffer in buffers.items()]
     outcomes = await backend.read(reads, deadline=soon())
     return list(zip(outcomes, buffers.values(), strict=True))
 

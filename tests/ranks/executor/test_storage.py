@@ -27,6 +27,7 @@ from lockstep.page_format.page_layout import ShardLayout
 from lockstep.ranks.executor import pace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
+from lockstep.ranks.executor.pace import Pace
 from lockstep.ranks.orders import KV_POOL, Cancel, Fetch, LookUp, Need, ObjectTransfer, Put
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
@@ -572,3 +573,33 @@ def test_nothing_is_reported_twice(start: Start, store: StorageBackend) -> None:
     seen += happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
 
     assert len(seen) == len(set(seen))
+
+
+def three_mib(pace: Pace, nbytes: int, now: float) -> None:
+    """Stands in the place of what a pace concludes from a call."""
+    pace.call_bytes = 3 << 20
+
+
+def test_a_call_to_the_store_moves_what_its_pace_allows(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HeldStore()
+    monkeypatch.setattr(Pace, "end", three_mib)
+    executor = start(plain_layout(1 << 20), store, host_pages=8)
+
+    persisted(executor, 8)
+    store.forget_entered()
+    happened(executor, [Fetch(2, objects(8), LONG_S)], includes(Landed(2, 8)))
+
+    calls = [[int(key, 16) for key in store.next_entered()] for _ in range(3)]
+    assert sorted(calls) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_a_wait_does_not_end_for_a_fetch_that_has_only_come_further(start: Start) -> None:
+    executor = start(plain_layout(ONE_CALL_BYTES), HeldStore(), host_pages=8)
+    persisted(executor, 8)
+
+    executor.carry_out([Fetch(2, objects(8), LONG_S)])
+    executor.wait(LONG_S)
+
+    assert executor.progress()[-1] == Landed(2, 8)

@@ -38,7 +38,7 @@ from .bare_files import (
 )
 from .settings import PAGE_TOKENS, PROMPTS, TURNS, PathSettings
 
-_IDLE_S: Final = 0.005
+_IDLE_S: Final = 0.02
 """How long a step of an engine without work waits for something to happen."""
 _CAP_S: Final = 120.0
 _SEED: Final = b"lockstep bench path"

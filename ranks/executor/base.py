@@ -54,10 +54,10 @@ class Executor(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there is progress that can be waited for, at the latest after `timeout_s`.
+        """Return when there is progress to report, at the latest after `timeout_s`.
 
-        That a fetch has come further and is not done is none. Returns at once while copies wait for
-        `begin_copies`, which is the caller's to call.
+        Where it is only that fetches have come further, it is gathered for a few milliseconds. Returns
+        at once while copies wait for `begin_copies`, which is the caller's to call.
         """
         ...
 

@@ -46,6 +46,9 @@ from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
 
 _log = logging.getLogger(__name__)
 
+_GATHER_S = 0.005
+"""How long a wait gathers fetches that have come further and are not done."""
+
 
 class RankExecutor:
     """Carries out the orders of one rank's replica; see `Executor`.
@@ -206,9 +209,13 @@ class RankExecutor:
         if self._held:
             return
         until = time.monotonic() + timeout_s
+        gathering = False
         while not self._flights.has_news():
             now = time.monotonic()
             self._flights.pass_until(now)
+            if self._flights.has_progress() and not gathering:
+                # More is likely to come further, and each time that is told costs a round.
+                until, gathering = min(until, now + _GATHER_S), True
             if self._flights.has_news() or now >= until:
                 return
             deadline = self._flights.next_deadline()

@@ -64,11 +64,12 @@ class Flights:
         """Say whether there may still be something to report of `operation`."""
         return operation in self._flights
 
-    def has_news(self) -> bool:
-        """Say whether `collect` would return more than that fetches have come further.
+    def has_progress(self) -> bool:
+        """Say whether `collect` would return anything."""
+        return bool(self._progress)
 
-        That alone changes nothing that an engine could be waiting for.
-        """
+    def has_news(self) -> bool:
+        """Say whether `collect` would return more than that fetches have come further."""
         return len(self._progress) > self._on_its_way
 
     def collect(self) -> list[Progress]:

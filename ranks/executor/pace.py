@@ -14,11 +14,11 @@ _CALL_S: Final = 0.01
 _WINDOW_S: Final = 0.05
 """A store that never rests is looked at this often."""
 _LEAST_S: Final = 0.0005
-"""What lasts less long is the end of something that was looked at already."""
+"""What lasts less long is not looked at."""
 
 
 class Pace:
-    """What a store moves in a second, as the calls that return show. One thread uses it.
+    """What a store moves one way, as the calls that return show. One thread uses it.
 
     Times are in seconds, on one clock that does not go back.
     """
@@ -28,20 +28,21 @@ class Pace:
         """The bytes that one call should move, unless a single page has more."""
         self._calls = 0
         self._since = 0.0
+        self._least_s = 0.0
         self._nbytes = 0
 
     def begin(self, now: float) -> None:
         """Note that a call begins."""
         if not self._calls:
-            self._since, self._nbytes = now, 0
+            self._since, self._nbytes, self._least_s = now, 0, _LEAST_S
         self._calls += 1
 
     def end(self, nbytes: int, now: float) -> None:
-        """Note that a call has moved so many bytes."""
+        """Note that a call ends, which has moved so many bytes; none for what was not there."""
         self._calls -= 1
         self._nbytes += nbytes
         lasted_s = now - self._since
-        if lasted_s < (_WINDOW_S if self._calls else _LEAST_S):
+        if lasted_s < (_WINDOW_S if self._calls else self._least_s):
             return
         # A store that has little to move says nothing of how fast it is.
         if lasted_s < _WINDOW_S and self._nbytes < CALL_BYTES_MIN:
@@ -49,4 +50,5 @@ class Pace:
         wanted = self._nbytes / lasted_s * _CALL_S
         likely = (self.call_bytes + wanted) / 2
         self.call_bytes = int(min(max(likely, CALL_BYTES_MIN), CALL_BYTES_MAX))
-        self._since, self._nbytes = now, 0
+        # Calls that go on have moved bytes already, which a short time would make too much of.
+        self._since, self._nbytes, self._least_s = now, 0, _WINDOW_S

@@ -96,7 +96,7 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
-        self._pace = Pace()
+        self._paces = {FetchTransfer: Pace(), PersistTransfer: Pace()}
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -259,8 +259,8 @@ class StorageLoop:
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
     async def _drive(self, transfer: Transfer) -> None:
-        bytes_max = min(self._pace.call_bytes, self._room.bytes_max)
-        for batch in transfer.batches(bytes_max):
+        pace = self._paces[type(transfer)]
+        for batch in transfer.batches(lambda: min(pace.call_bytes, self._room.bytes_max)):
             share = await self._room.take(batch.nbytes)
             if not transfer.wants(batch) or time.monotonic() >= transfer.deadline:
                 self._room.give_back(share)
@@ -269,7 +269,7 @@ class StorageLoop:
             transfer.calls.add(call)
             # A callback and not a `finally`, because a task that is cancelled early never runs.
             began = time.monotonic()
-            self._pace.begin(began)
+            pace.begin(began)
             call.add_done_callback(partial(self._returned, transfer, batch, share, began))
             # The call begins before the next batch is put together.
             await asyncio.sleep(0)
@@ -289,11 +289,11 @@ class StorageLoop:
     ) -> None:
         transfer.calls.discard(call)
         self._room.give_back(share)
-        self._pace.end(batch.nbytes, time.monotonic())
         self._late.note(began, transfer.deadline)
         if self._trouble is not None:
             _is_told_of(call)
             return
+        before = transfer.bytes_ok
         outcomes: Sequence[int] | None = None
         try:
             outcomes = outcomes_of(call, batch)
@@ -302,6 +302,7 @@ class StorageLoop:
                 _log.error("the store failed in operation %d: %r", transfer.operation, error)
         for progress in transfer.returned(batch, outcomes):
             self._report(progress)
+        self._paces[type(transfer)].end(transfer.bytes_ok - before, time.monotonic())
         self._conclude(transfer)
 
     def _conclude(self, transfer: Transfer) -> None:

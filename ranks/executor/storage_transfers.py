@@ -7,7 +7,7 @@ always a prefix. The storage loop runs the batches, and everything here happens 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,17 +117,19 @@ class Transfer(ABC):
         self._objects = objects
         self._pages = sum(len(transfer.keys) for transfer in order.transfers)
 
-    def batches(self, bytes_max: int) -> Iterator[Batch]:
-        """Yield the batches in order, none larger than `bytes_max` but for a single page."""
+    def batches(self, bytes_max: Callable[[], int]) -> Iterator[Batch]:
+        """Yield the batches in order, none larger than `bytes_max` says then, but for a single page."""
         first = 0
         for transfer in map(self._part, self._transfers):
             page_bytes = self._objects.page_bytes(transfer.pool)
             shape = self._objects.shape(transfer.pool)
-            step = max(1, min(BATCH_PAGES, bytes_max // page_bytes))
-            for start in range(0, len(transfer.keys), step):
+            start = 0
+            while start < len(transfer.keys):
+                step = max(1, min(BATCH_PAGES, bytes_max() // page_bytes))
                 objects = self._objects_of(transfer, start, start + step)
                 nbytes = len(objects) * page_bytes
                 yield Batch(first + start, transfer.pool, objects, shape, nbytes)
+                start += step
             first += len(transfer.keys)
 
     def is_driven(self) -> bool:

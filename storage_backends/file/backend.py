@@ -60,6 +60,10 @@ _JOB_NAMES_MIN: Final = 8192
 _LONG_LOOK_S: Final = 50e-6
 """A look at a name that takes longer waits for a device or a network. Shorter ones are mostly Python's
 own work, and calls that do it side by side take three times as long as one after the other."""
+_LOOKS_TOLD: Final = 16
+"""As many looks tell how long one lasts."""
+_LOOK_TURN_S: Final = 0.01
+"""How long a call waits for its turn: whoever has it longer waits for the filesystem."""
 _NAMES_SEEN_MAX: Final = 1 << 20
 _OPEN_TIMEOUT_S: Final = 30.0
 _LIST_TIMEOUT_S: Final = 60.0
@@ -169,18 +173,19 @@ class FileBackend(ThreadedBackend):
         return await self._seen.exist(names, lambda unknown: self._ask(unknown, deadline))
 
     async def _ask(self, names: Sequence[ObjectName], deadline: float) -> list[bool]:
-        """Ask the filesystem for names: one call after the other, where that is quicker."""
-        if self._looks_last:
-            return await self._run_by_names(self._look_up, names, deadline)
-        try:
-            async with asyncio.timeout(deadline - monotonic()):
-                await self._looking.acquire()
-        except TimeoutError:
-            return [False] * len(names)
+        """Ask the filesystem for names: one call after the other, while that is quicker."""
+        has_turn = False
+        if not self._looks_last:
+            try:
+                async with asyncio.timeout(_LOOK_TURN_S):
+                    has_turn = await self._looking.acquire()
+            except TimeoutError:
+                self._looks_last = True
         try:
             return await self._run_by_names(self._look_up, names, deadline)
         finally:
-            self._looking.release()
+            if has_turn:
+                self._looking.release()
 
     async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
         """Read the objects into their buffers, and verify them."""
@@ -248,9 +253,10 @@ class FileBackend(ThreadedBackend):
 
     def _look_up(self, names: Sequence[ObjectName], stop: Stop) -> list[bool]:
         began = monotonic()
-        found = [not stop.due() and self._files.exists(name) for name in names]
-        self._looks_last = monotonic() - began > _LONG_LOOK_S * len(names)
-        return found
+        found = [self._files.exists(name) for name in names if not stop.due()]
+        if len(found) >= _LOOKS_TOLD:
+            self._looks_last = monotonic() - began > _LONG_LOOK_S * len(found)
+        return found + [False] * (len(names) - len(found))
 
     def _read(self, reads: Sequence[Read], stop: Stop) -> list[ReadOutcome]:
         return self._files.read_all(reads, stop)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from ...page_format.object_header import HEADER_BYTES, ExpectedHeader, part_checksum
+from ...page_format.object_header import HEADER_BYTES, PIECE_BYTES, ExpectedHeader, part_checksum
 from ...page_format.object_name import located
 from ..base import Read, ReadOutcome
 from ..thread_calls import Stop
@@ -22,8 +22,9 @@ from .listing import READ_FLAGS
 
 _GROUP_PAGES: Final = 64
 """As many headers are kept before they are looked at; more would take the caches from the pages."""
-_PAYLOAD_BYTES_MAX: Final = 4 << 20
-"""Larger ones are read in pieces, so that one can be hashed while it is still in the core's cache."""
+_PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""Larger ones are read in pieces: so that one can be hashed while it is still in the core's cache, and
+so that a read stops soon after its deadline."""
 
 ReadOne = Callable[[Read, Stop], ReadOutcome]
 
@@ -43,6 +44,7 @@ class _File(NamedTuple):
 class _Found(NamedTuple):
     """What came out of a file."""
 
+    file: _File
     nbytes: int
     header: bytes
     checksums: list[bytes]
@@ -75,9 +77,7 @@ class QuickReads:
         whole = HEADER_BYTES + expected.payload_bytes
         return {
             file.at
-            for file, (nbytes, header, checksums) in zip(
-                files, _read_files(self._root_fd, files, stop), strict=False
-            )
+            for file, nbytes, header, checksums in _read_files(self._root_fd, files, stop)
             if nbytes == whole
             and expected.fits(header, file.digest)
             and expected.stated(header) == b"".join(checksums)
@@ -99,25 +99,29 @@ class QuickReads:
 
 
 def _read_files(root_fd: int, files: Sequence[_File], stop: Stop) -> list[_Found]:
-    """Return what came out of the files, up to the first that cannot be opened or read."""
+    """Return what came out of the files that can be opened and read before it is time to stop."""
     header, beyond = bytearray(HEADER_BYTES), bytearray(1)
     found: list[_Found] = []
     # Looked up once, since all of it has left the core's cache when a page has gone through.
     open_, preadv, close, checksum, due = os.open, os.preadv, os.close, part_checksum, stop.due
-    for _, _, path, target, parts in files:
+    for file in files:
+        _, _, path, target, parts = file
         if due():
             break
         try:
             fd = open_(path, READ_FLAGS, dir_fd=root_fd)
         except OSError:
-            break
+            continue
         try:
             nbytes = preadv(fd, (header, target, beyond), 0)
         except OSError:
-            break
+            continue
         finally:
             close(fd)
-        found.append(_Found(nbytes, bytes(header), [checksum(part) for part in parts]))
+        # What is read in pieces elsewhere stops between two of them.
+        if len(target) > PIECE_BYTES and due():
+            break
+        found.append(_Found(file, nbytes, bytes(header), [checksum(part) for part in parts]))
     return found
 
 

@@ -46,7 +46,6 @@ from lockstep.storage_backends.records.shardings import Shardings
 
 NAMESPACE = "ab" * 32
 PATIENCE_S = 30.0
-LOOK_AGAIN_S = 0.01
 """How long a test waits for what must come; only a failing test waits that long."""
 LONG_S = 600.0
 """The time of an order that is to end before it passes."""
@@ -163,8 +162,7 @@ def waited(executor: RankExecutor, enough: Callable[[list[Progress]], bool]) -> 
     deadline = time.monotonic() + PATIENCE_S
     while not enough(progress):
         assert time.monotonic() < deadline, f"only this has happened: {progress}"
-        # A wait does not end for a fetch that has only come further, which may be what is waited for.
-        executor.wait(min(LOOK_AGAIN_S, deadline - time.monotonic()))
+        executor.wait(deadline - time.monotonic())
         progress += executor.progress()
     return progress
 

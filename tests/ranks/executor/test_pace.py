@@ -59,6 +59,21 @@ def test_calls_that_found_little_to_move_say_nothing(nbytes: int) -> None:
     assert after(20, nbytes, 0.001) == CALL_BYTES_MIN
 
 
+def test_calls_that_end_right_after_a_look_are_not_taken_for_quick_ones() -> None:
+    """A store of 100 MiB/s, whose five calls have shared it and end within two milliseconds."""
+    pace = Pace()
+    now = 0.0
+    for _ in range(20):
+        for _ in range(5):
+            pace.begin(now)
+        now += 0.2
+        for _ in range(5):
+            now += 0.0004
+            pace.end(4 * MIB, now)
+
+    assert pace.call_bytes == CALL_BYTES_MIN
+
+
 def test_a_clock_that_stands_still_does_no_harm() -> None:
     assert after(50, 8 * MIB, 0.0) == CALL_BYTES_MIN
 

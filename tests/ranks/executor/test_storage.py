@@ -24,6 +24,7 @@ from lockstep.coordinator.ballot import (
 from lockstep.errors import ConfigError, UsageError
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import ShardLayout
+from lockstep.ranks.executor import executor as rank_executor
 from lockstep.ranks.executor import pace
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.executor.lookup import LOOKUP_KEYS
@@ -588,14 +589,18 @@ def test_a_call_to_the_store_moves_what_its_pace_allows(
     executor = start(plain_layout(1 << 20), store, host_pages=8)
 
     persisted(executor, 8)
-    store.forget_entered()
     happened(executor, [Fetch(2, objects(8), LONG_S)], includes(Landed(2, 8)))
+    store.forget_entered()
+    happened(executor, [Fetch(3, objects(8), LONG_S)], includes(Landed(3, 8)))
 
     calls = [[int(key, 16) for key in store.next_entered()] for _ in range(3)]
     assert sorted(calls) == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_wait_does_not_end_for_a_fetch_that_has_only_come_further(start: Start) -> None:
+def test_a_wait_gathers_how_far_a_fetch_has_come(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_executor, "_GATHER_S", LONG_S)
     executor = start(plain_layout(ONE_CALL_BYTES), HeldStore(), host_pages=8)
     persisted(executor, 8)
 
@@ -603,3 +608,19 @@ def test_a_wait_does_not_end_for_a_fetch_that_has_only_come_further(start: Start
     executor.wait(LONG_S)
 
     assert executor.progress()[-1] == Landed(2, 8)
+
+
+def test_a_wait_ends_soon_for_what_lands_after_the_fetch_was_capped(start: Start) -> None:
+    """Nothing more can come then, whatever is still missing."""
+    store = HeldStore()
+    executor = start(plain_layout(ONE_CALL_BYTES), store, host_pages=4)
+    persisted(executor, 1)
+    store.forget_entered()
+    (first,) = keys(1)
+    store.hold(first)
+
+    happened(executor, [Fetch(2, objects(2), LONG_S)], includes(Capped(2, 1)))
+    store.let_go(first)
+    executor.wait(LONG_S)
+
+    assert executor.progress() == [Landed(2, 1)]

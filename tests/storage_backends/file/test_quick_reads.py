@@ -16,7 +16,6 @@ from tests.kit.storage.calls import (
     HEALTHY_S,
     found,
     get_many,
-    now,
     object_name,
     opened,
     page,
@@ -116,7 +115,7 @@ def test_a_group_that_is_stopped_opens_no_further_file(
 
     assert len(wrote) == 1
     assert len(opened_files) == 5
-    assert outcomes[4:] == [ReadOutcome.OK] + [ReadOutcome.TIMED_OUT] * 15
+    assert outcomes == [ReadOutcome.OK] * 5 + [ReadOutcome.TIMED_OUT] * 15
     assert files_open_below(store.root) == []
 
 
@@ -127,6 +126,12 @@ def test_where_an_object_lies_is_the_same_whether_it_was_asked_for_or_not() -> N
     assert located(object_name(1)) == first
     assert located.cache_info().hits == 1
     assert located(object_name(1)._replace(shard="other")) != first
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class SlowLooks:
@@ -150,30 +155,45 @@ async def ask(backend: StorageBackend, number: int, deadline: float) -> list[boo
 async def test_quick_looks_are_made_one_call_after_the_other(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_backend, "_LOOK_TURN_S", HEALTHY_S)
     async with opened(store) as backend:
         looks = SlowLooks(monkeypatch)
         first = asyncio.create_task(ask(backend, 1, soon()))
         assert await asyncio.to_thread(looks.entered.acquire, timeout=HEALTHY_S)
         second = asyncio.create_task(ask(backend, 2, soon()))
 
-        late = await ask(backend, 3, now() + 0.02)
+        await turns()
         others_entered = looks.entered.acquire(blocking=False)
         looks.go_on.set()
 
-        assert late == [False]
         assert not others_entered
         assert await first == await second == [True]
+
+
+async def test_a_look_that_lasts_makes_nobody_else_miss(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(store) as backend:
+        looks = SlowLooks(monkeypatch)
+        both = [asyncio.create_task(ask(backend, number, soon())) for number in (1, 2)]
+
+        entered = [await asyncio.to_thread(looks.entered.acquire, timeout=HEALTHY_S) for _ in both]
+        looks.go_on.set()
+
+        assert entered == [True, True]
+        assert [await each for each in both] == [[True], [True]]
 
 
 async def test_a_look_that_was_cancelled_while_it_waited_holds_up_nobody(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(file_backend, "_LOOK_TURN_S", HEALTHY_S)
     async with opened(store) as backend:
         looks = SlowLooks(monkeypatch)
         first = asyncio.create_task(ask(backend, 1, soon()))
         assert await asyncio.to_thread(looks.entered.acquire, timeout=HEALTHY_S)
         waiting = asyncio.create_task(ask(backend, 2, soon()))
-        await asyncio.sleep(0)
+        await turns()
         waiting.cancel()
         looks.go_on.set()
 
@@ -186,8 +206,10 @@ async def test_looks_that_last_are_made_side_by_side(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(store) as backend:
+        monkeypatch.setattr(file_backend, "_LOOK_TURN_S", HEALTHY_S)
         monkeypatch.setattr(file_backend, "_LONG_LOOK_S", 0.0)
-        assert await ask(backend, 0, soon()) == [False]
+        names = [object_name(number) for number in range(100, 150)]
+        assert await backend.exists(names, deadline=soon()) == [False] * 50
         looks = SlowLooks(monkeypatch)
         both = [asyncio.create_task(ask(backend, number, soon())) for number in (1, 2)]
 

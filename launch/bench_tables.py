@@ -142,7 +142,8 @@ def print_path(report: "PathReport") -> None:
     console.print(
         f"{count(report['ranks'], 'rank')} on {count(report['cpus'], 'core')}, pages of"
         f" {count(report['page_bytes'], 'byte')}, {count(report['threads'], 'thread')} a rank;"
-        f" limit: {report['limit_text']}",
+        f" limit: {report['limit_text']}; medians of {report['turns'] - 1} turns, one right after"
+        " opening",
         soft_wrap=True,
     )
     console.print(
@@ -159,7 +160,7 @@ def print_path(report: "PathReport") -> None:
         )
     if report["left_behind"]:
         console.print(
-            "This store cannot list what it has, so what was written is still there.",
+            "Pages that were written are still there: this store cannot list them, or lets none go.",
             soft_wrap=True,
         )
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_header import HEADER_BYTES, Statement, read_statement
 
 _DEVICE_THREADS: Final = 16
 """As many reads at a time bring most devices to their limit."""
@@ -32,7 +32,10 @@ class StoredPage(NamedTuple):
 class BareFiles:
     """Reads and writes pages of `page_bytes` bytes on `threads` threads."""
 
-    def __init__(self, page_bytes: int, threads: int, *, direct: bool = False) -> None:
+    def __init__(
+        self, page_bytes: int, threads: int, *, direct: bool = False, hashes: bool = True
+    ) -> None:
+        self._hashes = hashes
         self._page_bytes = page_bytes
         self._threads = threads
         self._direct = os.O_DIRECT if direct else 0
@@ -41,7 +44,7 @@ class BareFiles:
         self._divide(threads, lambda _first, _last: None)
 
     def read(self, pages: Sequence[StoredPage], memory: memoryview) -> None:
-        """Read pages side by side into `memory`, and hash each."""
+        """Read pages side by side into `memory`, and hash each unless that was not wanted."""
         nbytes = self._page_bytes
 
         def some(first: int, last: int) -> None:
@@ -54,7 +57,8 @@ class BareFiles:
                     os.preadv(fd, [header, page], offset)
                 finally:
                     os.close(fd)
-                xxhash.xxh3_128_digest(page)
+                if self._hashes:
+                    xxhash.xxh3_128_digest(page)
 
         self._divide(len(pages), some)
 
@@ -95,14 +99,27 @@ def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
     return [StoredPage(str(file), 0) for file in files]
 
 
-def pages_of_slots(directory: Path, slot_bytes: int, count: int) -> list[StoredPage]:
-    """Return the first `count` pages in the files of slots of a store."""
-    pages = [
-        StoredPage(str(file), offset)
-        for file in sorted(directory.glob("slots-*"))
-        for offset in range(0, file.stat().st_size, slot_bytes)
-    ]
-    return pages[:count]
+def pages_of_slots(directory: Path, slot_bytes: int, namespace: str) -> list[StoredPage]:
+    """Return the pages of a namespace in the files of slots of a store."""
+    pages: list[StoredPage] = []
+    for file in sorted(directory.glob("slots-*")):
+        with file.open("rb", buffering=0) as slots:
+            for offset in range(0, file.stat().st_size, slot_bytes):
+                slots.seek(offset)
+                said = read_statement(memoryview(slots.read(HEADER_BYTES)))
+                if isinstance(said, Statement) and said.name.namespace == namespace:
+                    pages.append(StoredPage(str(file), offset))
+    return pages
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Say whether the filesystem of a directory, which need not be there yet, is in memory."""
+    there = next(each for each in (directory, *directory.parents) if each.exists())
+    device = there.stat().st_dev
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    mounted = {line.split()[2]: line.partition(" - ")[2].split()[0] for line in lines}
+    kind = mounted.get(f"{os.major(device)}:{os.minor(device)}")
+    return kind in ("tmpfs", "ramfs")
 
 
 def forget(pages: Sequence[StoredPage]) -> None:
@@ -133,8 +150,8 @@ def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
 
 
 def read_device(pages: Sequence[StoredPage], page_bytes: int) -> None:
-    """Read pages as fast as the device gives them: many at a time, past the page cache."""
-    bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True)
+    """Read pages as fast as the device gives them: many at a time, past the page cache, unhashed."""
+    bare = BareFiles(page_bytes, _DEVICE_THREADS, direct=True, hashes=False)
     try:
         bare.read(pages, fresh_memory(page_bytes * len(pages), touched=True))
     finally:

@@ -181,7 +181,32 @@ class _Prompts:
         return self.cache.page_table(prompt.request), keys
 
 
+@contextmanager
+def _named(settings: PathSettings) -> Generator[None]:
+    """Say what a system call that fails means for the measurement."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the measurement cannot go on: {error.strerror or error}; see whether there is room in"
+            f" {settings.limit_directory} for {settings.ranks * settings.rank_bytes} bytes, and four"
+            " times as much memory, or give less with --bytes"
+        ) from error
+
+
 def write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+    """Write prompts as `_write_prompts`; raises `StorageError` for what the system refuses."""
+    with _named(settings):
+        return _write_prompts(settings, namespace, member, say)
+
+
+def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+    """Read prompts as `_read_prompts`; raises `StorageError` for what the system refuses."""
+    with _named(settings):
+        return _read_prompts(settings, namespace, member, say)
+
+
+def _write_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
     """Write all prompts through a cache, and as many bytes by bare calls before each."""
     _like_an_engine()
     spans = RankSpans()
@@ -189,6 +214,10 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
     directory = settings.limit_directory / f"bench-{namespace[:16]}-{member.rank}"
     directory.mkdir(parents=True)
     memory = fresh_memory(settings.turn_bytes, touched=True)
+    # The first files take their room from the machine, and later ones what the first have left.
+    names = [f"first-{page}" for page in range(settings.turn_pages)]
+    bare.write(directory, names, memory)
+    _unlink(directory, names)
     prompts = _Prompts(settings, member)
     try:
         for turn in range(TURNS):
@@ -196,9 +225,8 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
             names = [f"{turn}-{page}" for page in range(settings.turn_pages)]
             with spans.span("limit_l2_l3"):
                 bare.write(directory, names, memory)
-            if settings.files_of_its_own:
-                for name in names:
-                    (directory / name).unlink()
+            if settings.uri.scheme in ("file", "3fs"):
+                _unlink(directory, names)
             of_turn = prompts.of_turn(turn)
             prompts.admit(of_turn)
             prompts.compute(of_turn)
@@ -214,21 +242,20 @@ def write_prompts(settings: PathSettings, namespace: str, member: Member, say: S
     return spans
 
 
-def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
+def _read_prompts(settings: PathSettings, namespace: str, member: Member, say: Say) -> RankSpans:
     """Read all prompts through a new cache, and as many bytes by bare calls before each."""
     _like_an_engine()
     spans = RankSpans()
     bare = BareFiles(settings.page_bytes, settings.threads, direct=settings.direct)
     shares = _shares(settings, namespace, member)
     _take_from_host(settings.turn_bytes * (TURNS + 1))
-    if settings.cold:
-        forget(shares[0])
+    _forget_all(settings, shares)
     cold = fresh_memory(settings.turn_bytes, touched=False)
     with spans.span("limit_first"):
         bare.read(shares[0], cold)
     warm = fresh_memory(settings.turn_bytes * TURNS, touched=True)
+    _forget_all(settings, shares)
     if settings.cold:
-        forget([page for share in shares for page in share])
         with spans.span("device"):
             read_device(shares[0], settings.page_bytes)
     _take_from_host(settings.turn_bytes * (TURNS + 2))
@@ -240,10 +267,10 @@ def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Sa
             _progress(say, member, f"reading, turn {turn + 1} of {TURNS}")
             if turn:
                 into = warm[turn * settings.turn_bytes :][: settings.turn_bytes]
+                _forget_all(settings, shares)
                 with spans.span("limit_l3_l2"):
                     bare.read(shares[turn], into)
-                if settings.cold:
-                    forget([page for share in shares for page in share])
+                _forget_all(settings, shares)
             _read(prompts, turn, spans)
             _load(prompts, turn, spans, warm)
             _until_populated()
@@ -251,6 +278,11 @@ def read_prompts(settings: PathSettings, namespace: str, member: Member, say: Sa
         prompts.cache.close()
         bare.close()
     return spans
+
+
+def _unlink(directory: Path, names: Sequence[str]) -> None:
+    for name in names:
+        (directory / name).unlink()
 
 
 def _read(prompts: _Prompts, turn: int, spans: RankSpans) -> None:
@@ -285,6 +317,13 @@ def _load(prompts: _Prompts, turn: int, spans: RankSpans, memory: memoryview) ->
         prompts.cache.release(prompt.request)
 
 
+def _forget_all(settings: PathSettings, shares: Sequence[Sequence[StoredPage]]) -> None:
+    """Have the kernel forget the files of all ranks, where that is wanted; none reads meanwhile."""
+    if settings.cold:
+        dist.barrier()
+        forget([page for share in shares for page in share])
+
+
 def _shares(
     settings: PathSettings, namespace: str, member: Member
 ) -> Sequence[Sequence[StoredPage]]:
@@ -295,7 +334,7 @@ def _shares(
         path = object_path(namespace, bytes(NAME_DIGEST_BYTES))
         found = pages_of_files((directory / path).parents[1], settings.page_bytes)
     elif settings.slots:
-        found = pages_of_slots(directory, settings.slot_bytes, count * member.ranks)
+        found = pages_of_slots(directory, settings.slot_bytes, namespace)
     else:
         found = [
             page

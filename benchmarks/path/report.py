@@ -8,12 +8,14 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LockstepError
 from ...page_format.namespace import Namespace, model_digest
+from ...ranks.executor.host_memory import available_host_memory
 from ...ranks.orders import KV_POOL
 from ...storage_backends.registry import make_backend
 from ..empty_directories import no_directories_left
@@ -58,7 +60,7 @@ class PathReport(TypedDict):
     limit_text: str
     """What the limits were measured on."""
     left_behind: bool
-    """Whether what was written is still there, since the store cannot list what it has."""
+    """Whether pages are still there that were written: the store cannot list them, or lets none go."""
     open_s: float
     """How long opening the cache took, until the first prefetch could begin."""
     load: float
@@ -75,12 +77,12 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
     """
     from .rank import read_prompts, write_prompts  # noqa: PLC0415 - needs torch, which takes seconds.
 
-    capabilities = make_backend(settings.store).capabilities
-    if not capabilities.shared:
+    if not make_backend(settings.store).capabilities.shared:
         raise ConfigError(
             f"store {settings.uri.text!r} keeps pages for its own process only, and they are read in"
             " another one; give a store that processes share"
         )
+    _require_memory(settings)
     # A model that nobody had before, so that nothing is found which was not written here.
     settings = replace(settings, model=f"bench-path-{secrets.token_hex(8)}")
     namespace = Namespace(
@@ -93,11 +95,25 @@ def run(settings: PathSettings, say: Callable[[str], None] = lambda _: None) -> 
             written = _run(settings, partial(write_prompts, settings, namespace), say)
             say(f"starting {settings.ranks} ranks that read")
             read = _run(settings, partial(read_prompts, settings, namespace), say)
-        finally:
-            for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
-                shutil.rmtree(left, ignore_errors=True)
-            asyncio.run(_remove(settings, namespace))
-    return _report(settings, written, read, load, left_behind=not capabilities.lists)
+        except BaseException:
+            # What went wrong is what is told, not that the store cannot be tidied for the same reason.
+            with suppress(LockstepError, OSError):
+                _tidy(settings, namespace)
+            raise
+        left_behind = not _tidy(settings, namespace)
+    return _report(settings, written, read, load, left_behind=left_behind)
+
+
+def _require_memory(settings: PathSettings) -> None:
+    """Raise `ConfigError` where the machine has too little memory for the caches and their limits."""
+    needed = 3 * settings.ranks * settings.rank_bytes
+    available, where = available_host_memory()
+    if needed > available:
+        raise ConfigError(
+            f"--bytes is {settings.rank_bytes}, which with --ranks {settings.ranks} takes"
+            f" {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB is available"
+            f" {where}; give less"
+        )
 
 
 def _run(
@@ -106,16 +122,22 @@ def _run(
     return run_ranks(Measurement(settings.ranks, measure, "lockstep.benchmarks.path.rank"), say)
 
 
-async def _remove(settings: PathSettings, namespace: str) -> None:
-    """Remove what the ranks have written, where the store can say what that is."""
+def _tidy(settings: PathSettings, namespace: str) -> bool:
+    """Remove what the ranks have written; say whether nothing of it is left."""
+    for left in settings.limit_directory.glob(f"bench-{namespace[:16]}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return asyncio.run(_remove(settings, namespace))
+
+
+async def _remove(settings: PathSettings, namespace: str) -> bool:
     backend = make_backend(settings.store)
     if not backend.capabilities.lists:
-        return
+        return False
     ours = {namespace, model_digest(settings.model, "0")}
     await backend.open()
     try:
         names = [each.name async for each in backend.objects() if each.name.namespace in ours]
-        await backend.remove(names, deadline=time.monotonic() + 300)
+        return all(await backend.remove(names, deadline=time.monotonic() + 300))
     finally:
         await backend.close()
 

@@ -9,9 +9,11 @@ from typing import Final
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
 from ...storage_backends.file.backend import THREADS
+from ...storage_backends.three_fs.backend import RINGS
 from ...storage_backends.three_fs.sizes import SLOT_BYTES, sizes_of
 from ...storage_backends.uri import StoreUri, parse_uri
 from ..agreement_settings import RANKS_MAX
+from .bare_files import is_in_memory
 
 TURNS: Final = 6
 PROMPTS: Final = 4
@@ -25,9 +27,8 @@ _PAGE_BYTES_MAX: Final = 1 << 28
 _RANK_BYTES_MAX: Final = 1 << 40
 _IN_DIRECTORIES: Final = ("file", "3fs")
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
-_THREAD_OPTIONS: Final = {"file": "threads", "3fs": "rings"}
-_THREADS: Final = THREADS
-"""What stores have where their URI does not say, and the limit of those that have no such option."""
+_THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", RINGS)}
+"""The option of a scheme that says how many threads a store has, and what it has without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ class PathSettings:
         if self.cold and self.uri.scheme not in _IN_DIRECTORIES:
             raise ConfigError(
                 f"--cold: only the files of file:// and 3fs:// can be forgotten, not {self.uri.text!r}"
+            )
+        if self.cold and is_in_memory(self.limit_directory):
+            raise ConfigError(
+                f"--cold: {self.limit_directory} is in memory, where nothing can be forgotten; give a"
+                " store on a disk"
             )
 
     @property
@@ -98,9 +104,8 @@ class PathSettings:
     def threads(self) -> int:
         """How many threads of a rank the limit may use: as many as the store."""
         uri = self.uri
-        option = _THREAD_OPTIONS.get(uri.scheme)
-        given = uri.options.get(option) if option is not None else None
-        return int(given) if given is not None else _THREADS
+        option, default = _THREAD_OPTIONS.get(uri.scheme, ("", THREADS))
+        return int(uri.options.get(option, default))
 
     @property
     def direct(self) -> bool:

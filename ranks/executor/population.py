@@ -5,8 +5,8 @@ milliseconds: longer than the copy into it. Threads ask for all of the pools' me
 first page on, which is also the order in which a fresh pool hands its pages out. What is in memory
 already is not changed, so nothing has to wait for them; a page that is needed before they come to it
 costs its first touch. The first prefetches come right after opening, and would go half as fast beside
-threads that clear memory for later ones: so these wait while bytes of a store are in flight. If there always are
-some, the rest is left to the first touch.
+threads that clear memory for later ones: so these wait while bytes of a store are in flight. Under load
+that never ends, what is left costs its first touch.
 """
 
 import ctypes

@@ -96,7 +96,10 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
-        self._paces = {FetchTransfer: Pace(), PersistTransfer: Pace()}
+        self._paces: dict[type[Transfer], Pace] = {
+            FetchTransfer: Pace(),
+            PersistTransfer: Pace(),
+        }
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()

@@ -1,5 +1,6 @@
 """`lockstep bench path`: what it measures, and what it leaves. No figure is judged here."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ from lockstep.benchmarks.path.settings import PathSettings
 from lockstep.benchmarks.rank_processes import Measurement, Say, run_ranks
 from lockstep.launch.interruption import Interrupted
 from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.storage_backends.file.backend import THREADS
+from lockstep.storage_backends.three_fs.backend import RINGS
 from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.storage.calls import object_name, opened_at, put_many, soon
 
 PAGE = 8192
 Ranks = Callable[[Measurement[RankSpans], Say], list[RankSpans]]
@@ -79,6 +83,34 @@ def test_pages_that_do_not_come_back_end_the_measurement_by_name(
     assert "bytes of 32768 came back from the store" in err
 
 
+def test_a_directory_that_cannot_be_made_is_told_in_one_line(bench_path: Run) -> None:
+    status, _, err = bench_path("--store", "file:///proc/kv", *SMALL)
+
+    assert status == 3
+    assert "the measurement cannot go on: " in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_pages_of_others_in_a_store_of_slots_are_neither_read_nor_removed(
+    bench_path: Run, tmp_path: Path
+) -> None:
+    store = stores(tmp_path)["3fs"]
+    names = [object_name(number) for number in range(3)]
+
+    async def put_theirs() -> None:
+        async with opened_at(store) as backend:
+            await put_many(backend, range(3))
+
+    async def theirs() -> list[bool]:
+        async with opened_at(store) as backend:
+            return await backend.exists(names, deadline=soon())
+
+    asyncio.run(put_theirs())
+
+    assert bench_path("--store", store, *SMALL)[0] == 0
+    assert asyncio.run(theirs()) == [True] * 3
+
+
 def test_a_measurement_that_is_interrupted_leaves_nothing(
     bench_path: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +135,12 @@ def test_a_measurement_that_is_interrupted_leaves_nothing(
         (["--page-bytes", "0"], "--page-bytes is 0, must be 8192 to 268435456"),
         (["--ranks", "0"], "--ranks is 0, must be 1 to 256"),
         (["--bytes", "8192"], "--bytes is 8192, must be 196608 to"),
+        (["--bytes", "1TiB", "--ranks", "256"], "takes 786432.0 GiB of memory, and "),
         (["--store", "memory://", "--cold"], "--cold: only the files of file:// and 3fs:// can be"),
+        (
+            ["--store", "file:///dev/shm/kv", "--cold"],
+            "is in memory, where nothing can be forgotten",
+        ),
         (["--store", "memory://"], "keeps pages for its own process only"),
         (["--store", "nothing://"], "unknown scheme"),
     ],
@@ -128,7 +165,14 @@ def test_a_page_has_on_each_rank_the_bytes_that_were_asked_for(mib: int, ranks: 
 
 
 @pytest.mark.parametrize(
-    ("store", "threads"), [("file:///x?threads=7", 7), ("3fs:///x?index=sqlite:///y&rings=3", 3)]
+    ("store", "threads"),
+    [
+        ("file:///x?threads=7", 7),
+        ("file:///x", THREADS),
+        ("3fs:///x?index=sqlite:///y&rings=3", 3),
+        ("3fs:///x?index=sqlite:///y", RINGS),
+        ("s3://bucket", THREADS),
+    ],
 )
 def test_the_limit_has_as_many_threads_as_the_store(store: str, threads: int) -> None:
     assert PathSettings(store=store, page_bytes=PAGE).threads == threads

@@ -5,10 +5,12 @@ the order of what happened, nothing twice, and nothing after an operation's last
 """
 
 import logging
+import sys
 from dataclasses import dataclass, replace
 
 from ...coordinator.ballot import (
     Answered,
+    Capped,
     Ended,
     Expired,
     Landed,
@@ -35,6 +37,8 @@ class _Flight:
     order: Tracked
     pages: int = 0
     """How many pages a fetch is to land."""
+    ceiling: int = sys.maxsize
+    """How many of them can land, as far as it is known."""
     ended: bool = False
     """Its end or its expiry was reported."""
     quiet: bool = False
@@ -124,10 +128,13 @@ class Flights:
                 self._note_ended(report, flight)
             case Landed():
                 self._progress.append(report)
-                if report.pages < flight.pages:
+                if report.pages < min(flight.pages, flight.ceiling):
                     self._on_its_way += 1
-                elif not flight.cancelled:
+                if report.pages >= flight.pages and not flight.cancelled:
                     self._deadlines.drop(report.operation)
+            case Capped():
+                flight.ceiling = min(flight.ceiling, report.pages)
+                self._progress.append(report)
             case _:
                 self._progress.append(report)
 

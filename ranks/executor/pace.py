@@ -9,7 +9,7 @@ from typing import Final
 
 CALL_BYTES_MIN: Final = 4 << 20
 CALL_BYTES_MAX: Final = 32 << 20
-_CALL_S: Final = 0.01
+_CALL_S: Final = 0.02
 """How long a call should last where no other goes on beside it."""
 _WINDOW_S: Final = 0.05
 """A store that never rests is looked at this often."""

@@ -46,12 +46,8 @@ def name_digest(name: ObjectName) -> bytes | None:
     return blake2b(before + text + after, digest_size=NAME_DIGEST_BYTES).digest()
 
 
-@lru_cache(maxsize=1 << 13)
 def located(name: ObjectName) -> tuple[bytes, str] | None:
-    """Return the digest of a name and the path of its object; None as `name_digest`.
-
-    What was asked for lately is known: a page is looked for, and then it is read.
-    """
+    """Return the digest of a name and the path of its object; None as `name_digest`."""
     digest = name_digest(name)
     return None if digest is None else (digest, object_path(name.namespace, digest))
 

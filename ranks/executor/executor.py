@@ -47,8 +47,8 @@ from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
 _log = logging.getLogger(__name__)
 
 _GATHER_S = 0.02
-"""How long a wait gathers fetches that have come further and are not done, as far as is known here: they
-may have come as far as another rank can."""
+"""How long a wait gathers fetches that have come further and are not done, as far as is known here:
+they may have come as far as another rank can."""
 
 
 class RankExecutor:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.page_format.object_name import located
 from lockstep.page_format.object_shape import ObjectShape
 from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
 from lockstep.storage_backends.file import backend as file_backend
@@ -117,15 +116,6 @@ def test_a_group_that_is_stopped_opens_no_further_file(
     assert len(opened_files) == 5
     assert outcomes == [ReadOutcome.OK] * 5 + [ReadOutcome.TIMED_OUT] * 15
     assert files_open_below(store.root) == []
-
-
-def test_where_an_object_lies_is_the_same_whether_it_was_asked_for_or_not() -> None:
-    located.cache_clear()
-    first = located(object_name(1))
-
-    assert located(object_name(1)) == first
-    assert located.cache_info().hits == 1
-    assert located(object_name(1)._replace(shard="other")) != first
 
 
 async def turns() -> None:

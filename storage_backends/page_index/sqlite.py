@@ -26,7 +26,7 @@ from .contract import (
     Used,
     is_sane,
 )
-from .sqlite_file import make_file, why_no_answer, why_not_opened
+from .sqlite_file import make_file, use_wal, why_no_answer, why_not_opened
 from .uses import Uses
 
 _TIMEOUT_S: Final = 5.0
@@ -226,7 +226,7 @@ class SqlitePageIndex:
         )
 
     def _make_tables(self, database: sqlite3.Connection) -> None:
-        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+        mode = use_wal(database, _TIMEOUT_S)
         if mode != "wal":
             raise StorageError(f"its journal mode is {mode!r} and cannot be WAL")
         database.execute("PRAGMA synchronous = NORMAL")

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from ..file.publish import DIRECTORY_MODE, FILE_MODE
 _ROOM_MIN_BYTES: Final = 1 << 20
 """SQLite writes a few pages and a shared file beside them; where less is free, that is the cause."""
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_LOCKED_AGAIN_S: Final = 0.01
 _PRIMARY: Final = 0xFF
 """The part of SQLite's error codes that says what kind of error it is."""
 
@@ -30,6 +32,27 @@ def make_file(path: Path, home: Path | None) -> None:
         )
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     os.close(os.open(path, flags, FILE_MODE))
+
+
+def use_wal(database: sqlite3.Connection, timeout_s: float) -> str:
+    """Put a database into WAL mode, and return the mode that it has then.
+
+    Raises `sqlite3.OperationalError` if others have kept it locked for so long. SQLite itself does not
+    wait where two connections make this change at once: each would wait for the other.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if (
+                error.sqlite_errorcode & _PRIMARY != sqlite3.SQLITE_BUSY
+                or time.monotonic() >= until
+            ):
+                raise
+            time.sleep(_LOCKED_AGAIN_S)
+        else:
+            return str(mode)
 
 
 def why_not_opened(error: Exception, path: Path) -> str:

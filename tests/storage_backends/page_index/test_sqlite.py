@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from lockstep.storage_backends.page_index.contract import (
     Reservation,
 )
 from lockstep.storage_backends.page_index.sqlite import SqlitePageIndex
+from lockstep.storage_backends.page_index.sqlite_file import use_wal
 from tests.kit.storage.index_entries import LONG_S, entry, key
 
 PATIENCE_S = 60.0
@@ -154,3 +156,32 @@ def test_many_threads_read_and_write_one_index(index: SqlitePageIndex) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(use, range(1, 5), timeout=PATIENCE_S)) == [None] * 4
     assert all(index.look_up([key(number) for number in range(10, 50)]))
+
+
+def test_a_database_that_another_is_just_about_to_change_is_waited_for(tmp_path: Path) -> None:
+    """SQLite says at once that it is locked where two connections change the journal's mode."""
+    path = tmp_path / "index.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE there (x)")
+    other.execute("BEGIN IMMEDIATE")
+    ours = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    ends = threading.Timer(0.05, other.execute, ["COMMIT"])
+    ends.start()
+
+    assert use_wal(ours, 60.0) == "wal"
+    ends.join()
+    other.close()
+    ours.close()
+
+
+def test_a_database_that_stays_locked_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE there (x)")
+    other.execute("BEGIN EXCLUSIVE")
+    ours = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        use_wal(ours, 0.02)
+    ours.close()
+    other.close()

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
@@ -80,11 +81,18 @@ def pages_in_memory(page_bytes: int, count: int) -> list[memoryview]:
 
     They hold random bytes, which repeat.
     """
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, page_bytes * count, flags=private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    view, noise = memoryview(memory), os.urandom(_SAME_BYTES)
+    view, noise = untouched_memory(page_bytes * count), os.urandom(_SAME_BYTES)
     for at in range(0, len(view), _SAME_BYTES):
         view[at : at + _SAME_BYTES] = noise[: len(view) - at]
     return [view[page * page_bytes : (page + 1) * page_bytes] for page in range(count)]
+
+
+def untouched_memory(nbytes: int) -> memoryview:
+    """Return memory as a host pool has it: private, in large pages where the kernel has them.
+
+    Until it is touched the kernel has cleared none of it.
+    """
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

@@ -42,7 +42,8 @@ THREADS_MAX: Final = 256
 TOTAL_BYTES_MAX: Final = 1 << 50
 _SMALL_BYTES: Final = 4096
 _DEADLINE_S: Final = 300.0
-_IN_DIRECTORIES: Final = ("file", "3fs")
+IN_DIRECTORIES: Final = ("file", "3fs")
+"""The schemes of stores whose files a limit can be measured beside."""
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 
 
@@ -118,7 +119,7 @@ def run(sizes: StorageSizes, say: Callable[[str], None] = lambda _: None) -> Sto
     _check_memory(sizes)
     parsed = parse_uri(sizes.store)
     backend = make_backend(_with_threads(sizes.store, parsed, sizes.threads))
-    directory = _limit_directory(parsed)
+    directory = limit_directory(parsed)
     load = os.getloadavg()[0]
     # One for all rounds, as a model has: its first pages may make directories, the others find them.
     namespace = secrets.token_hex(16)
@@ -331,8 +332,9 @@ def _with_threads(text: str, uri: StoreUri, threads: int) -> str:
     return text
 
 
-def _limit_directory(uri: StoreUri) -> Path:
-    if uri.scheme in _IN_DIRECTORIES:
+def limit_directory(uri: StoreUri) -> Path:
+    """Return where a limit makes files: on the store's filesystem, or in memory where it has none."""
+    if uri.scheme in IN_DIRECTORIES:
         return Path(os.path.normpath(uri.path))
     return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
 

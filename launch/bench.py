@@ -1,7 +1,9 @@
 """`lockstep bench`: what things cost, each beside its limit in the same run."""
 
 import re
-from typing import Annotated, Final
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -11,6 +13,8 @@ from .bench_tables import print_agreement, print_path, print_storage, print_tree
 from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report
+
+Found = TypeVar("Found", bound=Mapping[str, object])
 
 bench = typer.Typer(
     name="bench",
@@ -61,8 +65,6 @@ def tree(
     report: ReportFile = None,
 ) -> None:
     """Measure match, insert, lock, eviction and decoding beside memcmp."""
-    from rich.console import Console
-
     from ..benchmarks.tree import Sizes, run
 
     all_sizes = Sizes()
@@ -74,13 +76,7 @@ def tree(
         blocks=blocks or all_sizes.blocks,
         repetitions=repetitions,
     )
-    if report is not None:
-        check_that_writable(str(report))
-    with Console(stderr=True).status("measuring") as status:
-        found = run(sizes, lambda what: status.update(f"measuring: {what}"))
-    print_tree(found)
-    if report is not None:
-        write_report(str(report), found)
+    _measure(lambda say: run(sizes, lambda what: say(f"measuring: {what}")), print_tree, report)
 
 
 @bench.command("storage")
@@ -99,8 +95,6 @@ def storage(
     report: ReportFile = None,
 ) -> None:
     """Measure a store beside bare preadv and pwrite."""
-    from rich.console import Console
-
     from ..benchmarks.storage import StorageSizes, run
 
     check_not_a_path(store)
@@ -110,13 +104,7 @@ def storage(
         threads=threads,
         total_bytes=_bytes(total_bytes, "--bytes"),
     )
-    if report is not None:
-        check_that_writable(str(report))
-    with Console(stderr=True).status("measuring") as status:
-        found = run(sizes, lambda what: status.update(f"measuring: {what}"))
-    print_storage(found)
-    if report is not None:
-        write_report(str(report), found)
+    _measure(lambda say: run(sizes, lambda what: say(f"measuring: {what}")), print_storage, report)
 
 
 @bench.command("path")
@@ -142,8 +130,6 @@ def path(
     report: ReportFile = None,
 ) -> None:
     """Measure storage to host to device beside bare reads of the same files."""
-    from rich.console import Console
-
     from ..benchmarks.path.report import run
     from ..benchmarks.path.settings import PathSettings
 
@@ -155,13 +141,7 @@ def path(
         rank_bytes=_bytes(total_bytes, "--bytes"),
         cold=cold,
     )
-    if report is not None:
-        check_that_writable(str(report))
-    with Console(stderr=True).status("measuring") as status:
-        found = run(settings, lambda what: status.update(f"measuring: {what}"))
-    print_path(found)
-    if report is not None:
-        write_report(str(report), found)
+    _measure(lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_path, report)
 
 
 @bench.command("agreement")
@@ -182,8 +162,6 @@ def agreement(
     report: ReportFile = None,
 ) -> None:
     """Measure what a step's round costs beside bare all_reduces."""
-    from rich.console import Console
-
     from ..benchmarks.agreement import run
     from ..benchmarks.agreement_settings import AgreementSettings
 
@@ -195,11 +173,22 @@ def agreement(
         hosts=hosts,
         blocks=blocks,
     )
+    _measure(lambda say: run(settings, say), print_agreement, report)
+
+
+def _measure(
+    run: Callable[[Callable[[str], None]], Found],
+    show: Callable[[Found], None],
+    report: Path | None,
+) -> None:
+    """Measure, tell meanwhile what is being done, and show what was found."""
+    from rich.console import Console
+
     if report is not None:
         check_that_writable(str(report))
     with Console(stderr=True).status("measuring") as status:
-        found = run(settings, status.update)
-    print_agreement(found)
+        found = run(status.update)
+    show(found)
     if report is not None:
         write_report(str(report), found)
 

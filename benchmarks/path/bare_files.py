@@ -1,14 +1,13 @@
 """The limit of the path: a store's own files by bare system calls, hashed, and nothing else.
 
-One thread after another takes a run of pages, opens each file, reads header and page with one `preadv`,
-and hashes the page while it is in the cache. No name is computed and nothing is compared.
+Each thread takes a run of pages, opens each file, reads header and page with one `preadv`, and hashes
+the page while it is in the cache. No name is computed and nothing is compared.
 """
 
 import mmap
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from ...page_format.object_header import HEADER_BYTES, Statement, read_statement
+from ..bare_calls import untouched_memory
 
 _DEVICE_THREADS: Final = 16
 """As many reads at a time bring most devices to their limit."""
@@ -90,7 +90,7 @@ class BareFiles:
 
 
 def pages_of_files(directory: Path, page_bytes: int) -> list[StoredPage]:
-    """Return the pages in the files of a store of one file for each, those of the model alone."""
+    """Return the pages in a directory that has a file for each, and perhaps other files."""
     files = [
         file
         for file in sorted(directory.rglob("*"))
@@ -134,14 +134,8 @@ def forget(pages: Sequence[StoredPage]) -> None:
 
 
 def fresh_memory(nbytes: int, *, touched: bool) -> memoryview:
-    """Return memory as a host pool has it: private, in large pages where the kernel has them.
-
-    Until it is touched the kernel has cleared none of it.
-    """
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    view = memoryview(memory)
+    """Return memory as a host pool has it, before or after it was first touched."""
+    view = untouched_memory(nbytes)
     if touched:
         zeros = bytes(1 << 20)
         for at in range(0, nbytes, len(zeros)):

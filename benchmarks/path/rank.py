@@ -23,6 +23,8 @@ from ...errors import StorageError
 from ...page_format.object_name import NAME_DIGEST_BYTES, object_path
 from ...ranks.cache import Cache
 from ...ranks.config import CacheConfig
+from ...ranks.executor.base import BytesMoved
+from ...ranks.executor.population import POPULATION_THREADS
 from ...ranks.replica.answers import Admission
 from ...ranks.replica.requests import LoadState
 from ...small_engine.contents import PageContents, chain_keys
@@ -171,10 +173,9 @@ class _Prompts:
         in_flight = self.cache.inspection.in_flight.values()
         return all(operation.kind is not Kind.BACKUP for operation in in_flight)
 
-    def moved(self, way: str) -> int:
-        """Return the bytes that have gone one way on this rank."""
-        count: int = getattr(self.cache.inspection.executor.bytes_moved(), way)
-        return count
+    def moved(self) -> BytesMoved:
+        """Return the bytes that have moved on this rank."""
+        return self.cache.inspection.executor.bytes_moved()
 
     def _pages(self, prompt: _Prompt) -> tuple[TokenArray, list[bytes]]:
         keys = chain_keys(_SEED, prompt.tokens.tobytes(), PAGE_TOKENS)
@@ -225,13 +226,13 @@ def _write_prompts(settings: PathSettings, namespace: str, member: Member, say: 
             names = [f"{turn}-{page}" for page in range(settings.turn_pages)]
             with spans.span("limit_l2_l3"):
                 bare.write(directory, names, memory)
-            if settings.uri.scheme in ("file", "3fs"):
+            if settings.in_directory:
                 _unlink(directory, names)
             of_turn = prompts.of_turn(turn)
             prompts.admit(of_turn)
             prompts.compute(of_turn)
             spans.note("l2_l3", [prompts.persist(prompt) for prompt in of_turn])
-        stored = prompts.moved("l2_to_l3")
+        stored = prompts.moved().l2_to_l3
         if stored != settings.turn_bytes * TURNS:
             raise StorageError(
                 f"the store took {stored} bytes of {settings.turn_bytes * TURNS}; see that it has room"
@@ -286,13 +287,13 @@ def _unlink(directory: Path, names: Sequence[str]) -> None:
 
 
 def _read(prompts: _Prompts, turn: int, spans: RankSpans) -> None:
-    cache, before = prompts.cache, prompts.moved("l3_to_l2")
+    cache, before = prompts.cache, prompts.moved().l3_to_l2
     of_turn = prompts.of_turn(turn)
     with spans.span("l3_l2" if turn else "first"):
         for prompt in of_turn:
             cache.prefetch(prompt.request, prompt.tokens)
         prompts.until(lambda: all(cache.prefetch_done(each.request) for each in of_turn))
-    wanted, came = prompts.settings.turn_bytes, prompts.moved("l3_to_l2") - before
+    wanted, came = prompts.settings.turn_bytes, prompts.moved().l3_to_l2 - before
     if came != wanted:
         raise StorageError(
             f"{came} bytes of {wanted} came back from the store; see what else uses it, and the"
@@ -362,7 +363,7 @@ def _take_from_host(nbytes: int) -> None:
 def _until_populated() -> None:
     """Wait until the cache's host memory is there, so that what follows is not the first moments."""
     for thread in threading.enumerate():
-        if thread.name == "lockstep-populate":
+        if thread.name == POPULATION_THREADS:
             thread.join()
 
 

@@ -41,7 +41,7 @@ class PathReport(TypedDict):
     l2_l1_gbps: float
     l2_l3_gbps: float
     first_prefetch_gbps: float
-    """The first prompt, right after opening."""
+    """The first prompts, right after opening."""
     limit_l3_l2_gbps: float
     limit_l2_l1_gbps: float
     limit_l2_l3_gbps: float

@@ -1,7 +1,5 @@
 """What the measurement of the path measures, checked when it is made."""
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +11,7 @@ from ...storage_backends.three_fs.backend import RINGS
 from ...storage_backends.three_fs.sizes import SLOT_BYTES, sizes_of
 from ...storage_backends.uri import StoreUri, parse_uri
 from ..agreement_settings import RANKS_MAX
+from ..storage import IN_DIRECTORIES, limit_directory
 from .bare_files import is_in_memory
 
 TURNS: Final = 6
@@ -25,8 +24,6 @@ _UNIT_BYTES: Final = 2 * PAGE_TOKENS * _ELEMENTS * 2
 """Keys and values of one head of one layer, in bfloat16."""
 _PAGE_BYTES_MAX: Final = 1 << 28
 _RANK_BYTES_MAX: Final = 1 << 40
-_IN_DIRECTORIES: Final = ("file", "3fs")
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
 _THREAD_OPTIONS: Final = {"file": ("threads", THREADS), "3fs": ("rings", RINGS)}
 """The option of a scheme that says how many threads a store has, and what it has without."""
 
@@ -59,7 +56,7 @@ class PathSettings:
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{option} is {value}, must be {least} to {most}")
-        if self.cold and self.uri.scheme not in _IN_DIRECTORIES:
+        if self.cold and not self.in_directory:
             raise ConfigError(
                 f"--cold: only the files of file:// and 3fs:// can be forgotten, not {self.uri.text!r}"
             )
@@ -115,9 +112,12 @@ class PathSettings:
     @property
     def limit_directory(self) -> Path:
         """Where the limit makes files: on the store's filesystem, or in memory where it has none."""
-        if self.uri.scheme in _IN_DIRECTORIES:
-            return Path(os.path.normpath(self.uri.path))
-        return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+        return limit_directory(self.uri)
+
+    @property
+    def in_directory(self) -> bool:
+        """Whether the store has files, which are what its limit reads."""
+        return self.uri.scheme in IN_DIRECTORIES
 
     @property
     def files_of_its_own(self) -> bool:

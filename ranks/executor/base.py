@@ -56,7 +56,7 @@ class Executor(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Return when there is progress to report, at the latest after `timeout_s`.
 
-        Where it is only that fetches have come further, it is gathered for a few milliseconds. Returns
+        Where it is only that fetches have come further, it is gathered for some milliseconds. Returns
         at once while copies wait for `begin_copies`, which is the caller's to call.
         """
         ...

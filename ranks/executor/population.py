@@ -22,6 +22,8 @@ _MADV_POPULATE_WRITE = 23
 _CHUNK_BYTES = 8 << 20
 """So much at a time: each thread looks this often whether it is to stop."""
 _LOOK_AGAIN_S = 0.005
+POPULATION_THREADS = "lockstep-populate"
+"""The name of the threads."""
 _THREADS_MAX = 4
 """More are limited by memory."""
 _CORES_A_THREAD = 4
@@ -45,7 +47,7 @@ class Population:
         self._stopping = threading.Event()
         count = max(1, min(_THREADS_MAX, (os.cpu_count() or 1) // _CORES_A_THREAD))
         self._threads = [
-            threading.Thread(target=self._run, name="lockstep-populate", daemon=True)
+            threading.Thread(target=self._run, name=POPULATION_THREADS, daemon=True)
             for _ in range(count)
         ]
         for thread in self._threads:

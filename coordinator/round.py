@@ -142,6 +142,10 @@ class Rounds:
             self.end(RankUnhealthy(f"rank {unhealthy} cannot go on; its log says why"))
         return self._verdicts.read(pending.layout, folded)
 
+    def hurry(self, timeout_s: float) -> None:
+        """Wait no longer than so long for a round from now on: this rank knows that it has to end."""
+        self._timeout_s = min(self._timeout_s, timeout_s)
+
     def end(self, error: GroupError | InternalError) -> NoReturn:
         """End the epoch with an error, which every later call raises again (P8).
 

@@ -20,17 +20,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..coordinator.collective import Collective
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, GroupError, InternalError, UsageError
 from .config import CacheConfig
 from .orders import KV_POOL, Direction, Fence
-from .rank_cache import RankCache, as_count, require_text
+from .rank_cache import FLUSH_POLL_S, RankCache, as_count, require_text
 from .replica.answers import Wait
 from .replica.operations.lent import NO_PAGE
 from .replica.pages import PageRun, page_run
 from .replica.requests import LoadState
+from .replica.tree.node import HOST
 from .replica.tree.tokens import Tokens, as_token_bytes
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .opening import Lent
 
 
@@ -95,6 +98,24 @@ class HostCache(RankCache):
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
         self._follow(self._replica.load(request, data, start, self._runs(device_pages)))
+
+    def needed_from(self, tokens: int) -> dict[str, int]:
+        """Return from which token on a match of whole pages that ends at `tokens` needs each pool's."""
+        unit, components = self.config.layout.page_tokens, self._replica.prefixes.components
+        return {each.pool: each.needed_from(tokens // unit) * unit for each in components}
+
+    def free_host_pages(self) -> int:
+        """Return how many of full attention's host pages hold nothing; the same on every rank."""
+        return self._replica.prefixes.residence.pools[HOST][0].free
+
+    def fetched(self, request: str) -> tuple[int, int]:
+        """Return from which token to which one the request's prefetch has brought pages from storage.
+
+        Some may have left host memory since. (0, 0) for a request that is not known.
+        """
+        unit, known = self.config.layout.page_tokens, self._replica.requests.get(request)
+        first, last = (0, 0) if known is None else known.fetched
+        return first * unit, last * unit
 
     def load_state(self, request: str) -> LoadState:
         """Say how far the request's load is, on every rank.
@@ -222,6 +243,27 @@ class HostCache(RankCache):
         if weights_version is not None:
             require_text(weights_version, "a weights version")
         self._follow(self._replica.reset(weights_version))
+
+    def compare(self, timeout_s: float) -> GroupError | InternalError | None:
+        """Compare with the other ranks what was done so far; for an engine that has failed itself.
+
+        Returns the error that ends the group: ranks that differ are named in it, and one that does not
+        come within `timeout_s` ends it too. None where the ranks have done the same.
+        """
+        try:
+            self._rounds.hurry(timeout_s)
+            self.step(idle_s=FLUSH_POLL_S)
+        except (GroupError, InternalError) as error:
+            return error
+        return None
+
+    def run_until_decided(self, proposal: "Future[None]") -> bool:
+        """Run rounds until a store is attached, detached or refused, for an engine that stands still.
+
+        Every rank calls it at the same point, after it has been told. Returns False where that took
+        longer than `timeouts.open_s` in agreed time, twice.
+        """
+        return self._step_until(proposal.done, 2 * self.config.timeouts.open_s)
 
     def begin_loads(self) -> None:
         """Begin the copies to the device: before the forward pass of this step is launched."""

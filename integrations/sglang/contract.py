@@ -1,0 +1,111 @@
+"""What Lockstep uses of SGLang's own objects: as little as it can, named in one place.
+
+SGLang is not imported here, so that what decides can be tested without it. The classes that it has
+describe themselves in `typings/sglang`; these are the parts of objects that it hands over.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+Node: TypeAlias = Any
+"""How SGLang's tree names a node; an integer, but for the sessions that Lockstep refuses."""
+
+Lock: TypeAlias = Any
+"""A receipt for a locked path, which unlocks it."""
+
+Handle: TypeAlias = Any
+"""How SGLang names a request that waits; the same on every rank, and hashable."""
+
+
+class Key(Protocol):
+    """Tokens with what keeps them apart from the same tokens of others."""
+
+    token_ids: "array[int]"
+    extra_key: str | None
+    cache_salt: str | None
+
+    def __len__(self) -> int: ...
+
+
+class KvRow(Protocol):
+    """Where a request's KV lies on the device."""
+
+    req_pool_idx: Any
+    kv_committed_len: int
+
+
+class SglangRequest(Protocol):
+    """A request of SGLang's."""
+
+    rid: str
+    cache_request_handle: Handle
+    extra_key: str | None
+    cache_salt: str | None
+    lora_id: str | None
+    kv: KvRow
+    last_node: Node
+    prefix_len: int
+    extend_end: int | None
+    is_retracted: bool
+    origin_input_ids: "array[int]"
+    output_ids: "array[int]"
+    full_untruncated_fill_ids: "array[int]"
+    multimodal_inputs: object | None
+    input_embeds: object | None
+    positional_embed_overrides: object | None
+
+    def finished(self) -> bool: ...
+
+
+class PagedAllocator(Protocol):
+    """Gives slots of one pool away, page by page."""
+
+    def available_size(self) -> int: ...
+
+    def alloc(self, need_size: int) -> torch.Tensor | None: ...
+
+    def free(self, free_index: torch.Tensor) -> None: ...
+
+
+class WindowAllocator(Protocol):
+    """Gives slots of two pools away: full attention's, and the windows' beside some of them."""
+
+    full_attn_allocator: PagedAllocator
+    swa_attn_allocator: PagedAllocator
+    full_to_swa_index_mapping: torch.Tensor
+
+    def set_full_to_swa_mapping(
+        self, full_indices: torch.Tensor, swa_indices: torch.Tensor
+    ) -> None: ...
+
+    def clear_full_to_swa_mapping(self, full_indices: torch.Tensor) -> None: ...
+
+
+class KvBuffers(Protocol):
+    """The tensors of keys and values, one for each layer."""
+
+    k: Sequence[torch.Tensor]
+    v: Sequence[torch.Tensor]
+    layout: Any
+
+
+class MhaBuffers(Protocol):
+    """How the tensors of an attention pool look."""
+
+    buffers: KvBuffers
+    page_size: int
+    head_num: int
+    head_dim: int
+    v_head_dim: int
+    dtype: torch.dtype
+    scales: object | None
+
+
+class Batch(Protocol):
+    """What one forward pass computes."""
+
+    reqs: Sequence[SglangRequest]
+    forward_mode: Any

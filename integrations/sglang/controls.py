@@ -1,0 +1,109 @@
+"""What hooks and endpoints of SGLang ask of Lockstep, beside the calls of a cache."""
+
+import logging
+from concurrent.futures import Future
+from typing import Any
+
+from ...errors import LockstepError
+from ...ranks.host_cache import HostCache
+from ...storage_backends.uri import parse_uri, without_secrets
+from .batch_facts import Facts, batch_facts
+from .contract import Batch
+from .settings import store_to_attach
+
+log = logging.getLogger("sglang.lockstep")
+
+COMPARE_S = 5.0
+"""How long a rank whose batch has failed waits for the others, which may wait for it elsewhere."""
+
+VERDICT_S = 1e-6
+"""How long a step that is to end with its own verdict waits for anything else."""
+
+
+class Controls:
+    """The controls of one rank's cache. All calls come from SGLang's scheduler, on every rank alike."""
+
+    def __init__(self, host: HostCache, *, witness: bool) -> None:
+        self._host = host
+        self._witness = witness
+        self._batch: Facts = ()
+        store = host.config.store
+        self.storage_scheme = "none" if store is None else parse_uri(store).scheme
+        """What SGLang is to call the store in the details of a request's cached tokens."""
+
+    @property
+    def agreed_s(self) -> float:
+        """The time that all ranks have agreed on, in seconds; it stands still within a step."""
+        return self._host.inspection.agreed_ms / 1000
+
+    def batch_is_next(self, batch: Batch) -> None:
+        """Enter what the next pass computes into the digest; ranks that differ are named.
+
+        With `witness` before any rank computes it, else in the round of the next iteration.
+        """
+        self._batch = batch_facts(batch, each=self._witness)
+        self._host.witness("batch", *self._batch)
+        if self._witness:
+            self._host.step(idle_s=VERDICT_S)
+
+    def batch_failed(self) -> None:
+        """Say in the log what this rank was computing, and whether the other ranks were too."""
+        rank = self._host.rank
+        log.error("rank %d was to compute the batch %s", rank, self._batch)
+        found = self._host.compare(COMPARE_S)
+        log.error("rank %d: %s", rank, found or "all ranks have done the same up to here")
+
+    def attach(
+        self,
+        storage_backend: str,
+        storage_backend_extra_config_json: str | None = None,
+        served_model_name: str | None = None,
+        hicache_storage_prefetch_policy: str | None = None,
+        hicache_write_policy: str | None = None,
+    ) -> tuple[bool, str]:
+        """Use a store from now on; return whether that is so on every rank, and what to tell."""
+        del served_model_name
+        try:
+            uri = store_to_attach(
+                storage_backend,
+                storage_backend_extra_config_json,
+                stop_rule=hicache_storage_prefetch_policy,
+                write_policy=hicache_write_policy,
+                config=self._host.config,
+            )
+            told = self._decide(self._host.attach_store(uri))
+        except LockstepError as error:
+            return False, str(error)
+        if told:
+            return False, told
+        self.storage_scheme = parse_uri(uri).scheme
+        return True, f"attached {without_secrets(uri)}"
+
+    def detach(self) -> tuple[bool, str]:
+        """Use the store no more; return whether that is so on every rank, and what to tell."""
+        told = self._decide(self._host.detach_store())
+        if told:
+            return False, told
+        self.storage_scheme = "none"
+        return True, ""
+
+    def state(self) -> dict[str, Any]:
+        """Return what this rank's cache has done so far."""
+        stats = self._host.stats()
+        times = sorted(stats.round_us)
+        return {
+            "steps": stats.steps,
+            "rounds": stats.rounds,
+            "collectives": stats.collectives,
+            "transport": stats.transport,
+            "digest": stats.digest,
+            "pages_corrupt": stats.pages_corrupt,
+            "round_us": times[len(times) // 2] if times else 0.0,
+        }
+
+    def _decide(self, proposal: "Future[None]") -> str:
+        """Run rounds until all ranks have decided; return why not, or nothing."""
+        if not self._host.run_until_decided(proposal):
+            return "the ranks have not come to a decision in time"
+        error = proposal.exception()
+        return "" if error is None else str(error)

@@ -1,0 +1,155 @@
+"""What SGLang does outside its cache and Lockstep has to know of, by SGLang's own hooks.
+
+Each hook does nothing for an engine whose cache is not Lockstep's.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+
+_FLUSHES = "sglang.srt.managers.scheduler_components.flush_wrapper.SchedulerFlushWrapper"
+_SESSIONS = "sglang.srt.session.session_controller"
+
+_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
+
+_SINCE = "_lockstep_since"
+"""What a session has: its own time of the last activity, when that was in agreed time, and now."""
+
+
+def register_hooks() -> None:
+    """Register all hooks; SGLang applies them once every plug-in has been loaded."""
+    register = HookRegistry.register
+    register(f"{_SCHEDULER}.on_idle", _on_idle, HookType.BEFORE)
+    register(f"{_SCHEDULER}.flush_cache", _before_flush, HookType.BEFORE)
+    for name in _UPDATES:
+        register(f"{_UPDATER}.{name}", _around_update, HookType.AROUND)
+    register(f"{_UPDATER}.release_memory_occupation", _before_sleep, HookType.BEFORE)
+    register(f"{_STREAMER}._get_storage_backend_type", _storage_type, HookType.AROUND)
+    register(f"{_SCHEDULER}.run_batch", _around_batch, HookType.AROUND)
+    register(f"{_FLUSHES}.handle", _after_deferred_flush, HookType.AFTER)
+    register(f"{_FLUSHES}.check_pending", _around_deferred_flush, HookType.AROUND)
+    register(f"{_SESSIONS}.SessionController.maybe_reap", _around_reaping, HookType.AROUND)
+    register(f"{_SESSIONS}.Session.is_timed_out", _is_timed_out, HookType.AROUND)
+
+
+def _on_idle(scheduler: Any) -> None:
+    cache = _lockstep(scheduler)
+    if cache is not None:
+        cache.engine_idles()
+
+
+def _before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """End the loads: SGLang refuses to flush while there are any, whatever it had to flush for."""
+    cache = _lockstep(scheduler)
+    if cache is not None:
+        cache.settle()
+
+
+def _before_sleep(updater: Any, request: Any) -> None:
+    """End all copies before SGLang takes the memory away that they touch."""
+    cache = _lockstep(updater.scheduler)
+    if cache is not None:
+        cache.settle()
+
+
+def _around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """Begin a version of its own before the weights change, since SGLang flushes before it returns."""
+    cache = _lockstep(updater.scheduler)
+    if cache is None:
+        return original(updater, request)
+    cache.weights_change(request.weight_version, getattr(request, "model_path", None))
+    outcome = original(updater, request)
+    cache.weights_changed(well=outcome.success)
+    return outcome
+
+
+def _storage_type(original: Callable[..., str], streamer: Any) -> str:
+    """Name the store's scheme in `cached_tokens_details`."""
+    controls = getattr(streamer.tree_cache, "lockstep", None)
+    return original(streamer) if controls is None else str(controls.storage_scheme)
+
+
+def _around_batch(
+    original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Let the ranks witness what they compute, and say on a failure whether it was the same."""
+    cache = _lockstep(scheduler)
+    if cache is None:
+        return original(scheduler, batch, *args, **kwargs)
+    cache.lockstep.batch_is_next(batch)
+    try:
+        return original(scheduler, batch, *args, **kwargs)
+    except Exception:
+        cache.lockstep.batch_failed()
+        raise
+
+
+# SGLang decides the following by each rank's own clock. Agreed time is the same in the same iteration.
+
+
+def _after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
+    cache = _lockstep(_scheduler_of(wrapper))
+    if cache is not None and outcome is None:
+        deadline_s = cache.lockstep.agreed_s + float(request.timeout_s)
+        wrapper._pending = (request, deadline_s)  # noqa: SLF001
+
+
+def _around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
+    """Let a flush that waits for idleness time out on every rank in the same iteration."""
+    cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
+    if cache is None or pending is None:
+        original(wrapper)
+        return
+    request, deadline_s = pending
+    wrapper._pending = (request, -inf if cache.lockstep.agreed_s >= deadline_s else inf)  # noqa: SLF001
+    original(wrapper)
+    if _pending(wrapper) is not None:
+        wrapper._pending = pending  # noqa: SLF001
+
+
+def _pending(wrapper: Any) -> Any:
+    return wrapper._pending  # noqa: SLF001
+
+
+def _scheduler_of(wrapper: Any) -> Any:
+    return wrapper._flush_cache.__self__  # noqa: SLF001
+
+
+def _around_reaping(
+    original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
+) -> Any:
+    """Let sessions time out on every rank in the same iteration."""
+    if not hasattr(controller.tree_cache, "lockstep"):
+        return original(controller, now, interval)
+    agreed_s = controller.tree_cache.lockstep.agreed_s
+    for session in controller.sessions.values():
+        seen: tuple[float, float, float] | None = getattr(session, _SINCE, None)
+        active_s = session.last_active_time
+        since_s = agreed_s if seen is None or seen[0] != active_s else seen[1]
+        setattr(session, _SINCE, (active_s, since_s, agreed_s))
+    return original(controller, agreed_s, interval)
+
+
+def _is_timed_out(original: Callable[..., bool], session: Any) -> bool:
+    seen: tuple[float, float, float] | None = getattr(session, _SINCE, None)
+    if seen is None or session.timeout is None:
+        return original(session)
+    _, since_s, now_s = seen
+    return bool(now_s - since_s > session.timeout)
+
+
+def _lockstep(scheduler: Any) -> Any:
+    """Return the scheduler's cache if it is Lockstep's."""
+    cache = getattr(scheduler, "tree_cache", None)
+    return cache if hasattr(cache, "lockstep") else None

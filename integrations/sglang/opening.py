@@ -1,0 +1,138 @@
+"""Opening Lockstep under one rank's scheduler of SGLang. Every rank comes here, in its constructor."""
+
+import logging
+from typing import Any
+
+import sglang
+import torch
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.runtime_context import get_memory
+
+from ...errors import ConfigError
+from ...ranks.config import CacheConfig, ComponentConfig, SlidingWindow
+from ...ranks.host_cache import HostCache
+from ...ranks.orders import KV_POOL
+from ...storage_backends.uri import without_secrets
+from .engine_layout import EnginePool, engine_pools
+from .namespaces import Namespaces
+from .radix_cache import Below, LockstepRadixCache
+from .refusals import require_supported
+from .settings import PoolSize, SglangSettings, parse
+from .slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
+
+log = logging.getLogger("sglang.lockstep")
+
+
+def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
+    """Return this rank's tree with Lockstep below it. Collective over the ranks of the engine."""
+    require_supported(ctx.server_args)
+    settings = parse(get_memory())
+    params = ctx.params
+    if ctx.is_hybrid_ssm:
+        raise ConfigError(
+            "the model keeps a recurrent state, which Lockstep does not serve under SGLang; run without"
+            " --radix-cache-backend"
+        )
+    allocator = params.token_to_kv_pool_allocator
+    pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)
+    host = _open_host(ctx, settings, pools)
+    components = [ComponentType.FULL]
+    slots: Slots = AttentionSlots(allocator, params.page_size)
+    if WINDOW_POOL in pools:
+        components.append(ComponentType.SWA)
+        slots = WindowSlots(allocator, params.page_size)
+    # SGLang would set up HiCache in `create_unified_radix_cache`.
+    params.tree_components = tuple(components)
+    device = torch.device(allocator.device)
+    below = Below(
+        host=host,
+        slots=slots,
+        namespaces=Namespaces(lambda _: None),
+        write_policy=settings.write_policy,
+        prefetch_threshold_tokens=settings.prefetch_threshold_tokens,
+        idle_wait_s=settings.plugin.idle_wait_s,
+        witness=settings.witness,
+        stream=ctx.tp_worker.model_runner.forward_stream if device.type == "cuda" else None,
+    )
+    return LockstepRadixCache(params, below)
+
+
+def _open_host(
+    ctx: TreeCacheBuildContext, settings: SglangSettings, pools: dict[str, EnginePool]
+) -> HostCache:
+    plugin = settings.plugin
+    shards = {name: pool.layout.shard(ctx.tp_rank, ctx.tp_size) for name, pool in pools.items()}
+    sizes = settings.host_pages(
+        {
+            name: PoolSize(device_pages=pool.device_pages, page_bytes=shards[name].page_bytes)
+            for name, pool in pools.items()
+        },
+        KV_POOL,
+    )
+    host = HostCache.open(
+        CacheConfig(
+            model=plugin.model or ctx.model_config.model_path,
+            weights_version=plugin.weights_version or "0",
+            layout=pools[KV_POOL].layout,
+            components=_components(ctx.params, pools, sizes),
+            host_pages=sizes[KV_POOL],
+            populate_host=True,
+            store=plugin.store,
+            stop_policy=plugin.stop_policy,
+            write_policy=settings.write_policy,
+            pipeline_depth=plugin.pipeline_depth,
+            transport=plugin.transport,
+            bounds=plugin.bounds,
+            timeouts=plugin.timeouts,
+        ),
+        {name: pool.lend(ctx.tp_rank, ctx.tp_size) for name, pool in pools.items()},
+    )
+    if (host.rank, host.world_size) != (ctx.tp_rank, ctx.tp_size):
+        host.close(flush=False)
+        raise ConfigError(
+            f"this is rank {host.rank} of {host.world_size} of torch.distributed and rank {ctx.tp_rank}"
+            f" of {ctx.tp_size} of the TP group; Lockstep needs one TP group for all ranks"
+        )
+    if host.rank == 0:
+        _tell(
+            host, settings, {name: sizes[name] * each.page_bytes for name, each in shards.items()}
+        )
+    return host
+
+
+def _components(
+    params: Any, pools: dict[str, EnginePool], sizes: dict[str, int]
+) -> tuple[ComponentConfig, ...]:
+    if WINDOW_POOL not in pools:
+        return ()
+    return (
+        SlidingWindow(
+            pool=WINDOW_POOL,
+            # A draft that reads further back keeps more than the model's own window.
+            window_tokens=params.swa_retain_window,
+            layout=pools[WINDOW_POOL].layout,
+            device_pages=0,
+            host_pages=sizes[WINDOW_POOL],
+        ),
+    )
+
+
+def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> None:
+    store = settings.plugin.store
+    log.info(
+        "Lockstep under SGLang %s keeps %d ranks alike: %.2f GiB on each for %d host pages of %d tokens"
+        " (%s), %s, %s, %s, pipeline depth %d, rounds over %s%s",
+        sglang.__version__,
+        host.world_size,
+        sum(nbytes.values()) / 2**30,
+        host.inspection.config.host_pages,
+        host.config.layout.page_tokens,
+        ", ".join(nbytes),
+        f"store {without_secrets(store)}" if store else "no store",
+        settings.write_policy,
+        host.config.stop_policy.rule,
+        host.config.pipeline_depth,
+        host.stats().transport,
+        ", batches witnessed" if settings.witness else "",
+    )

@@ -1,0 +1,400 @@
+"""SGLang's radix tree with Lockstep's host memory and storage below it.
+
+The tree on the device stays SGLang's, and so do its allocator and its pools. What Lockstep can bring is
+reported as a hit on the host. When a request fits with it, slots are taken, the load begins, and SGLang
+is told to come back; once every rank has it, it joins the tree. What a request has computed is backed
+up when the tree has taken it over.
+
+All calls come from SGLang's scheduler, on every rank in the same order with the same arguments. They
+give commands to this rank's replica, and each iteration of the scheduler is one step of it.
+"""
+
+import contextlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_memory
+
+from ...errors import InternalError
+from ...ranks.config import WritePolicy
+from ...ranks.host_cache import HostCache
+from .contract import Node, SglangRequest
+from .controls import Controls
+from .host_gauge import HostGauge
+from .lent_backups import LentBackups
+from .namespaces import Namespaces
+from .running import RunningRequests, token_bytes
+from .slots import WINDOW_POOL, Slots
+from .waiting import Load, Waiting, WaitingRequests
+from .weights import WeightsVersions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Below:
+    """What lies below the tree."""
+
+    host: HostCache
+    slots: Slots
+    namespaces: Namespaces
+    write_policy: WritePolicy
+    prefetch_threshold_tokens: int
+    idle_wait_s: float
+    witness: bool
+    stream: torch.cuda.Stream | None
+    """The stream that writes the KV; None on a CPU."""
+
+
+class LockstepRadixCache(UnifiedRadixCache):
+    """One rank's tree, above one rank's replica."""
+
+    _below: Below | None = None
+
+    def __init__(self, params: CacheInitParams, below: Below) -> None:
+        super().__init__(params)
+        host = below.host
+        self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
+        self._backups = LentBackups(host, self.unlock)
+        self._weights = WeightsVersions(host, below.namespaces)
+        self._running = RunningRequests(self._backups, below.slots, below.write_policy)
+        self._idle = False
+        self.lockstep = Controls(host, witness=below.witness)
+        """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
+        self.token_to_kv_pool_host = HostGauge(host)
+        self._below = below
+
+    # A request that waits.
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match the tree, and report as a hit on the host what Lockstep can bring beyond it."""
+        result = super().match_prefix(params)
+        request = params.req
+        if request is None or self._below is None:
+            return result
+        device_tokens = result.device_prefix_len
+        waiting = self._waiting_for(request, params.key, device_tokens)
+        if waiting is None:
+            return result
+        if self._is_held(waiting, device_tokens):
+            if get_memory().hicache_storage_backend is not None:
+                return result
+            # SGLang does not ask whether it may be admitted, and would; so it shall come to load it.
+            return _with_hit(result, self.page_size, 0, result.last_device_node)
+        start, end = waiting.landed
+        if start < min(device_tokens, end):
+            before = self._match_tree(_shortened(params, start))
+            hit = device_tokens - before.device_prefix_len
+            return _with_hit(before, hit, 0, result.last_device_node)
+        hit = self._waiting.hit(waiting, device_tokens)
+        if not hit:
+            return result
+        window = self._window_tokens(device_tokens, device_tokens + hit)
+        return _with_hit(result, hit, window, result.last_device_node)
+
+    def is_backuped(self, node: Node) -> bool:
+        """Say yes: Lockstep asks by tokens, so any node will do to go on from."""
+        return True
+
+    def prefetch_from_storage(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the prefetch has begun with the request's first match."""
+
+    def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
+        """Say whether a request may be admitted in this step."""
+        waiting = self._waiting.get(request)
+        return waiting is None or not self._is_held(waiting, waiting.prefix)
+
+    def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
+        """Return how many tokens storage has brought for a request, and from which one on."""
+        waiting = self._waiting.get(handle)
+        if waiting is None:
+            return 0, None
+        start, end = self._lower.host.fetched(waiting.name)
+        return (end - start, start) if end > start else (0, None)
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Node] | None:
+        """Begin to load a request that fits. None: SGLang asks again in a later step."""
+        request = params.req
+        assert request is not None
+        waiting = self._waiting.get(request.cache_request_handle)
+        device_tokens, node = request.prefix_len, request.last_node
+        if waiting is None:
+            return 0, node
+        if self._is_held(waiting, device_tokens):
+            return None
+        if params.best_match_node != node:
+            # It is in the tree already; SGLang counts it as what it was.
+            return params.host_hit_length, params.best_match_node
+        if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
+            # A request that was retracted since has taken host pages.
+            return None
+        end = device_tokens + params.host_hit_length
+        window = self._window_tokens(device_tokens, end)
+        anchor = self.lock(node)
+        reserved = self._lower.slots.reserve(end - device_tokens, window, self._make_room)
+        if reserved is None:
+            self.unlock(anchor)
+            return 0, node
+        self._waiting.begin_load(waiting, Load(device_tokens, end, reserved, anchor))
+        with self._behind_forward():
+            self._lower.host.begin_loads()
+        self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
+        return None
+
+    def finish_storage_prefetch_admission(
+        self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
+    ) -> None:
+        """Take note that a request is in the batch."""
+        waiting = self._waiting.forget(handle)
+        if waiting is not None:
+            self._running.admitted(handle, waiting)
+
+    def release_aborted_request(self, request: CacheRequestHandle) -> None:
+        """Forget a request that is not going to be admitted."""
+        self._waiting.forget(request)
+        self._running.ended(request)
+
+    # A request that runs.
+
+    def checkpoint(self, req: SglangRequest, *, up_to: int, **kwargs: Any) -> None:
+        """Let the tree take over what was computed, and back up what of it is not on the host."""
+        super().checkpoint(req, up_to=up_to, **kwargs)
+        if req.cache_request_handle in self._running:
+            slots = self.path_device_indices(req.last_node)
+            self._running.computed(req, slots, lambda: self.lock(req.last_node))
+
+    def claim_kv_row(self, req: SglangRequest) -> bool:
+        """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
+        if req.cache_request_handle in self._running and not req.finished():
+            row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+            with self._behind_forward():
+                self._running.retracted(req, row)
+        return super().claim_kv_row(req)
+
+    def on_release(self, req: SglangRequest, *, checkpointed: bool) -> None:
+        """Forget a request that has ended, or was retracted."""
+        self._running.left(req.cache_request_handle)
+        super().on_release(req, checkpointed=checkpointed)
+
+    def flush_pending_backups(self) -> None:
+        """Begin the copies of what the last batch has computed."""
+        with self._behind_forward():
+            self._lower.host.begin_backups()
+
+    # Once in each iteration of the scheduler, on every rank.
+
+    def check_hicache_events(self) -> None:
+        """Run the step of this iteration: apply a verdict, follow it, launch the next round."""
+        below = self._lower
+        below.host.begin_step()
+        self._follow()
+        with self._behind_forward():
+            below.host.begin_loads()
+            below.host.begin_backups()
+        idle, self._idle = self._idle, False
+        below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
+
+    def ready_to_load_host_cache(self) -> int:
+        """Say that no layer has to be waited for: a load has ended before its request is admitted."""
+        return -1
+
+    def engine_idles(self) -> None:
+        """Take note that this iteration computes nothing, so that the next step may wait for I/O."""
+        self._idle = True
+
+    # Flush, new weights, sleep, the end.
+
+    def settle(self) -> None:
+        """Run rounds until no copy touches a slot; every rank calls it at the same point."""
+        host, times = self._lower.host, self._lower.host.config.timeouts
+        with self._behind_forward():
+            host.begin_loads()
+            host.begin_backups()
+        host.step(idle_s=self._lower.idle_wait_s)
+        self._follow()
+        began_ms = host.inspection.agreed_ms
+        patience_ms = (times.copy_s + times.quiesce_s) * 1000
+        while self._waiting.loads:
+            host.step(idle_s=self._lower.idle_wait_s)
+            self._follow()
+            if host.inspection.agreed_ms - began_ms > patience_ms:
+                raise InternalError(
+                    f"a load of {self._waiting.loads} requests has not ended within"
+                    f" {patience_ms / 1000:.0f} s, and its slots cannot be given to others"
+                )
+        host.finish_copies()
+        self._backups.collect()
+
+    def reset(self) -> None:
+        """Empty the tree on the device; host memory and storage keep what they have.
+
+        SGLang empties its allocator right after, so nothing may touch a slot any more.
+        """
+        if self._below is not None:
+            self.settle()
+            self._backups.drop()
+            self._waiting.begin_anew()
+            self._running.begin_anew()
+            self._weights.tree_is_new()
+        super().reset()
+
+    def weights_change(self, version: str | None) -> None:
+        """Find nothing any more that was computed with other weights than those that come now.
+
+        `version` names them, None if nobody has. Requests that run go on, and are not backed up: they
+        have KV of both. Until SGLang empties its tree, which has old KV, nothing is cached.
+        """
+        self.settle()
+        self._waiting.begin_anew()
+        self._running.begin_anew()
+        self._weights.change(version)
+
+    def weights_changed(self, *, well: bool) -> None:
+        """Take note of how an update has ended on this rank; ranks that differ in it end by name."""
+        self._weights.changed(well=well)
+
+    def clear_storage_backend(self) -> bool:
+        """Find nothing any more of what is in host memory and storage now."""
+        self._waiting.begin_anew()
+        self._running.begin_anew()
+        self._weights.clear()
+        return True
+
+    def attach_storage_backend(self, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+        """Use a store from now on; SGLang calls it on every rank in the same, idle iteration."""
+        return self.lockstep.attach(*args, **kwargs)
+
+    def detach_storage_backend(self) -> tuple[bool, str]:
+        """Use the store no more; SGLang calls it on every rank in the same, idle iteration."""
+        return self.lockstep.detach()
+
+    def sanity_check(self) -> None:
+        """Check the tree, unless backups hold locks, which the check takes for a leak."""
+        if not len(self._backups):
+            super().sanity_check()
+
+    def release_host_resources(self) -> None:
+        """Write out what is on its way, together with the other ranks, and end."""
+        if self._below is not None:
+            self._below.host.close()
+        super().release_host_resources()
+
+    def lockstep_state(self) -> Mapping[str, Any]:
+        """Return what this rank has done so far; for tests and for whoever hunts a fault."""
+        return self.lockstep.state() | {
+            "loads": self._waiting.counts.ready,
+            "loads_failed": self._waiting.counts.failed,
+            "loaded_tokens": self._waiting.counts.tokens,
+            "backups": self._backups.counts.backups,
+            "backed_up_tokens": self._backups.counts.tokens,
+            "retracted": self._backups.counts.retracted,
+            "loading": self._waiting.loads,
+            "keeping": len(self._backups),
+        }
+
+    # What the above has in common.
+
+    @property
+    def _lower(self) -> Below:
+        assert self._below is not None
+        return self._below
+
+    def _waiting_for(
+        self, request: SglangRequest, key: RadixKey, device_tokens: int
+    ) -> Waiting | None:
+        """Return a request that waits, which is known from its first match on."""
+        handle, count = request.cache_request_handle, len(key) // self.page_size * self.page_size
+        waiting = self._waiting.get(handle)
+        if waiting is not None and len(waiting) != count:
+            # Another one of the same name, or the same one after it has computed more.
+            self._waiting.forget(handle)
+            waiting = None
+        if waiting is None and count and not self._weights.tree_is_stale:
+            namespace = self._lower.namespaces.of(request)
+            if namespace is not None:
+                waiting = self._waiting.arrive(
+                    handle,
+                    token_bytes(key.token_ids, count),
+                    namespace,
+                    device_tokens,
+                    extra_key=request.extra_key,
+                    cache_salt=request.cache_salt,
+                    held_by=self._running.saved_by(handle),
+                )
+        return waiting
+
+    def _is_held(self, waiting: Waiting, device_tokens: int) -> bool:
+        if waiting.held_by is not None and waiting.held_by not in self._backups:
+            self._waiting.go_on(waiting, device_tokens)
+        return self._waiting.is_busy(waiting)
+
+    def _follow(self) -> None:
+        """Do what a verdict has brought about."""
+        self._backups.collect()
+        for waiting, load, good in self._waiting.ended():
+            if good:
+                self._insert(waiting, load)
+            else:
+                self._lower.slots.give_back(load.reserved)
+            self.unlock(load.anchor)
+        self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
+
+    def _insert(self, waiting: Waiting, load: Load) -> None:
+        """Let the tree take over what was loaded."""
+        self._lower.slots.hand_over(load.reserved)
+        before = self.path_device_indices(load.anchor.node)[: load.start]
+        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end]
+        params = InsertParams(
+            key=RadixKey(
+                array("q", tokens.tolist()), waiting.extra_key, cache_salt=waiting.cache_salt
+            ),
+            value=torch.cat([before, load.reserved.slots.to(before)]),
+            prev_prefix_len=load.start,
+        )
+        if load.reserved.window is not None:
+            window_from = load.end - load.reserved.window.numel()
+            params.set_evicted_seqlen(ComponentType.SWA, window_from)
+        self.insert(params)
+
+    def _window_tokens(self, start: int, end: int) -> int:
+        """Return how many of the last tokens of a load have windows; 0 for a model without."""
+        first = self._lower.host.needed_from(end).get(WINDOW_POOL)
+        return 0 if first is None else end - max(start, first)
+
+    def _make_room(self, tokens: int, window_tokens: int) -> None:
+        self.evict_for_alloc(EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens))
+
+    def _behind_forward(self) -> contextlib.AbstractContextManager[Any]:
+        """Order copies behind the pass that may still write, or read, their slots."""
+        stream = self._lower.stream
+        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
+    """Return a match that goes on with `hit` tokens on the host, up to the node `best`."""
+    return result._replace(
+        host_hit_length=hit,
+        swa_host_hit_length=window,
+        last_host_node=best,
+        best_match_node=best,
+    )
+
+
+def _shortened(params: MatchPrefixParams, tokens: int) -> MatchPrefixParams:
+    key = params.key
+    shorter = RadixKey(key.token_ids, key.extra_key, limit=tokens, cache_salt=key.cache_salt)
+    return MatchPrefixParams(key=shorter)

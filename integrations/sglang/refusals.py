@@ -1,0 +1,46 @@
+"""What Lockstep does not serve under SGLang: refused by name, on every rank, when the engine starts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import ConfigError
+
+_UNTRIED = "has not been tried with Lockstep; leave it away, or run without --radix-cache-backend"
+
+_FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("pp_size", lambda size: size > 1, f"pipeline parallelism {_UNTRIED}"),
+    ("dp_size", lambda size: size > 1, f"data parallelism inside one engine {_UNTRIED}"),
+    ("enable_dp_attention", bool, f"data-parallel attention {_UNTRIED}"),
+    ("attn_cp_size", lambda size: size > 1, f"context parallelism {_UNTRIED}"),
+    ("dcp_size", lambda size: size > 1, f"decode context parallelism {_UNTRIED}"),
+    ("speculative_algorithm", bool, f"speculative decoding {_UNTRIED}"),
+    ("disaggregation_mode", lambda mode: mode != "null", f"SGLang's own handoff {_UNTRIED}"),
+    ("enable_streaming_session", bool, f"streaming sessions {_UNTRIED}"),
+    ("enable_session_radix_cache", bool, f"sessions in the radix cache {_UNTRIED}"),
+    ("enable_hisparse", bool, f"hierarchical sparse attention {_UNTRIED}"),
+    ("enable_unified_memory", bool, f"unified memory {_UNTRIED}"),
+    ("dllm_algorithm", bool, f"diffusion language models {_UNTRIED}"),
+    (
+        "enable_lora_overlap_loading",
+        bool,
+        "each rank admits by its own device's word that an adapter was copied; leave it away",
+    ),
+    ("enable_lmcache", bool, "LMCache is another cache in the same place; leave it away"),
+    ("enable_flexkv", bool, "FlexKV is another cache in the same place; leave it away"),
+    ("disable_radix_cache", bool, "Lockstep keeps prefixes, and needs the radix cache"),
+)
+"""Names of flags, whether a value is refused, and why."""
+
+
+def require_supported(server_args: object) -> None:
+    """Raise `ConfigError` for the first flag that says what Lockstep does not serve."""
+    if not getattr(server_args, "enable_hierarchical_cache", False):
+        raise ConfigError(
+            "--radix-cache-backend lockstep needs --enable-hierarchical-cache: with it SGLang calls its"
+            " cache in each iteration"
+        )
+    for name, refused, why in _FLAGS:
+        value = getattr(server_args, name, None)
+        if value is not None and refused(value):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is {value!r}: {why}")

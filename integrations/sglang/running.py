@@ -1,0 +1,100 @@
+"""Requests that run: what of them is backed up, and what is saved of one that is retracted."""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ...ranks.config import WritePolicy
+from ...ranks.replica.tree.tokens import as_token_bytes
+from .contract import Handle, Lock, SglangRequest
+from .lent_backups import LentBackups
+from .slots import Slots
+from .waiting import Waiting
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request that was admitted."""
+
+    namespace: str
+    shared: int
+    """How many of its tokens had been computed for somebody before."""
+    backed_up: int = 0
+    """How many were offered for backup."""
+
+
+@dataclass(slots=True)
+class RunningRequests:
+    """The requests that run and may be cached, by SGLang's handles."""
+
+    backups: LentBackups
+    slots: Slots
+    write_policy: WritePolicy
+    _known: dict[Handle, _Running] = field(default_factory=dict[Handle, _Running])
+    _saved_by: dict[Handle, str] = field(default_factory=dict[Handle, str])
+    """The backups of retracted requests, until these wait again."""
+
+    def __contains__(self, handle: Handle) -> bool:
+        """Say whether a request runs whose pages may be backed up."""
+        return handle in self._known
+
+    def admitted(self, handle: Handle, waiting: Waiting) -> None:
+        """Take note that a request is in the batch."""
+        self._known[handle] = _Running(waiting.namespace, waiting.prefix)
+
+    def computed(
+        self, request: SglangRequest, slots: torch.Tensor, lock: Callable[[], Lock]
+    ) -> None:
+        """Back up what the tree has of a request, in `slots`; `lock` keeps it until that is over."""
+        running = self._known[request.cache_request_handle]
+        count = len(slots)
+        if self.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            count = min(count, running.shared)
+        if count <= running.backed_up:
+            return
+        running.backed_up = count
+        tokens = token_bytes(request.full_untruncated_fill_ids, count)
+        pages = self.slots.pages_of(slots[:count])
+        self.backups.keep(tokens, pages, running.namespace, lock())
+
+    def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
+        """Save the whole pages of a request whose slots, in its `row`, are given away at once.
+
+        Returns when they may be overwritten on this rank.
+        """
+        running = self._known[request.cache_request_handle]
+        count = request.kv.kv_committed_len // self.slots.page_tokens * self.slots.page_tokens
+        if count <= running.backed_up:
+            return
+        known = array("q", request.origin_input_ids)
+        known.extend(request.output_ids)
+        pages = self.slots.pages_of(row[:count].to(torch.int64))
+        name = self.backups.save(token_bytes(known, count), pages, running.namespace)
+        if name is not None:
+            self._saved_by[request.cache_request_handle] = name
+
+    def saved_by(self, handle: Handle) -> str | None:
+        """Return the backup that a retracted request has to wait for, once."""
+        return self._saved_by.pop(handle, None)
+
+    def left(self, handle: Handle) -> None:
+        """Take note that a request runs no more: it has ended, or waits again."""
+        self._known.pop(handle, None)
+
+    def ended(self, handle: Handle) -> None:
+        """Forget a request that is not going to run again."""
+        self._known.pop(handle, None)
+        self._saved_by.pop(handle, None)
+
+    def begin_anew(self) -> None:
+        """Back up nothing of the requests that run now: what they have is not to be found."""
+        self._known.clear()
+        self._saved_by.clear()
+
+
+def token_bytes(tokens: "array[int]", count: int) -> bytes:
+    """Return the first of SGLang's tokens as Lockstep has them."""
+    return as_token_bytes(np.frombuffer(tokens, dtype=np.int64)[:count])

@@ -1,0 +1,138 @@
+"""SGLang's slots as Lockstep's pages: which pages a prefix lies in, and which a load is brought to.
+
+A slot is the place of one token in a pool of the engine's; the slots of a page follow each other.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...ranks.orders import KV_POOL
+from ...ranks.replica.operations.lent import NO_PAGE
+from .contract import PagedAllocator, WindowAllocator
+
+WINDOW_POOL = "window"
+
+Pages = npt.NDArray[np.int32]
+
+MakeRoom = Callable[[int, int], object]
+"""Evicts so many tokens of full attention and of windows from the engine's tree, if there are any."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reserved:
+    """Slots that a load is brought to: neither free, nor in the tree, nor a request's."""
+
+    slots: torch.Tensor
+    """Of full attention: one for each token of the load."""
+    window: torch.Tensor | None
+    """Of windows: one for each of the last tokens."""
+    pages: Mapping[str, Pages]
+    """The pages of each pool, for each page of the load; -1 where the window needs none."""
+
+
+class Slots(Protocol):
+    """How an engine's allocator gives slots away, and takes them back."""
+
+    page_tokens: int
+
+    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
+        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only."""
+        ...
+
+    def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
+        """Take slots for so many tokens, of which the last ones have windows; None for no room."""
+        ...
+
+    def give_back(self, reserved: Reserved) -> None:
+        """Return what holds nothing."""
+        ...
+
+    def hand_over(self, reserved: Reserved) -> None:
+        """Make the slots ready for the tree, which takes them from now on."""
+        ...
+
+
+class AttentionSlots:
+    """Slots of full attention alone."""
+
+    def __init__(self, allocator: PagedAllocator, page_tokens: int) -> None:
+        self._allocator = allocator
+        self.page_tokens = page_tokens
+
+    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
+        return {KV_POOL: pages(slots, self.page_tokens)}
+
+    def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
+        del window_tokens
+        short = tokens - self._allocator.available_size()
+        if short > 0:
+            make_room(short, 0)
+        slots = self._allocator.alloc(tokens)
+        return None if slots is None else Reserved(slots, None, self.pages_of(slots))
+
+    def give_back(self, reserved: Reserved) -> None:
+        self._allocator.free(reserved.slots)
+
+    def hand_over(self, reserved: Reserved) -> None:
+        """Do nothing: a slot of full attention is whole by itself."""
+
+
+class WindowSlots:
+    """Slots of full attention, with slots of sliding windows beside the last of them."""
+
+    def __init__(self, allocator: WindowAllocator, page_tokens: int) -> None:
+        self._allocator = allocator
+        self.page_tokens = page_tokens
+
+    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
+        first = slots[:: self.page_tokens].to(torch.int64)
+        windows = self._allocator.full_to_swa_index_mapping[first]
+        # Slot 0 is nobody's: it stands for a window that has moved past.
+        found = torch.where(windows > 0, windows // self.page_tokens, NO_PAGE)
+        return {
+            KV_POOL: pages(slots, self.page_tokens),
+            WINDOW_POOL: found.to(torch.int32).cpu().numpy(),
+        }
+
+    def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
+        full, windows = self._allocator.full_attn_allocator, self._allocator.swa_attn_allocator
+        short = max(0, tokens - full.available_size())
+        window_short = max(0, window_tokens - windows.available_size())
+        if short or window_short:
+            make_room(short, window_short)
+        if full.available_size() < tokens or windows.available_size() < window_tokens:
+            return None
+        slots, window = full.alloc(tokens), windows.alloc(window_tokens)
+        assert slots is not None
+        assert window is not None
+        unit = self.page_tokens
+        gap = np.full((tokens - window_tokens) // unit, NO_PAGE, dtype=np.int32)
+        return Reserved(
+            slots,
+            window,
+            {KV_POOL: pages(slots, unit), WINDOW_POOL: np.concatenate([gap, pages(window, unit)])},
+        )
+
+    def give_back(self, reserved: Reserved) -> None:
+        self._allocator.full_attn_allocator.free(reserved.slots)
+        assert reserved.window is not None
+        if reserved.window.numel():
+            self._allocator.swa_attn_allocator.free(reserved.window)
+
+    def hand_over(self, reserved: Reserved) -> None:
+        """Join the windows' slots to those of full attention; the tree finds one by the other."""
+        assert reserved.window is not None
+        count = reserved.window.numel()
+        rest = reserved.slots.numel() - count
+        self._allocator.clear_full_to_swa_mapping(reserved.slots[:rest])
+        self._allocator.set_full_to_swa_mapping(reserved.slots[rest:], reserved.window)
+
+
+def pages(slots: torch.Tensor, page_tokens: int) -> Pages:
+    """Return the page of each run of `page_tokens` slots."""
+    return (slots[::page_tokens] // page_tokens).to(torch.int32).cpu().numpy()

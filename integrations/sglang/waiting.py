@@ -1,0 +1,191 @@
+"""Requests that wait to be admitted: what is prefetched and loaded for each of them.
+
+A request is known from its first match until it is admitted or aborted. In between SGLang asks for it
+again and again, on every rank in the same step:
+
+    match       what of it can be loaded beyond what is on the device
+    load        once it fits with that; SGLang comes back for it in a later step
+    landed      what was loaded is in SGLang's tree, and the next match finds it there
+
+Every answer follows from verdicts, so it is the same on every rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...ranks.host_cache import HostCache
+from ...ranks.replica.requests import LoadState
+from ...ranks.replica.tree.tokens import TOKEN_BYTES
+from .contract import Handle, Lock
+from .slots import Reserved
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One load of a request, from token `start` to token `end`."""
+
+    start: int
+    end: int
+    reserved: Reserved
+    anchor: Lock
+    """Keeps on the device what the load continues."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request that waits."""
+
+    name: str
+    """Its name on every rank; SGLang uses a handle again after a retraction."""
+    tokens: bytes
+    """The whole pages of its prompt, as int32."""
+    namespace: str
+    extra_key: str | None
+    cache_salt: str | None
+    held_by: str | None = None
+    """A backup that has to end first: what it was retracted with."""
+    prefix: int = 0
+    """How many of its tokens are on the device or can be brought there, as of the last match."""
+    load: Load | None = None
+    """The load that is under way."""
+    landed: tuple[int, int] = (0, 0)
+    """From which token to which one loads have brought it to the device."""
+    dropped: bool = False
+    """It was aborted while it was loaded."""
+    unwanted: bool = False
+    """What is being loaded must not be used any more, since the weights have changed."""
+
+    def __len__(self) -> int:
+        """Return the number of its tokens."""
+        return len(self.tokens) // TOKEN_BYTES
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """How the loads have ended."""
+
+    ready: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class WaitingRequests:
+    """The requests that wait, by SGLang's handles, in the order in which they came."""
+
+    host: HostCache
+    prefetch_threshold_tokens: int
+    counts: LoadCounts = field(default_factory=LoadCounts)
+    _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
+    _leaving: list[Waiting] = field(default_factory=list[Waiting])
+    """Requests that were aborted while they were loaded."""
+    _arrivals: int = 0
+
+    def get(self, handle: Handle) -> Waiting | None:
+        """Return a request that waits, if it is known."""
+        return self._known.get(handle)
+
+    def arrive(
+        self,
+        handle: Handle,
+        tokens: bytes,
+        namespace: str,
+        device_tokens: int,
+        *,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        held_by: str | None = None,
+    ) -> Waiting:
+        """Note a request, and begin to bring what storage has of it."""
+        self._arrivals += 1
+        waiting = Waiting(
+            f"r{self._arrivals}", tokens, namespace, extra_key, cache_salt, held_by=held_by
+        )
+        self._known[handle] = waiting
+        if held_by is None:
+            self._prefetch(waiting, device_tokens)
+        return waiting
+
+    def go_on(self, waiting: Waiting, device_tokens: int) -> None:
+        """Let a retracted request look for what was saved of it."""
+        waiting.held_by = None
+        self._prefetch(waiting, device_tokens)
+
+    def is_busy(self, waiting: Waiting) -> bool:
+        """Say whether a request cannot be admitted yet: it is read, loaded, or saved."""
+        return (
+            waiting.load is not None
+            or waiting.held_by is not None
+            or not self.host.prefetch_done(waiting.name)
+        )
+
+    def hit(self, waiting: Waiting, device_tokens: int) -> int:
+        """Return how many tokens can be loaded beyond those that are on the device; whole pages."""
+        found = self.host.hit(
+            waiting.name, waiting.tokens, waiting.namespace, device_tokens=device_tokens
+        )
+        waiting.prefix = device_tokens + found
+        return found
+
+    def begin_load(self, waiting: Waiting, load: Load) -> None:
+        """Begin to bring what `hit` has promised to slots that were reserved for it."""
+        self.host.load(
+            waiting.name,
+            waiting.tokens[: load.end * TOKEN_BYTES],
+            load.reserved.pages,
+            device_tokens=load.start,
+        )
+        waiting.load = load
+
+    def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
+        """Yield the loads that have ended on every rank, and whether what they brought is to be used.
+
+        Nothing touches their slots any more, which are the caller's from here on.
+        """
+        for waiting in [*self._known.values(), *self._leaving]:
+            load = waiting.load
+            if load is None:
+                continue
+            state = self.host.load_state(waiting.name)
+            if state is LoadState.LOADING:
+                continue
+            waiting.load = None
+            good = state is LoadState.READY and not waiting.unwanted
+            self.counts.failed += state is LoadState.FAILED
+            self.counts.ready += good
+            self.counts.tokens += load.end - load.start if good else 0
+            if good:
+                start = waiting.landed[0] if waiting.landed[1] == load.start else load.start
+                waiting.landed = start, load.end
+            if waiting.dropped:
+                self._leaving.remove(waiting)
+                self.host.release(waiting.name)
+            yield waiting, load, good
+
+    def forget(self, handle: Handle) -> Waiting | None:
+        """Forget a request, which was admitted or aborted; what is loaded for it is still awaited."""
+        waiting = self._known.pop(handle, None)
+        if waiting is None:
+            return None
+        if waiting.load is None:
+            self.host.release(waiting.name)
+        else:
+            waiting.dropped = True
+            self._leaving.append(waiting)
+        return waiting
+
+    def begin_anew(self) -> None:
+        """Forget all requests: what was found for them is not to be used any more."""
+        for handle in list(self._known):
+            self.forget(handle)
+        for waiting in self._leaving:
+            waiting.unwanted = True
+
+    @property
+    def loads(self) -> int:
+        """How many loads are under way."""
+        return sum(each.load is not None for each in [*self._known.values(), *self._leaving])
+
+    def _prefetch(self, waiting: Waiting, device_tokens: int) -> None:
+        if len(waiting) - device_tokens >= max(1, self.prefetch_threshold_tokens):
+            self.host.prefetch(waiting.name, waiting.tokens, waiting.namespace)

@@ -1,0 +1,1 @@
+"""Lockstep under SGLang: its host and storage tiers, agreed on by all ranks."""

@@ -157,6 +157,9 @@ ENVIRONMENT_PROVEN_OUT: Final[Mapping[str, str]] = {
     "FLASHINFER_CUDA_ARCH_LIST CUTE_DSL_ARCH CUTE_DSL_DUMP_DIR CUTE_DSL_KEEP_CUBIN": _AS_ABOVE,
     "FMHA_SM100_ALLOW_JIT FLASHINFER_DISABLE_VERSION_CHECK": _AS_ABOVE,
     "CUTE_DSL_KEEP_PTX CUTE_DSL_PTXAS_PATH CUTE_DSL_PTXAS_VERBOSE": _AS_ABOVE,
+    "SGLANG_FLASHINFER_WORKSPACE_SIZE": (
+        "How much room kernels have; SGLang sets it itself, at some time while it starts."
+    ),
     "GDN_RECOMPUTE_SUPPRESS_LEVEL": "It serves training.",
 }
 """Variables that change no byte of KV, whether SGLang declares them or not."""

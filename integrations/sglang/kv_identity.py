@@ -9,7 +9,7 @@ All ranks must come to the same, and their caches compare it when they open.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ConfigError
@@ -55,6 +55,16 @@ class Resolved:
                 f"SGLang {self.engine_version} has no {name} among its {namespace} settings, by which"
                 " Lockstep tells KV apart; use a version of SGLang that Lockstep knows"
             ) from None
+
+    def reloaded(self, path: str, load_format: str) -> "Resolved":
+        """Return the same engine with other weights, which it has read from `path` while it ran."""
+        read = {"model_path": path, "load_format": load_format, "revision": None}
+        model = {
+            **self.fields["model"],
+            **read,
+            "checkpoint_engine_wait_weights_before_ready": False,
+        }
+        return replace(self, fields={**self.fields, "model": model})
 
 
 def configuration_digest(resolved: Resolved) -> str:

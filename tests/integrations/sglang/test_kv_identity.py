@@ -159,6 +159,14 @@ def test_weights_that_were_trained_again_in_place_are_others(
     assert told(resolved, digests) == before
 
 
+def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_starts_with_them(
+    model: Path, digests: FileDigests
+) -> None:
+    running = engine(model__load_format="dummy").reloaded(str(model), "auto")
+
+    assert told(running, digests) == told(engine(model__model_path=str(model)), digests)
+
+
 def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
     resolved = engine(
         model__model_path="/no such model",

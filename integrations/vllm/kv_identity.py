@@ -9,13 +9,13 @@ All ranks must come to the same, and their caches compare it when they open.
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
-from ...errors import ConfigError
-from ..canonical import Json, canonical, digest
-from ..weights import FileDigests, commit_of, is_commit, weights_digest
+from ..canonical import canonical, digest, tell_parts
+from ..model_weights import LoadedWeights
+from ..proven_out import names_of
+from ..weights import FileDigests
 from .contract import EngineConfig, LoadConfig, ModelConfig
-from .proven_out import ENVIRONMENT_PROVEN_OUT, left_out, names_of
+from .proven_out import ENVIRONMENT_PROVEN_OUT, left_out
 from .settings import WHERE
 
 log = logging.getLogger("vllm.lockstep")
@@ -42,8 +42,7 @@ def configuration_digest(
     ignored = names_of(ENVIRONMENT_PROVEN_OUT)
     counted = {name: value for name, value in environment.items() if name not in ignored}
     found = canonical(config, "vllm_config", left_out())
-    if log.isEnabledFor(logging.DEBUG):
-        _tell(found, "vllm_config")
+    tell_parts(log, found, "vllm_config")
     return digest([engine_version, canonical(counted, "environment"), found])
 
 
@@ -70,33 +69,7 @@ def _weights(model: ModelConfig, load: LoadConfig, ranks: int, digests: FileDige
         # Each rank draws the part that it holds.
         return f"dummy {model.seed} on {ranks}"
     name = model.model_weights or model.model
-    path = Path(name)
-    if load.load_format in FROM_FILES:
-        commit = commit_of(path)
-        if commit is None and name == model.model and not path.exists():
-            commit = model.revision if is_commit(model.revision) else None
-        if commit is not None:
-            return f"commit {commit}"
-        if path.exists():
-            try:
-                return f"files {weights_digest(path, digests)}"
-            except OSError as error:
-                raise ConfigError(
-                    f"the weights of {name} cannot be read to tell KV apart by them ({error}); give"
-                    f" weights_version in {WHERE}, and change it whenever they change"
-                ) from error
-    raise ConfigError(
-        f"the weights of {name} (load_format {load.load_format!r}, revision {model.revision!r}) are"
-        f" neither local files nor a commit; give weights_version in {WHERE}, and change it whenever"
-        " they change"
-    )
-
-
-def _tell(found: Json, name: str, depth: int = 2) -> None:
-    """Log a digest of each part: where ranks differ, the lines that differ say in what."""
-    if depth and isinstance(found, list) and found[0] == "object":
-        for each in found[2:]:
-            assert isinstance(each, list)
-            _tell(each[1], f"{name}.{each[0]}", depth - 1)
-    else:
-        log.debug("%s counts as %s", name, digest(found))
+    # The revision is one of the model, and weights from elsewhere have none.
+    revision = model.revision if name == model.model else None
+    loaded = LoadedWeights(name, revision, load.load_format, load.load_format in FROM_FILES)
+    return loaded.identity(digests, WHERE)

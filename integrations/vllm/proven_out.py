@@ -12,6 +12,8 @@ are the same sums: groups of different TP sizes share pages.
 from collections.abc import Mapping
 from typing import Final
 
+from ..proven_out import names_by_owner
+
 READ_IN: Final = "0.32"
 
 _CONFIG: Final = "vllm.config"
@@ -173,9 +175,4 @@ ENVIRONMENT_PROVEN_OUT: Final[Mapping[str, str]] = {
 
 def left_out() -> dict[str, frozenset[str]]:
     """Return the names of the fields that are proven out, by class."""
-    return {owner: names_of(reasons) for owner, reasons in PROVEN_OUT.items()}
-
-
-def names_of(reasons: Mapping[str, str]) -> frozenset[str]:
-    """Return all names that have a reason."""
-    return frozenset(name for names in reasons for name in names.split())
+    return names_by_owner(PROVEN_OUT)

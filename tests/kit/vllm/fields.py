@@ -12,7 +12,8 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
-from lockstep.integrations.vllm.proven_out import PROVEN_OUT, names_of
+from lockstep.integrations.proven_out import names_of
+from lockstep.integrations.vllm.proven_out import PROVEN_OUT
 from tests.kit.vllm.contract import has
 from tests.kit.vllm.keyed_fields import KEYED
 

@@ -1,0 +1,178 @@
+"""What SGLang's KV is, apart from the tokens: part of the key of every page (rule R16).
+
+Two parts. The weights, by what their files hold, or by a version that the user gives. And a digest of
+all that the engine is configured with and that is not proven to change no byte of KV. With the model's
+name and the page layout, which the cache has of its own, they tell apart whatever must not share.
+
+All ranks must come to the same, and their caches compare it when they open.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...errors import ConfigError
+from ..canonical import DIGEST_CHARACTERS, Json, canonical, digest, tell_parts
+from ..model_weights import LoadedWeights, remedy, unreadable
+from ..proven_out import names_by_owner, names_of
+from ..weights import FileDigests, weights_digest
+from .environment import ENVIRONMENT_PROVEN_OUT
+from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES
+
+log = logging.getLogger("sglang.lockstep")
+
+DUMMY = "dummy"
+
+NO_CACHE_OF_WEIGHTS = "off"
+
+FROM_FILES = frozenset(
+    {
+        *("auto", "safetensors", "fastsafetensors", "instanttensor", "pt", "npcache", "mistral"),
+        *("gguf", "bitsandbytes", "layered", "sharded_state", "runai_streamer"),
+    }
+)
+"""The load formats of SGLang that read files of the model's own folder, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Holds what an engine is configured with, as it came out after all that SGLang decides itself."""
+
+    engine_version: str
+    fields: Mapping[str, Mapping[str, object]]
+    """The values by namespace, as `exec.kernel`, and by name."""
+    model_config: object
+    environment: Mapping[str, object]
+    """The variables that the engine reads and that are set to another value than their default."""
+
+    def field(self, namespace: str, name: str) -> object:
+        """Return one value; raises `ConfigError` where this SGLang has no such field."""
+        try:
+            return self.fields[namespace][name]
+        except KeyError:
+            raise ConfigError(
+                f"SGLang {self.engine_version} has no {name} among its {namespace} settings, by which"
+                " Lockstep tells KV apart; use a version of SGLang that Lockstep knows"
+            ) from None
+
+    def reloaded(self, path: str, load_format: str) -> "Resolved":
+        """Return the same engine with other weights, which it has read from `path` while it ran."""
+        read = {"model_path": path, "load_format": load_format, "revision": None}
+        model = {
+            **self.fields["model"],
+            **read,
+            "checkpoint_engine_wait_weights_before_ready": False,
+        }
+        return replace(self, fields={**self.fields, "model": model})
+
+
+def configuration_digest(resolved: Resolved) -> str:
+    """Return a digest of what the engine is configured with, less what changes no byte of KV.
+
+    Raises `ConfigError` for a value that has no canonical bytes.
+    """
+    ignored = names_of(ENVIRONMENT_PROVEN_OUT)
+    environment = {
+        name: value for name, value in resolved.environment.items() if name not in ignored
+    }
+    model = canonical(resolved.model_config, "model_config", names_by_owner(CLASSES_PROVEN_OUT))
+    tell_parts(log, model, "model_config")
+    return digest(
+        [
+            resolved.engine_version,
+            canonical(environment, "environment"),
+            _fields(resolved.fields),
+            model,
+        ]
+    )
+
+
+def _fields(found: Mapping[str, Mapping[str, object]]) -> Json:
+    """Return what the fields are worth that count. In debug logs, also one line for each."""
+    ignored, classes = names_by_owner(FIELDS_PROVEN_OUT), names_by_owner(CLASSES_PROVEN_OUT)
+    files = {namespace: frozenset(names.split()) for namespace, names in FILES.items()}
+    counted: list[Json] = []
+    for namespace, values in sorted(found.items()):
+        out = ignored.get(namespace, frozenset()) | files.get(namespace, frozenset())
+        for name in sorted(values.keys() - out):
+            worth = canonical(values[name], f"{namespace}.{name}", classes)
+            tell_parts(log, worth, f"{namespace}.{name}", 0)
+            counted.append([namespace, name, worth])
+    return counted
+
+
+def weights_of(resolved: Resolved, version: str | None, digests: FileDigests, where: str) -> str:
+    """Return what the engine's weights are, those of a draft model and of files beside them included.
+
+    The user's `version`, if there is one, stands for all of them, and nothing is read. Raises
+    `ConfigError`, which says what to do, where they cannot be told; `where` is where users give a
+    version.
+    """
+    if version is not None:
+        return f"version {version}"
+    weights = _Weights(resolved, digests, where)
+    weights.require_own_files()
+    found = [weights.of_model()]
+    if resolved.field("spec", "speculative_draft_model_path") is not None:
+        found.append(f"draft {weights.of_draft()}")
+    for namespace, names in FILES.items():
+        for name in names.split():
+            value = resolved.field(namespace, name)
+            if value is not None:
+                found.append(f"{name} {weights.content(name, str(value))}")
+    return ", ".join(found)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Reads what an engine loads."""
+
+    resolved: Resolved
+    digests: FileDigests
+    where: str
+
+    def require_own_files(self) -> None:
+        """Refuse weights that another process holds or sends, of which nobody here knows the files."""
+        field = self.resolved.field
+        if field("model", "weight_cache_mode") != NO_CACHE_OF_WEIGHTS:
+            raise ConfigError(
+                "weight_cache_mode takes weights from another process, whatever it holds;"
+                f" {remedy(self.where)}"
+            )
+        if field("model", "checkpoint_engine_wait_weights_before_ready"):
+            raise ConfigError(
+                "checkpoint_engine_wait_weights_before_ready takes weights that another process"
+                f" sends; {remedy(self.where)}"
+            )
+
+    def of_model(self) -> str:
+        """Return what the model's weights are."""
+        field = self.resolved.field
+        path, revision = field("model", "model_path"), field("model", "revision")
+        return self._loaded(path, revision, field("model", "load_format"))
+
+    def of_draft(self) -> str:
+        """Return what the weights of the draft model are."""
+        field = self.resolved.field
+        path = field("spec", "speculative_draft_model_path")
+        revision = field("spec", "speculative_draft_model_revision")
+        load_format = field("spec", "speculative_draft_load_format")
+        return self._loaded(path, revision, load_format or field("model", "load_format"))
+
+    def content(self, name: str, value: str) -> str:
+        """Return a digest of the file or folder that a field names."""
+        path = Path(value).expanduser()
+        try:
+            if path.is_dir():
+                return weights_digest(path, self.digests)
+            return self.digests.of([path])[0][:DIGEST_CHARACTERS]
+        except OSError as error:
+            raise unreadable(f"{name} {value}", error, self.where) from error
+
+    def _loaded(self, path: object, revision: object, load_format: object) -> str:
+        if load_format == DUMMY:
+            # Each rank draws the part that it holds, all of them with one seed that never changes.
+            return f"dummy on {self.resolved.field('parallel', 'tp_size')}"
+        loaded = LoadedWeights(str(path), revision, str(load_format), load_format in FROM_FILES)
+        return loaded.identity(self.digests, self.where)

@@ -1,0 +1,126 @@
+"""SGLang's adapters count by their weights as it has loaded them, whatever their ids are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lockstep.integrations.sglang.adapters import FROM_TENSORS, Adapters, without_adapter
+from lockstep.integrations.weights import FileDigests
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter as SGLang holds it."""
+
+    lora_name: str | None
+    lora_path: str | None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A folder with an adapter."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"\x01" * 100)
+    return folder
+
+
+def adapters(loaded: Mapping[str, Loaded], path: Path, **versions: str) -> Adapters:
+    """Return what an engine that has just started knows of adapters."""
+    return Adapters(loaded, FileDigests(path.parent / "digests.json"), versions, where="the config")
+
+
+def train_again(path: Path) -> None:
+    (path / "adapter_model.safetensors").write_bytes(b"\x02" * 100)
+
+
+def test_equal_weights_are_one_adapter_under_the_ids_and_names_of_any_start(path: Path) -> None:
+    one = adapters({"id 1": Loaded("a", str(path))}, path).identify("id 1")
+    same = adapters({"id 2": Loaded("b", str(path))}, path).identify("id 2")
+
+    assert one is not None
+    assert one == same
+
+
+def test_an_adapter_that_was_trained_again_in_place_is_another_one_once_it_is_loaded_again(
+    path: Path,
+) -> None:
+    loaded = {"id 1": Loaded("a", str(path))}
+    known = adapters(loaded, path)
+    before = known.identify("id 1")
+
+    train_again(path)
+    del loaded["id 1"]
+    loaded["id 2"] = Loaded("a", str(path))
+    after = known.identify("id 2")
+
+    assert None not in {before, after}
+    assert before != after
+    assert known.identify("id 1") is None
+
+
+def test_an_adapter_is_what_it_was_when_it_was_loaded_whatever_becomes_of_its_files(
+    path: Path,
+) -> None:
+    known = adapters({"id 1": Loaded("a", str(path))}, path)
+    known.look()
+    before = known.identify("id 1")
+
+    train_again(path)
+
+    assert before is not None
+    assert known.identify("id 1") == before
+
+
+def test_an_adapter_that_is_not_loaded_is_nothing_that_can_be_cached(path: Path) -> None:
+    assert adapters({}, path).identify("id 1") is None
+
+
+@pytest.mark.parametrize(
+    ("adapter", "doubt"),
+    [
+        (Loaded("a", "/nowhere"), "its weights cannot be read"),
+        (Loaded("a", FROM_TENSORS), "its weights did not come from files"),
+    ],
+)
+def test_an_adapter_whose_weights_are_not_known_is_named_once_and_not_cached(
+    adapter: Loaded, doubt: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = adapters({"id 1": adapter}, path)
+
+    assert [known.identify("id 1") for _ in range(3)] == [None] * 3
+
+    [told] = caplog.messages
+    assert told.startswith(f"requests with adapter 'a' are not cached: {doubt}")
+    assert "adapter_versions of the config" in told
+
+
+@pytest.mark.parametrize("where", ["/nowhere", FROM_TENSORS])
+def test_the_user_s_version_stands_for_an_adapter_s_weights_which_are_not_read(
+    where: str, path: Path
+) -> None:
+    loaded = {"id 1": Loaded("a", where)}
+
+    one, same, other = (adapters(loaded, path, a=each).identify("id 1") for each in ("1", "1", "2"))
+
+    assert one == same != other
+    assert None not in {one, other}
+
+
+@pytest.mark.parametrize(
+    ("extra_key", "lora_id", "left"),
+    [
+        (None, None, ""),
+        ("user", None, "user"),
+        ("userid 1", "id 1", "user"),
+        ("id 1", "id 1", ""),
+        ("userid 1|size=2", "id 1", "user|size=2"),
+    ],
+)
+def test_the_id_of_an_adapter_is_taken_out_of_a_request_s_extra_key(
+    extra_key: str | None, lora_id: str | None, left: str
+) -> None:
+    assert without_adapter(extra_key, lora_id) == left

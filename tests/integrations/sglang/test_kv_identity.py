@@ -1,0 +1,263 @@
+"""Engines share pages only where nothing that changes KV differs between them (rule R16)."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.integrations.sglang.kv_identity import Resolved, configuration_digest, weights_of
+from lockstep.integrations.weights import FileDigests
+from tests.kit.sglang.configuration import Graphs, Model, Pretrained, engine
+from tests.kit.source_tree import ROOT
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WHERE = "the extra config"
+ANOTHER_PROCESS = """
+from tests.integrations.sglang.test_kv_identity import counted_in_order_of_hashes
+print(counted_in_order_of_hashes(), end="")
+"""
+
+
+def long_rope() -> Model:
+    return Model(hf_config=Pretrained({"rope_type": "longrope", "short_factor": [1.0]}))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"\x01" * 100)
+    return folder
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> FileDigests:
+    return FileDigests(tmp_path / "digests.json")
+
+
+def told(resolved: Resolved, digests: FileDigests, version: str | None = None) -> str:
+    return weights_of(resolved, version, digests, WHERE)
+
+
+def test_whatever_changes_kv_beside_the_weights_is_in_the_key() -> None:
+    engines = [
+        engine(),
+        engine(version="0.5.24"),
+        engine(model=long_rope()),
+        engine(model=Model(context_len=32768)),
+        engine(model__dtype="float16"),
+        engine(model__kv_cache_dtype="fp8_e4m3"),
+        engine(model__kv_cache_dtype="fp8_e5m2"),
+        engine(model__quantization="awq"),
+        engine(model__load_format="bitsandbytes"),
+        engine(exec__kernel__attention_backend="triton"),
+        engine(exec__graph__cuda_graph_config=Graphs()),
+        engine(exec__graph__cuda_graph_config=Graphs("breakable")),
+        engine(spec__speculative_algorithm="EAGLE3"),
+        engine(environment={"SGLANG_ROPE_CACHE_FP32": True}),
+    ]
+
+    assert len({configuration_digest(each) for each in engines}) == len(engines)
+
+
+def test_a_field_that_nobody_has_heard_of_is_in_the_key() -> None:
+    engines = [
+        engine(),
+        engine(model__next_field=1),
+        engine(model__next_field=2),
+        engine(next_namespace__field=1),
+        engine(environment={"SGLANG_NEXT": "1"}),
+        engine(model=Model(next_attribute=1)),
+    ]
+
+    assert len({configuration_digest(each) for each in engines}) == len(engines)
+
+
+def test_what_changes_no_kv_is_not_in_the_key() -> None:
+    """Else no start, no rank and no TP size would find what another one has left."""
+    engines = [
+        engine(),
+        engine(parallel__tp_size=1, parallel__nccl_port=1),
+        engine(device__random_seed=2, serving__port=1, schedule__mem_fraction_static=0.5),
+        engine(memory__hicache_ratio=1.0, exec__comm__enable_symm_mem=True),
+        engine(model__model_path="/elsewhere", model__revision=COMMIT),
+        engine(model=Model(model_path="/elsewhere")),
+        engine(environment={"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_RUN_ID": "7"}),
+    ]
+
+    assert len({configuration_digest(each) for each in engines}) == 1
+
+
+def test_for_which_batches_there_is_a_graph_is_not_in_the_key() -> None:
+    one, other = (
+        engine(exec__graph__cuda_graph_config=Graphs(bs=sizes)) for sizes in ([1], [1, 2])
+    )
+
+    assert configuration_digest(one) == configuration_digest(other)
+
+
+def counted_in_order_of_hashes() -> str:
+    """Return the key of a configuration that has a set, and a mapping in the order of that set."""
+    names = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    sizes = {name: len(name) for name in names}
+    return configuration_digest(engine(lora__lora_target_modules=names, mm__config=sizes))
+
+
+def test_the_seed_of_a_process_for_hashes_changes_no_key() -> None:
+    paths = ":".join([str(ROOT), *sys.path])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", ANOTHER_PROCESS],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": paths},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+
+    assert found == {counted_in_order_of_hashes().encode()}
+
+
+def test_what_cannot_be_told_apart_is_refused_by_the_name_of_its_field() -> None:
+    with pytest.raises(ConfigError, match=r"model\.next_field is a builtins\.generator"):
+        configuration_digest(engine(model__next_field=(each for each in "ab")))
+
+
+def test_where_ranks_differ_their_debug_logs_differ_in_the_lines_that_say_in_what(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "sglang.lockstep")
+    configuration_digest(engine())
+    one = set(caplog.messages)
+    caplog.clear()
+
+    configuration_digest(engine(model__dtype="float16", model=Model(context_len=1)))
+
+    changed = {line.split()[0] for line in set(caplog.messages) - one}
+    assert changed == {"model.dtype", "model_config.context_len"}
+
+
+def test_weights_that_were_trained_again_in_place_are_others(
+    model: Path, digests: FileDigests
+) -> None:
+    resolved = engine(model__model_path=str(model))
+    before = told(resolved, digests)
+    file = model / "model.safetensors"
+    times = file.stat()
+
+    file.write_bytes(b"\x02" * 100)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = told(resolved, digests)
+    file.write_bytes(b"\x01" * 100)
+
+    assert after != before
+    assert told(resolved, digests) == before
+
+
+def test_weights_that_were_read_while_the_engine_ran_are_those_of_one_that_starts_with_them(
+    model: Path, digests: FileDigests
+) -> None:
+    running = engine(model__load_format="dummy").reloaded(str(model), "auto")
+
+    assert told(running, digests) == told(engine(model__model_path=str(model)), digests)
+
+
+def test_the_user_s_version_stands_for_all_weights_which_are_not_read(digests: FileDigests) -> None:
+    resolved = engine(
+        model__model_path="/no such model",
+        model__quantization_param_path="/no such file",
+        model__weight_cache_mode="client",
+    )
+
+    assert told(resolved, digests, version="7") == "version 7"
+
+
+def test_the_weights_of_a_draft_model_count_too(model: Path, digests: FileDigests) -> None:
+    """Its layers may keep KV beside those of the model."""
+    engines = [engine(model__model_path=str(model))] + [
+        engine(
+            model__model_path=str(model),
+            spec__speculative_draft_model_path="org/draft",
+            spec__speculative_draft_model_revision=revision * 40,
+        )
+        for revision in "ab"
+    ]
+
+    assert len({told(each, digests) for each in engines}) == 3
+
+
+def test_files_of_scales_count_by_what_they_hold_and_not_by_their_names(
+    model: Path, tmp_path: Path, digests: FileDigests
+) -> None:
+    scales = [tmp_path / name for name in ("one.json", "same.json", "other.json")]
+    engines = [
+        engine(model__model_path=str(model), model__quantization_param_path=str(path))
+        for path in scales
+    ]
+    for path, text in zip(scales, ("1.0", "1.0", "2.0"), strict=True):
+        path.write_text(text)
+
+    one, same, other = (told(each, digests) for each in engines)
+
+    assert one == same != other
+    assert len({configuration_digest(each) for each in engines}) == 1
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_the_name_of_its_field(
+    model: Path, digests: FileDigests
+) -> None:
+    resolved = engine(model__model_path=str(model), spec__uno_lora_path="/nowhere")
+
+    with pytest.raises(ConfigError, match=r"uno_lora_path /nowhere cannot be read.*; give"):
+        told(resolved, digests)
+
+
+@pytest.mark.parametrize(
+    ("path", "revision"),
+    [("org/model", COMMIT), (f"/hub/models--org--model/snapshots/{COMMIT}", None)],
+)
+def test_a_model_of_the_hub_is_known_by_its_commit(
+    path: str, revision: str | None, digests: FileDigests
+) -> None:
+    resolved = engine(model__model_path=path, model__revision=revision)
+
+    assert told(resolved, digests) == f"commit {COMMIT}"
+
+
+def test_dummy_weights_are_what_each_rank_draws(digests: FileDigests) -> None:
+    one, two = (engine(model__load_format="dummy", parallel__tp_size=ranks) for ranks in (1, 2))
+
+    assert told(one, digests) != told(two, digests)
+
+
+@pytest.mark.parametrize(
+    "resolved",
+    [
+        engine(model__revision="main"),
+        engine(model__model_path="/nowhere"),
+        engine(model__revision=COMMIT, model__load_format="remote_instance"),
+        engine(model__revision=COMMIT, model__load_format="presharded"),
+        engine(model__revision=COMMIT, model__model_path="s3://bucket/model"),
+        engine(model__revision=COMMIT, model__weight_cache_mode="client"),
+        engine(model__revision=COMMIT, model__checkpoint_engine_wait_weights_before_ready=True),
+    ],
+)
+def test_weights_that_nobody_can_tell_apart_need_a_version(
+    resolved: Resolved, digests: FileDigests
+) -> None:
+    with pytest.raises(ConfigError, match=r"give weights_version in the extra config"):
+        told(resolved, digests)
+
+
+def test_an_sglang_without_a_field_that_tells_weights_apart_is_refused(
+    digests: FileDigests,
+) -> None:
+    resolved = Resolved("0.6", {"model": {}}, Model(), {})
+
+    with pytest.raises(ConfigError, match=r"SGLang 0\.6 has no weight_cache_mode among its model"):
+        told(resolved, digests)

@@ -1,0 +1,3 @@
+from typing import Any
+
+def get_server_args() -> Any: ...

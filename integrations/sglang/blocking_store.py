@@ -33,7 +33,7 @@ class BlockingStore:
         """Raises `ConfigError` for a URI that makes no sense. Nothing is opened yet."""
         self.shown = without_secrets(uri)
         self._backend = make_backend(uri)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._stopping = asyncio.Event()
         self._is_open = False
@@ -45,8 +45,9 @@ class BlockingStore:
     def open(self, memory: Sequence[memoryview], timeout_s: float) -> None:
         """Open the backend, once; raises what keeps it from opening, or that it took too long."""
         self._close_timeout_s = timeout_s
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._run, args=(memory,), name="lockstep-hicache", daemon=True
+            target=self._run, args=(self._loop, memory), name="lockstep-hicache", daemon=True
         )
         self._thread.start()
         wait([self._opened], timeout_s)
@@ -93,7 +94,6 @@ class BlockingStore:
         self._stop()
         thread = self._thread
         if thread is None:
-            self._loop.close()
             return
         thread.join(2 * self._close_timeout_s)
         if thread.is_alive():
@@ -103,7 +103,7 @@ class BlockingStore:
         self, use: Callable[[StorageBackend], Coroutine[Any, Any, Answer]]
     ) -> "Future[Answer]":
         with self._lock:
-            if not self._is_open:
+            if not self._is_open or self._loop is None:
                 raise StorageError("the store is not open; attach it again")
             return asyncio.run_coroutine_threadsafe(use(self._backend), self._loop)
 
@@ -111,11 +111,11 @@ class BlockingStore:
         with self._lock:
             # Whatever was begun before stands before this in the loop's queue, and is waited for.
             self._is_open = False
-            if not self._loop.is_closed():
+            if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
-    def _run(self, memory: Sequence[memoryview]) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+    def _run(self, loop: asyncio.AbstractEventLoop, memory: Sequence[memoryview]) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             try:
                 runner.run(self._live(memory))
             except BaseException as error:  # noqa: BLE001 - whoever waits for `open` must hear of it.

@@ -25,7 +25,7 @@ from ...storage_backends.complaints import Trouble
 from .blocking_store import BlockingStore
 from .hicache_contract import EngineFacts, HostPool, StorageConfig, Transfer
 from .hicache_names import KV, PoolNames, pool_names
-from .hicache_pages import Batch, PoolPages, pool_memory
+from .hicache_pages import Batch, PoolPages
 from .hicache_prefixes import Found, names_asked, restorable_prefixes
 from .hicache_settings import parse
 
@@ -77,14 +77,14 @@ class HiCacheCalls:
     def open(self, pool: HostPool) -> None:
         """Open the store for the main pool; raises `ConfigError` with what keeps it from opening."""
         self.add_pool(KV, pool)
-        self._store.open(pool_memory(pool), self._settings.open_timeout_s)
-        names = self._pools[KV].names
+        pages, names = self._pools[KV].pages, self._pools[KV].names
+        self._store.open(pages.memory, self._settings.open_timeout_s)
         _log.info(
             "HiCache's pages go to the store %s: namespace %s, shard %s, %d bytes a page",
             self._store.shown,
             names.namespace[:16],
             names.shard,
-            self._pools[KV].pages.page_bytes,
+            pages.page_bytes,
         )
 
     def add_pool(self, name: str, pool: HostPool) -> None:

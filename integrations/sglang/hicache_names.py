@@ -37,6 +37,7 @@ _GEOMETRY: Final = (
     "kv_lora_rank",
     "qk_rope_head_dim",
     "num_mamba_layers",
+    "temporal_dtype",
     "size_per_token",
 )
 """Numbers of host pools that say what their bytes mean; each kind has some of them."""

@@ -34,13 +34,15 @@ class Batch:
 
 
 class PoolPages:
-    """The pages of one host pool, which is kept alive."""
+    """The pages of one host pool; what they lie in is kept alive."""
 
     def __init__(self, name: str, pool: HostPool) -> None:
         """Raises `ConfigError` for a pool of which no page can be had."""
         self.name = name
         self.pool = pool
         self.page_slots = pool.page_size
+        # SGLang drops its pools before it has ended the threads that write them back.
+        self.memory = _memory_of(pool)
         flat = pool.get_dummy_flat_data_page()
         self._flat_dtype, self._flat_length = flat.dtype, flat.numel()
         found = self._pieces_in_place(torch.arange(self.page_slots))
@@ -130,8 +132,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().flatten().view(torch.uint8).numpy().data
 
 
-def pool_memory(pool: HostPool) -> list[memoryview]:
-    """Return the memory that a pool's pages lie in, as far as it says so, for stores to register."""
+def _memory_of(pool: HostPool) -> list[memoryview]:
+    """Return the memory that a pool's pages lie in, as far as it says so."""
     tensors: Sequence[torch.Tensor] = getattr(pool, "get_hybrid_pool_buffer", list[torch.Tensor])()
     return [tensor_bytes(each) for each in tensors if each.is_contiguous() and each.numel()]
 

@@ -155,7 +155,7 @@ class HiCacheCalls:
         """
         by = time.monotonic() + self._settings.clear_timeout_s
         try:
-            gone = self._store.call(partial(self._remove_ours, by=by), by)
+            gone = self._store.call(partial(self._remove_ours, by=by), by, leaves=True)
         except Exception as error:  # noqa: BLE001 - the scheduler goes on with a store that is not empty.
             self._complain("cleared", repr(error))
             return False

@@ -68,7 +68,8 @@ def _around_update(original: Callable[..., Any], updater: Any, request: Any) -> 
     cache = _lockstep(updater.scheduler)
     if cache is None:
         return original(updater, request)
-    cache.weights_change(request.weight_version, getattr(request, "model_path", None))
+    path, load_format = (getattr(request, name, None) for name in ("model_path", "load_format"))
+    cache.weights_change(request.weight_version, path, load_format if path else None)
     outcome = original(updater, request)
     cache.weights_changed(well=outcome.success)
     return outcome

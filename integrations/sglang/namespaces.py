@@ -1,12 +1,28 @@
 """What keeps apart requests whose tokens are the same and whose KV is not."""
 
 import json
-from collections.abc import Callable
+from typing import Protocol
 
+from .adapters import without_adapter
 from .contract import SglangRequest
 
-Identify = Callable[[str], str | None]
-"""Returns what the weights of an adapter are, by SGLang's id for it; None where that cannot be told."""
+NOT_KNOWN = (
+    "not known on this rank, which could not read its files or found them changed, and names it in its"
+    " log; a version in adapter_versions avoids reading"
+)
+"""What the flight recorder says of an adapter whose weights one rank cannot tell."""
+
+
+class Identifies(Protocol):
+    """Tells adapters apart by their weights."""
+
+    def identify(self, lora_id: str) -> str | None: ...
+
+
+class Witnessing(Protocol):
+    """Compares facts between ranks."""
+
+    def witness(self, *facts: object) -> None: ...
 
 
 def may_be_cached(request: SglangRequest) -> bool:
@@ -23,16 +39,17 @@ def may_be_cached(request: SglangRequest) -> bool:
 
 
 class Namespaces:
-    """Returns the namespaces of requests, under the weights of now.
+    """Returns the namespaces of requests, under the weights of now. Every rank asks in the same order.
 
     A version of the weights is a part of the namespace, so what was computed with others is not found,
     and is found again when its version comes back.
     """
 
-    def __init__(self, identify: Identify) -> None:
-        self._identify = identify
+    def __init__(self, host: Witnessing, adapters: Identifies) -> None:
+        self._host = host
+        self._adapters = adapters
         self.weights = ""
-        """The version of the weights since the last update; empty while they are those of the start."""
+        """The name of the weights since the last update; empty while they are those of the start."""
         self.cleared = ""
         """Names the time since everything was given up; empty before the first time."""
 
@@ -41,15 +58,14 @@ class Namespaces:
         if not may_be_cached(request):
             return None
         parts = {"weights": self.weights, "cleared": self.cleared}
-        extra = request.extra_key or ""
         if request.lora_id is not None:
-            adapter = self._identify(request.lora_id)
+            adapter = self._adapters.identify(request.lora_id)
+            # Ranks that have read other files, or could not read them, are told apart by it.
+            self._host.witness("adapter of a request is", adapter or NOT_KNOWN)
             if adapter is None:
                 return None
-            # SGLang's id for an adapter is made up anew at each start, and ends the extra key.
-            extra = extra.removesuffix(request.lora_id)
             parts["adapter"] = adapter
-        parts["extra"] = extra
+        parts["extra"] = without_adapter(request.extra_key, request.lora_id)
         parts["salt"] = request.cache_salt or ""
         kept = {name: part for name, part in parts.items() if part}
         return json.dumps(kept, sort_keys=True) if kept else ""

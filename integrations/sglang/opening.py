@@ -15,11 +15,13 @@ from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from .engine_layout import EnginePool, engine_pools
+from .identity import Identity
 from .namespaces import Namespaces
 from .radix_cache import Below, LockstepRadixCache
 from .refusals import require_supported
 from .settings import PoolSize, SglangSettings, parse
 from .slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
+from .weights import WeightsVersions
 
 log = logging.getLogger("sglang.lockstep")
 
@@ -36,7 +38,8 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
         )
     allocator = params.token_to_kv_pool_allocator
     pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)
-    host = _open_host(ctx, settings, pools)
+    identity = Identity(settings.plugin, ctx.model_config)
+    host = _open_host(ctx, settings, pools, identity)
     components = [ComponentType.FULL]
     slots: Slots = AttentionSlots(allocator, params.page_size)
     if WINDOW_POOL in pools:
@@ -45,10 +48,12 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     # SGLang would set up HiCache in `create_unified_radix_cache`.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
+    namespaces = Namespaces(host, identity.adapters(ctx.tp_worker))
     below = Below(
         host=host,
         slots=slots,
-        namespaces=Namespaces(lambda _: None),
+        namespaces=namespaces,
+        weights=WeightsVersions(host, namespaces, identity.weights, identity.of_update),
         write_policy=settings.write_policy,
         prefetch_threshold_tokens=settings.prefetch_threshold_tokens,
         idle_wait_s=settings.plugin.idle_wait_s,
@@ -59,7 +64,10 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
 
 
 def _open_host(
-    ctx: TreeCacheBuildContext, settings: SglangSettings, pools: dict[str, EnginePool]
+    ctx: TreeCacheBuildContext,
+    settings: SglangSettings,
+    pools: dict[str, EnginePool],
+    identity: Identity,
 ) -> HostCache:
     plugin = settings.plugin
     shards = {name: pool.layout.shard(ctx.tp_rank, ctx.tp_size) for name, pool in pools.items()}
@@ -73,7 +81,7 @@ def _open_host(
     host = HostCache.open(
         CacheConfig(
             model=plugin.model or ctx.model_config.model_path,
-            weights_version=plugin.weights_version or "0",
+            weights_version=f"{identity.weights}/{identity.configuration}",
             layout=pools[KV_POOL].layout,
             components=_components(ctx.params, pools, sizes),
             host_pages=sizes[KV_POOL],

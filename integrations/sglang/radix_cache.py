@@ -52,6 +52,7 @@ class Below:
     host: HostCache
     slots: Slots
     namespaces: Namespaces
+    weights: WeightsVersions
     write_policy: WritePolicy
     prefetch_threshold_tokens: int
     idle_wait_s: float
@@ -70,15 +71,13 @@ class LockstepRadixCache(UnifiedRadixCache):
         host = below.host
         self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
         self._backups = LentBackups(host, self.unlock)
-        self._weights = WeightsVersions(host, below.namespaces)
+        self._weights = below.weights
         self._running = RunningRequests(self._backups, below.slots, below.write_policy)
         self._idle = False
         self.lockstep = Controls(host, witness=below.witness)
         """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
         self.token_to_kv_pool_host = HostGauge(host)
         self._below = below
-
-    # A request that waits.
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match the tree, and report as a hit on the host what Lockstep can bring beyond it."""
@@ -168,8 +167,6 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._waiting.forget(request)
         self._running.ended(request)
 
-    # A request that runs.
-
     def checkpoint(self, req: SglangRequest, *, up_to: int, **kwargs: Any) -> None:
         """Let the tree take over what was computed, and back up what of it is not on the host."""
         super().checkpoint(req, up_to=up_to, **kwargs)
@@ -209,7 +206,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 
     def ready_to_load_host_cache(self) -> int:
-        """Say that no layer has to be waited for: a load has ended before its request is admitted."""
+        """Say that no layer is waited for: a load has ended before its request is admitted."""
         return -1
 
     def engine_idles(self) -> None:
@@ -252,16 +249,18 @@ class LockstepRadixCache(UnifiedRadixCache):
             self._weights.tree_is_new()
         super().reset()
 
-    def weights_change(self, version: str | None) -> None:
+    def weights_change(
+        self, version: str | None, path: str | None, load_format: str | None
+    ) -> None:
         """Find nothing any more that was computed with other weights than those that come now.
 
-        `version` names them, None if nobody has. Requests that run go on, and are not backed up: they
-        have KV of both. Until SGLang empties its tree, which has old KV, nothing is cached.
+        `version` names them, or the files that they are read from. Requests that run are not backed up
+        any more: they have KV of both. Until SGLang empties its tree, nothing is cached.
         """
         self.settle()
         self._waiting.begin_anew()
         self._running.begin_anew()
-        self._weights.change(version)
+        self._weights.change(version, path, load_format)
 
     def weights_changed(self, *, well: bool) -> None:
         """Take note of how an update has ended on this rank; ranks that differ in it end by name."""
@@ -305,8 +304,6 @@ class LockstepRadixCache(UnifiedRadixCache):
             "loading": self._waiting.loads,
             "keeping": len(self._backups),
         }
-
-    # What the above has in common.
 
     @property
     def _lower(self) -> Below:

@@ -6,6 +6,8 @@ class EnvField:
     def get(self) -> object: ...
 
 class EnvStr(EnvField): ...
-class Envs: ...
+
+class Envs:
+    SGLANG_CACHE_DIR: EnvField
 
 envs: Envs

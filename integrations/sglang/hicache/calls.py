@@ -1,0 +1,287 @@
+"""HiCache's calls on a store of Lockstep: whatever goes wrong there is a miss, and a line in the log.
+
+SGLang calls from threads of its own, which an exception would end; so none leaves this class once the
+store is open. A page is True only if the store verified what was read, or says that it has what was
+written.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from typing import Final
+
+import torch
+
+from ....errors import ConfigError
+from ....page_format.object_name import ObjectName
+from ....page_format.object_shape import ObjectShape
+from ....storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ....storage_backends.complaints import Trouble
+from .blocking_store import BlockingStore
+from .contract import EngineFacts, HostPool, StorageConfig, Transfer
+from .names import KV, PoolNames, pool_names
+from .pages import Batch, PoolPages
+from .prefixes import Found, names_asked, restorable_prefixes
+from .settings import parse
+
+_CALLS_KEPT: Final = 4096
+"""Calls that are remembered for SGLang's metrics until it asks for them."""
+_REMOVED_AT_A_TIME: Final = 1024
+_WELL: Final = (ReadOutcome.OK.name, WriteOutcome.OK.name, WriteOutcome.PRESENT.name)
+_AILING: Final = (ReadOutcome.FAILED.name, ReadOutcome.TIMED_OUT.name)
+"""What the log tells. Stores name what is corrupt themselves, and what is missing is no trouble."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One call that moved pages."""
+
+    pages: int
+    gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    pages: PoolPages
+    names: PoolNames
+    shape: ObjectShape
+
+
+class HiCacheCalls:
+    """The pages of one rank's host pools in one store. Thread-safe."""
+
+    def __init__(self, config: StorageConfig, facts: EngineFacts) -> None:
+        """Raises `ConfigError` for an extra configuration that makes no sense. Opens nothing."""
+        self._config = config
+        self._facts = facts
+        self._settings = parse(config.extra_config or {})
+        if config.dcp_size > 1 or config.tp_lcm_size:
+            raise ConfigError(
+                "Lockstep's storage under HiCache keeps each rank's pages apart, so it can have neither"
+                " decode context parallelism (DCP) nor tp_lcm_size; leave them out"
+            )
+        self._store = BlockingStore(self._settings.store)
+        self._pools: dict[str, _Pool] = {}
+        self._troubles = {verb: Trouble() for verb in ("looked up", "read", "written", "cleared")}
+        self._lock = threading.Lock()
+        self._read: deque[Moved] = deque(maxlen=_CALLS_KEPT)
+        self._written: deque[Moved] = deque(maxlen=_CALLS_KEPT)
+
+    def open(self, pool: HostPool) -> None:
+        """Open the store for the main pool; raises `ConfigError` with what keeps it from opening."""
+        self.add_pool(KV, pool)
+        pages, names = self._pools[KV].pages, self._pools[KV].names
+        self._store.open(pages.memory, self._settings.open_timeout_s)
+        _log.info(
+            "HiCache's pages go to the store %s: namespace %s, shard %s, %d bytes a page",
+            self._store.shown,
+            names.namespace[:16],
+            names.shard,
+            pages.page_bytes,
+        )
+
+    def add_pool(self, name: str, pool: HostPool) -> None:
+        """Let calls name a pool; raises `ConfigError` for one whose pages cannot be stored."""
+        pages = PoolPages(name, pool)
+        version = self._settings.weights_version
+        names = pool_names(
+            self._config,
+            name,
+            pool,
+            weights_version=version,
+            facts=self._facts,
+            pieces=pages.pieces,
+        )
+        self._pools[name] = _Pool(pages, names, ObjectShape.whole(pages.page_bytes))
+
+    def leading(self, keys: Sequence[str]) -> int:
+        """Return how many pages of the main pool seem to be there, from the first on."""
+        return self.find(keys, ()).pages
+
+    def find(self, keys: Sequence[str], transfers: Sequence[Transfer]) -> Found:
+        """Return which prefixes of `keys` can be restored with all the pools of `transfers`."""
+        by = time.monotonic() + self._settings.exists_timeout_s
+        there: set[ObjectName] = set()
+
+        def has(pool: str, key: str) -> bool:
+            return pool in self._pools and self._pools[pool].names.of([key])[0] in there
+
+        try:
+            asked = names_asked(keys, transfers)
+            names = [
+                name
+                for pool, of_pool in asked.items()
+                if pool in self._pools
+                for name in self._pools[pool].names.of(of_pool)
+            ]
+            found = self._store.call(
+                lambda backend: backend.exists(names, deadline=by), by, leaves=True
+            )
+            there.update(name for name, is_there in zip(names, found, strict=True) if is_there)
+            result = restorable_prefixes(keys, transfers, has)
+        except Exception as error:  # noqa: BLE001 - what cannot be told is missing.
+            self._complain("looked up", repr(error))
+            return Found(0, {}, [])
+        self._troubles["looked up"].went_well()
+        return result
+
+    def read(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        """Read pages into a pool; False for each that is not there now, verified."""
+        return self._move("read", pool, keys, indices)
+
+    def write(self, pool: str, keys: Sequence[str], indices: torch.Tensor | None) -> list[bool]:
+        """Write pages of a pool; False for each that the store has not got now."""
+        return self._move("written", pool, keys, indices)
+
+    def read_flat(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
+        """Read pages of the main pool into tensors of their own."""
+        return self._move_flat("read", keys, targets)
+
+    def write_flat(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
+        """Write pages of the main pool out of tensors of their own."""
+        return self._move_flat("written", keys, [page.contiguous() for page in pages])
+
+    def clear(self) -> bool:
+        """Remove this rank's pages of this model and these weights; say whether all are gone.
+
+        Other ranks remove theirs, and what others keep in the store stays.
+        """
+        by = time.monotonic() + self._settings.clear_timeout_s
+        try:
+            gone = self._store.call(partial(self._remove_ours, by=by), by, leaves=True)
+        except Exception as error:  # noqa: BLE001 - the scheduler goes on with a store that is not empty.
+            self._complain("cleared", repr(error))
+            return False
+        if not gone:
+            self._complain("cleared", "some stay, or time was up")
+        return gone
+
+    def take_moved(self) -> tuple[list[Moved], list[Moved]]:
+        """Return the calls that read and that wrote pages since this was asked last."""
+        with self._lock:
+            taken = list(self._read), list(self._written)
+            self._read.clear()
+            self._written.clear()
+        return taken
+
+    def close(self) -> None:
+        """Close the store. Idempotent; later calls are misses."""
+        self._store.close()
+
+    def _move(
+        self, verb: str, name: str, keys: Sequence[str], indices: torch.Tensor | None
+    ) -> list[bool]:
+        pool = self._pools.get(name)
+        if pool is None or indices is None or not pool.pages.fits(len(keys), indices):
+            slots = 0 if indices is None else indices.numel()
+            self._complain(verb, f"{len(keys)} keys and {slots} slots do not fit pool {name!r}")
+            return [False] * len(keys)
+        if not keys:
+            return []
+        batches = pool.pages.to_read if verb == "read" else pool.pages.to_write
+        return self._batches(verb, pool, keys, lambda: batches(indices))
+
+    def _move_flat(
+        self, verb: str, keys: Sequence[str], tensors: Sequence[torch.Tensor]
+    ) -> list[bool]:
+        pool = self._pools.get(KV)
+        if pool is None or len(tensors) != len(keys) or not all(map(pool.pages.takes, tensors)):
+            self._complain(verb, f"{len(tensors)} tensors do not fit {len(keys)} pages")
+            return [False] * len(keys)
+        return self._batches(verb, pool, keys, lambda: [pool.pages.of_flat(tensors)])
+
+    def _batches(
+        self,
+        verb: str,
+        pool: _Pool,
+        keys: Sequence[str],
+        batches: Callable[[], Iterable[Batch]],
+    ) -> list[bool]:
+        """Carry out the batches one after the other, all by one deadline."""
+        went_well = [False] * len(keys)
+        began = time.monotonic()
+        limit = self._settings.read_timeout_s if verb == "read" else self._settings.write_timeout_s
+        carry_out = self._read_batch if verb == "read" else self._write_batch
+        outcomes: list[IntEnum] = []
+        try:
+            for batch in batches():
+                names = pool.names.of(keys[batch.first : batch.first + len(batch.buffers)])
+                for number, outcome in enumerate(carry_out(pool, names, batch, began + limit)):
+                    outcomes.append(outcome)
+                    if outcome.name in _WELL:
+                        batch.land(number)
+                        went_well[batch.first + number] = True
+        except Exception as error:  # noqa: BLE001 - SGLang's thread goes on, and computes what is missing.
+            self._complain(verb, repr(error))
+            return went_well
+        self._note(verb, outcomes)
+        self._remember(verb, sum(went_well), pool.pages.page_bytes, time.monotonic() - began)
+        return went_well
+
+    def _read_batch(
+        self, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
+    ) -> Sequence[IntEnum]:
+        reads = [
+            Read(name, buffers, pool.shape)
+            for name, buffers in zip(names, batch.buffers, strict=True)
+        ]
+        return self._store.call(lambda backend: backend.read(reads, deadline=by), by)
+
+    def _write_batch(
+        self, pool: _Pool, names: Sequence[ObjectName], batch: Batch, by: float
+    ) -> Sequence[IntEnum]:
+        writes = [
+            Write(name, buffers, pool.shape)
+            for name, buffers in zip(names, batch.buffers, strict=True)
+        ]
+        return self._store.call(lambda backend: backend.write(writes, deadline=by), by)
+
+    async def _remove_ours(self, backend: StorageBackend, *, by: float) -> bool:
+        ours = {
+            (pool.names.namespace, pool.names.pool, pool.names.shard)
+            for pool in self._pools.values()
+        }
+        names: list[ObjectName] = []
+        async for stored in backend.objects():
+            name = stored.name
+            if (name.namespace, name.pool, name.shard) in ours:
+                names.append(name)
+            if time.monotonic() >= by:
+                break
+        gone: list[bool] = []
+        for first in range(0, len(names), _REMOVED_AT_A_TIME):
+            gone += await backend.remove(names[first : first + _REMOVED_AT_A_TIME], deadline=by)
+        return all(gone) and time.monotonic() < by
+
+    def _note(self, verb: str, outcomes: Sequence[IntEnum]) -> None:
+        bad = [each for each in outcomes if each.name in _AILING]
+        if not bad:
+            self._troubles[verb].went_well()
+            return
+        counts = Counter(each.name for each in bad)
+        said = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        self._complain(verb, f"{said} of {len(outcomes)} pages")
+
+    def _remember(self, verb: str, pages: int, page_bytes: int, took_s: float) -> None:
+        if not self._config.enable_storage_metrics or not pages:
+            return
+        moved = Moved(pages, pages * page_bytes / 1e9 / max(took_s, 1e-9))
+        with self._lock:
+            (self._read if verb == "read" else self._written).append(moved)
+
+    def _complain(self, verb: str, what: str) -> None:
+        if self._troubles[verb].is_to_be_said():
+            _log.warning(
+                "HiCache's pages cannot be %s in the store %s (%s): they count as missing;"
+                " look at the store",
+                verb,
+                self._store.shown,
+                what,
+            )

@@ -1,0 +1,99 @@
+"""The names of HiCache's pages in a store: pages have one name only if their bytes mean the same.
+
+SGLang's key of a page is a hash of all tokens up to its end. Everything else that decides its bytes is
+in the namespace (model, weights, the engine's number formats, the pool's layout of bytes) or in the
+shard (which part of the model this rank holds).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+import msgpack
+
+from ....errors import ConfigError
+from ....page_format.object_name import ObjectName
+from .contract import EngineFacts, HostPool, StorageConfig
+
+KV: Final = "kv"
+"""The pool that all others stand beside."""
+
+_SHARDED: Final = ("mamba",)
+"""State of which every TP rank holds its own part, also where the KV is the same on all of them."""
+_DRAFTS: Final = ("draft", "draft_swa")
+"""KV of a draft model, which may be split by heads where that of the model is not."""
+_GEOMETRY: Final = (
+    "page_size",
+    "layer_num",
+    "target_layer_num",
+    "start_layer",
+    "end_layer",
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_cache_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "num_mamba_layers",
+    "temporal_dtype",
+    "size_per_token",
+)
+"""Numbers of host pools that say what their bytes mean; each kind has some of them."""
+_NOT_IN_NAMES: Final = re.compile("[^a-z0-9.-]")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNames:
+    """Names the pages of one pool on one rank."""
+
+    namespace: str
+    pool: str
+    shard: str
+
+    def of(self, keys: Sequence[str]) -> list[ObjectName]:
+        """Return the names of the pages with these keys."""
+        return [ObjectName(self.namespace, key, self.pool, self.shard) for key in keys]
+
+
+def pool_names(
+    config: StorageConfig,
+    name: str,
+    pool: HostPool,
+    *,
+    weights_version: str,
+    facts: EngineFacts,
+    pieces: Sequence[int],
+) -> PoolNames:
+    """Return what names a pool's pages, of which each is made of `pieces` bytes.
+
+    Raises `ConfigError` if the model has no name.
+    """
+    if not config.model_name:
+        raise ConfigError(
+            "the model has no name to keep its pages apart from another's; give --served-model-name"
+        )
+    form = [
+        type(pool).__name__,
+        str(getattr(pool, "storage_format_tag", None)),
+        pool.layout,
+        str(pool.dtype),
+        str(pool.get_dummy_flat_data_page().dtype),
+        list(pieces),
+        [[each, repr(getattr(pool, each))] for each in _GEOMETRY if hasattr(pool, each)],
+    ]
+    record = ["lockstep-hicache-1", config.model_name, weights_version, sorted(facts.items()), form]
+    packed: bytes = msgpack.packb(record, use_bin_type=True)
+    is_split = not config.is_mla_model or name in _SHARDED
+    if name in _DRAFTS and hasattr(pool, "v_head_dim"):
+        is_split = True
+    tp = f"tp{config.tp_rank}of{config.tp_size}" if is_split else "tp-all"
+    return PoolNames(
+        namespace=sha256(packed).hexdigest(),
+        pool=_NOT_IN_NAMES.sub("-", f"hicache-{name}"),
+        shard=(
+            f"{tp}.pp{config.pp_rank}of{config.pp_size}"
+            f".cp{config.attn_cp_rank}of{config.attn_cp_size}"
+        ),
+    )

@@ -1,0 +1,105 @@
+"""Which prefixes can be restored, given which pages of each pool are there. Pure.
+
+A prefix is restorable if the main pool has all its pages, and each pool beside it those that its
+policy asks for. Where only the last pages of a prefix count, a longer prefix may be restorable and a
+shorter one not; so the answer is a set of lengths, of which ranks take what they have in common. The
+smallest of their longest ones need not be restorable anywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from ....errors import UsageError
+from .contract import Transfer
+from .names import KV
+
+ALL_PAGES: Final = "all_pages"
+TRAILING_PAGES: Final = "trailing_pages"
+BLOCK_GROUPS: Final = "block_groups"
+
+Has = Callable[[str, str], bool]
+"""Says whether a pool has the page with a key."""
+
+
+class Found(NamedTuple):
+    """What a lookup comes to."""
+
+    pages: int
+    """The longest prefix that can be restored."""
+    pool_pages: dict[str, int]
+    """How far each pool reaches by itself, by its name."""
+    restorable: list[int]
+    """The lengths of all prefixes of at least one page that can be restored, ascending."""
+
+
+def names_asked(keys: Sequence[str], transfers: Sequence[Transfer]) -> dict[str, list[str]]:
+    """Return the keys to ask each pool for, without repetition."""
+    asked = {KV: list(dict.fromkeys(keys))}
+    for transfer in transfers:
+        of_pool = keys
+        if transfer.hit_policy == BLOCK_GROUPS:
+            of_pool = [key for group in _groups(keys, transfer) for key in group]
+        asked[transfer.name] = list(dict.fromkeys([*asked.get(transfer.name, []), *of_pool]))
+    return asked
+
+
+def restorable_prefixes(keys: Sequence[str], transfers: Sequence[Transfer], has: Has) -> Found:
+    """Return the prefixes of `keys` that can be restored, with all the pools of `transfers`.
+
+    Raises `UsageError` for a policy that is unknown.
+    """
+    reach = _leading([has(KV, key) for key in keys])
+    pools = {KV: reach}
+    lengths = set(range(1, reach + 1))
+    for transfer in transfers:
+        name, policy = transfer.name, transfer.hit_policy
+        if policy == BLOCK_GROUPS:
+            # Another form of the same pages, which does not decide whether these are there.
+            whole = [all(has(name, key) for key in group) for group in _groups(keys, transfer)]
+            pools[name] = _leading(whole) * transfer.block_pages
+            continue
+        there = [has(name, key) for key in keys[:reach]]
+        if policy == ALL_PAGES:
+            pools[name] = _leading(there)
+            lengths &= set(range(1, pools[name] + 1))
+        elif policy == TRAILING_PAGES:
+            ends = _ends_of_runs(there, max(1, len(transfer.keys or ())))
+            pools[name] = max(ends, default=0)
+            lengths &= ends
+        else:
+            raise UsageError(
+                f"SGLang's hit policy {policy!r} is not known here; update lockstep-kv"
+            )
+    ascending = sorted(lengths)
+    return Found(ascending[-1] if ascending else 0, pools, ascending)
+
+
+def _groups(keys: Sequence[str], transfer: Transfer) -> list[Sequence[str]]:
+    """Return the keys of each block of a pool, block after block.
+
+    They are the transfer's own, or else those of the last pages of each block.
+    """
+    block, group = transfer.block_pages, transfer.group_pages
+    if block < 1 or group < 1:
+        return []
+    blocks = len(keys) // block
+    if transfer.keys:
+        given = transfer.keys
+        return [
+            given[at * group : (at + 1) * group] for at in range(min(blocks, len(given) // group))
+        ]
+    return [keys[(at + 1) * block - group : (at + 1) * block] for at in range(blocks)]
+
+
+def _ends_of_runs(there: Sequence[bool], width: int) -> set[int]:
+    """Return the prefixes of which the last `width` pages, or all if they are fewer, are there."""
+    ends, run = set[int](), 0
+    for number, is_there in enumerate(there, start=1):
+        run = run + 1 if is_there else 0
+        if run >= min(width, number):
+            ends.add(number)
+    return ends
+
+
+def _leading(there: Sequence[bool]) -> int:
+    return next((at for at, is_there in enumerate(there) if not is_there), len(there))

@@ -1,0 +1,59 @@
+"""What this process's weights are, and its adapters': at the start, and after each update."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.environ import envs
+
+from ...errors import ConfigError
+from ..settings import PluginSettings
+from ..weights import FileDigests
+from .adapters import Adapters
+from .kv_identity import configuration_digest, weights_of
+from .resolved import resolved
+from .settings import WHERE
+
+log = logging.getLogger("sglang.lockstep")
+
+
+class Identity:
+    """Names the weights of one engine. All calls come from the scheduler's thread."""
+
+    def __init__(self, settings: PluginSettings, model_config: object) -> None:
+        self._folder = Path(
+            settings.weight_digests or f"{envs.SGLANG_CACHE_DIR.get()}/lockstep"
+        ).expanduser()
+        self._versions = settings.adapter_versions
+        self._resolved = resolved(model_config)
+        self._digests = FileDigests(self._folder / "weights.json", log=log)
+        self.weights = weights_of(self._resolved, settings.weights_version, self._digests, WHERE)
+        """The weights of the start."""
+        self.configuration = configuration_digest(self._resolved)
+        """All else that makes the KV what it is."""
+
+    def of_update(
+        self, version: str | None, path: str | None, load_format: str | None
+    ) -> str | None:
+        """Return the name of weights that are taken while the engine runs; None if they have none.
+
+        The user's `version` stands for them, or the files that they are read from.
+        """
+        if version is not None:
+            return f"version {version}"
+        if path is None:
+            return None
+        known = str(load_format or self._resolved.field("model", "load_format"))
+        try:
+            return weights_of(self._resolved.reloaded(path, known), None, self._digests, WHERE)
+        except ConfigError as error:
+            log.warning("what is computed with the new weights is not stored: %s", error)
+            return None
+
+    def adapters(self, tp_worker: Any) -> Adapters:
+        """Return what tells this rank's adapters apart."""
+        manager = getattr(tp_worker.model_runner, "lora_manager", None)
+        loaded: Mapping[str, Any] = {} if manager is None else manager.lora_refs
+        digests = FileDigests(self._folder / "adapters.json", log=log)
+        return Adapters(loaded, digests, self._versions, where=WHERE, log=log)

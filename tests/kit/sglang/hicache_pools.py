@@ -1,0 +1,165 @@
+"""SGLang's own host pools over Lockstep's storage, made as HiCache makes it, in a process of its own.
+
+python -m tests.kit.sglang.hicache_pools <plans>, where each plan of the JSON list has a `store`, a
+`layout`, the `seed` of the bytes in the pools, and `calls` in order. Prints what came of each plan's
+calls, as JSON: outcomes, and digests of pages.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.storage import StorageBackendFactory
+
+PAGE_SIZE = 16
+PAGES = 12
+LAYERS = 3
+
+
+def kv_pool(layout: str) -> Any:
+    """A host pool of keys and values."""
+    device = MHATokenToKVPool(
+        size=PAGES * PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        dtype=torch.bfloat16,
+        head_num=2,
+        head_dim=8,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return MHATokenToKVPoolHost(
+        device.get_device_pool_infos()[0].buffer_info,
+        host_to_device_ratio=1.0,
+        host_size=0,
+        page_size=PAGE_SIZE,
+        layout=layout,
+        pin_memory=False,
+        device_capacity_tokens=PAGES * PAGE_SIZE,
+        start_layer=0,
+        end_layer=LAYERS,
+    )
+
+
+def state_pool(layout: str) -> Any:
+    """A host pool of recurrent states, one to a page."""
+    return MambaPoolHost(
+        MambaStateBufferInfo(
+            temporal=torch.zeros((LAYERS, PAGES, 2, 4), dtype=torch.float32),
+            conv=(torch.zeros((LAYERS, PAGES, 6), dtype=torch.bfloat16),),
+        ),
+        1.0,
+        0,
+        device_capacity=PAGES,
+        pin_memory=False,
+        layout="page_first_direct" if layout == "layer_first" else layout,
+    )
+
+
+def fill(pool: Any, seed: int) -> None:
+    """Give every page other bytes, through the pool's own calls."""
+    generator = torch.Generator().manual_seed(seed)
+    for page in range(PAGES):
+        flat = pool.get_dummy_flat_data_page()
+        drawn = torch.randint(0, 256, (flat.nbytes,), generator=generator).to(torch.uint8)
+        pool.set_from_flat_data_page(page * pool.page_size, drawn.view(flat.dtype))
+
+
+def digests(pool: Any, pages: list[int]) -> list[str]:
+    """What pages hold, through the pool's own calls."""
+    return [
+        sha256(
+            pool.get_data_page(page * pool.page_size).view(torch.uint8).numpy().tobytes()
+        ).hexdigest()
+        for page in pages
+    ]
+
+
+def slots(pool: Any, pages: list[int]) -> torch.Tensor:
+    """The slots of pages, by their numbers."""
+    size = pool.page_size
+    return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
+
+
+def carry_out(storage: Any, pools: dict[str, Any], call: dict[str, Any]) -> Any:
+    """Make one call of HiCache's; the keys are those of `pages`, unless it says others."""
+    keys = [f"{number:064x}" for number in call["keys"]]
+    pages = call.get("pages", call["keys"])
+    pool = pools[call.get("pool", "kv")]
+    name = PoolName(call.get("pool", "kv"))
+    transfer = PoolTransfer(name=name, host_indices=slots(pool, pages), keys=keys)
+    answers: dict[str, Callable[[], Any]] = {
+        "set_v1": lambda: storage.batch_set_v1(keys, slots(pool, pages)),
+        "get_v1": lambda: storage.batch_get_v1(keys, slots(pool, pages)),
+        "set_v2": lambda: storage.batch_set_v2([transfer])[name],
+        "get_v2": lambda: storage.batch_get_v2([transfer])[name],
+        "set": lambda: storage.batch_set(
+            keys, [pool.get_data_page(page * pool.page_size) for page in pages]
+        ),
+        "exists": lambda: storage.batch_exists(keys),
+        "restorable": lambda: (
+            storage.batch_exists_v2(
+                keys,
+                [
+                    PoolTransfer(
+                        name=PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES
+                    )
+                ],
+            ).restorable_prefix_pages
+        ),
+        "digests": lambda: digests(pool, pages),
+        "clear": storage.clear,
+    }
+    return answers[call["call"]]()
+
+
+def run(plan: dict[str, Any]) -> dict[str, Any]:
+    """Attach the storage as HiCache does, make the calls, and detach it."""
+    pools = {"kv": kv_pool(plan["layout"]), "mamba": state_pool(plan["layout"])}
+    for number, pool in enumerate(pools.values()):
+        fill(pool, plan["seed"] + number)
+    config = HiCacheStorageConfig(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=True,
+        is_page_first_layout=plan["layout"] == "page_first",
+        model_name="a model",
+        extra_config={
+            "backend_name": "lockstep",
+            "module_path": "lockstep.integrations.sglang.hicache.storage",
+            "class_name": "LockstepStorage",
+            "interface_v1": 1,
+            "store": plan["store"],
+        },
+    )
+    storage = StorageBackendFactory.create_backend("dynamic", config, pools["kv"])
+    storage.register_mem_pool_host(pools["kv"])
+    for name, pool in pools.items():
+        storage.register_mem_host_pool_v2(pool, PoolName(name))
+    storage.on_host_pools_registered()
+    answers = [carry_out(storage, pools, call) for call in plan["calls"]]
+    stats = storage.get_stats()
+    storage.close()
+    return {"answers": answers, "moved": [sum(stats.prefetch_pgs), sum(stats.backup_pgs)]}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps([run(plan) for plan in json.loads(sys.argv[1])]) + "\n")

@@ -269,6 +269,9 @@ def _environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        # It would wait for five seconds before it looks at its ranks with tools that are not here.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         # Two small functions would be compiled with the first request, for twenty seconds.
         "TORCHDYNAMO_DISABLE": "1",
         # Cores for each rank; without them SGLang wants a NUMA node for each.

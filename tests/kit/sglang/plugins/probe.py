@@ -45,6 +45,9 @@ COLLECTIVES = (
 )
 """What of `torch.distributed` several ranks enter together; one that calls another counts as one."""
 
+ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
+"""It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
+
 
 class Probe:
     """What is known of one rank's scheduler; there is one for each process of the engine."""
@@ -75,6 +78,8 @@ class Probe:
         if self.rank is None or getattr(self._inside, "one", False):
             return launch()
         caller = _caller()
+        if caller == ASKING:
+            return launch()
         self._inside.one = True
         began = time.perf_counter()
         try:
@@ -157,7 +162,7 @@ def _caller() -> str:
     while frame is not None and _belongs(frame.f_globals.get("__name__", ""), own):
         frame = frame.f_back
     assert frame is not None
-    return f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_name}"
+    return f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}"
 
 
 def _belongs(module: str, packages: tuple[str, ...]) -> bool:

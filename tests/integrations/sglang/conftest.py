@@ -6,6 +6,7 @@ import pytest
 import tiny_llama
 
 from tests.kit.sglang.stock import Stock, run_stock
+from tests.kit.sglang.tiny_models import make_mellum
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,14 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model after more training: other weights."""
     folder = tmp_path_factory.mktemp("models") / "trained"
     tiny_llama.make(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with sliding windows in every other layer."""
+    folder = tmp_path_factory.mktemp("models") / "mellum"
+    make_mellum(folder)
     return folder
 
 

@@ -12,7 +12,14 @@ import pytest
 
 from tests.kit.sglang.engine import EngineEndedError, RunningEngine
 from tests.kit.sglang.requests import RankReport, Request, differences
-from tests.kit.sglang.stock import PROBE, TOLERANCE, Stock, hicache_engine, mixed_requests
+from tests.kit.sglang.stock import (
+    PROBE,
+    TOLERANCE,
+    Stock,
+    hicache_engine,
+    mixed_requests,
+    run_stock,
+)
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -99,6 +106,21 @@ def test_besides_those_only_the_forward_pass_has_collectives(stock_tp2: Stock) -
     launched = [set(report.collectives) for report in stock_tp2.after]
 
     assert launched == [{RECEIVING, FORWARD}] * 2
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_model_with_windows_is_exact_once_its_attention_reads_where_it_wrote(
+    tmp_path: Path, windowed_model: Path, tp: int
+) -> None:
+    requests = mixed_requests(12, output_tokens=24)
+    plugins = (PROBE, "cpu_windows")
+
+    stock = run_stock(tmp_path, windowed_model, tp=tp, requests=requests, plugins=plugins)
+
+    assert differences(stock.cold, stock.cold_again) == []
+    assert differences(stock.warm, stock.warm_again) == []
+    assert differences(stock.cold, stock.warm, tolerance=TOLERANCE) == []
+    assert differences(stock.cold, stock.together, tolerance=TOLERANCE) == []
 
 
 def test_hicache_answers_as_stock_does_from_host_memory_and_from_files(

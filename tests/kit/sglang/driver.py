@@ -5,7 +5,6 @@ carried out beside those that still run, and answered with `(number, None or wha
 """
 
 import asyncio
-import multiprocessing
 import sys
 import time
 import traceback
@@ -22,12 +21,6 @@ from tests.kit.sglang.requests import Answer, Request
 POLL_S = 0.001
 POLLED_S = 60.0
 """What is waited for here, so that the answer is there in time for whoever asked."""
-IMPORTED_BY_RANKS = (
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.models.registry",
-)
 STARTED = 0
 """The number of the answer that says that the engine runs."""
 
@@ -277,26 +270,10 @@ def _read(chunk: dict[str, Any]) -> Answer:
     )
 
 
-def import_once() -> None:
-    """Import what ranks need, and let them be forked from here: one import of SGLang for all of them.
-
-    It would spawn them, and each would import it all again: most of the time that a start takes here.
-    """
-    for name in IMPORTED_BY_RANKS:
-        import_module(name)
-    multiprocessing.set_start_method("fork", force=True)
-    multiprocessing.set_start_method = _keep_start_method
-
-
-def _keep_start_method(method: str | None, force: bool = False) -> None:
-    pass
-
-
-def main() -> None:
+def drive(handle: int) -> None:
     """Start the engine with the arguments that the connection gives, and serve."""
-    with Connection(int(sys.argv[1])) as connection:
+    with Connection(handle) as connection:
         arguments = connection.recv()
-        import_once()
         try:
             engine = import_module("sglang").Engine(**arguments)
         except Exception:  # noqa: BLE001 - whatever failed is the answer.
@@ -309,4 +286,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    drive(int(sys.argv[1]))

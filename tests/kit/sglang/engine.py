@@ -3,21 +3,18 @@
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from tests.kit.sglang.driver import POLLED_S, STARTED
+from tests.kit.sglang.processes import Place, end_group, start_forked, start_fresh
+from tests.kit.sglang.processes import environment as environment_on_a_cpu
 from tests.kit.sglang.requests import Answer, RankReport, Request
-from tests.kit.source_tree import ROOT
 
 START_S = 150.0
 ANSWER_S = 120.0
@@ -26,8 +23,6 @@ CLOSE_S = 30.0
 LOG_TAIL = 6000
 
 PLUGINS = ("lockstep", "lockstep_probe")
-KIT = Path(__file__).parent
-ON_THE_PATH = (KIT / "stand_ins", KIT / "plugins", ROOT, ROOT / "src")
 
 ARGUMENTS: dict[str, Any] = {
     "device": "cpu",
@@ -81,8 +76,9 @@ class RunningEngine:
 
     `plugins` are those that it loads, `faults` the probe's (`tests/kit/sglang/plugins/probe.py`),
     `arguments` those of `sglang.Engine` that go before `ARGUMENTS`. Its processes run in `folder` and
-    log there. An engine that cannot start, dies, or does not answer in time raises `EngineEndedError`,
-    and no process of it is left; a command that fails in an engine that goes on raises `CommandError`.
+    log there; they are forked from one that has imported SGLang, unless it is to be `fresh`. An engine
+    that cannot start, dies, or does not answer in time raises `EngineEndedError`, and no process of it
+    is left; a command that fails in an engine that goes on raises `CommandError`.
     """
 
     def __init__(
@@ -94,40 +90,32 @@ class RunningEngine:
         plugins: Sequence[str] = PLUGINS,
         faults: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
+        fresh: bool = False,
         **arguments: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log_file = _unused(folder)
         self._tp = tp
+        self._fresh = fresh
         self._arguments = {"model_path": str(model), "tp_size": tp, **ARGUMENTS, **arguments}
         self._environment = {
             **os.environ,
-            **_environment(tp, plugins),
+            **environment_on_a_cpu(tp, plugins),
             "LOCKSTEP_PROBE": json.dumps(dict(faults or {})),
             **(environment or {}),
         }
         self._numbers = itertools.count(STARTED + 1)
         self._answers: dict[int, tuple[str | None, Any]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._leader: int | None = None
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
-        here, there = Pipe()
-        with there, self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.kit.sglang.driver", str(there.fileno())],
-                pass_fds=[there.fileno()],
-                cwd=self.folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._connection = here
+        place = Place(folder=self.folder, log=self.log_file, environment=self._environment)
+        start = start_fresh if self._fresh else start_forked
+        self._leader, self._connection = start(place)
         try:
-            here.send(self._arguments)
+            self._connection.send(self._arguments)
             self.answer_to(STARTED, START_S)
         except BaseException:
             self.kill()
@@ -228,11 +216,9 @@ class RunningEngine:
         """End every process of the engine, at once."""
         if self._connection is not None:
             self._connection.close()
-        if self._process is not None:
-            # The group outlives its first process, and may be gone as a whole.
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._leader is not None:
+            end_group(self._leader)
+            self._leader = None
 
     def _tell(self, command: str, keywords: dict[str, Any]) -> int:
         assert self._connection is not None
@@ -259,28 +245,6 @@ class RunningEngine:
 
     def _tail(self) -> str:
         return self.log()[-LOG_TAIL:]
-
-
-def _environment(tp: int, plugins: Sequence[str]) -> dict[str, str]:
-    paths = [*map(str, ON_THE_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "SGLANG_PLUGINS": ",".join(plugins) or "none",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        # It would wait for five seconds before it looks at its ranks with tools that are not here.
-        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        # Two small functions would be compiled with the first request, for twenty seconds.
-        "TORCHDYNAMO_DISABLE": "1",
-        # Cores for each rank; without them SGLang wants a NUMA node for each.
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % _cores()) for rank in range(tp)),
-    }
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
 
 
 def _unused(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """SGLang without Lockstep, for comparison: with its prefix cache alone, and with HiCache on a CPU."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def mixed_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What stock SGLang says to `mixed_requests()`; each time in turn, but for `together`."""
+    """What stock SGLang says to requests, `mixed_requests()` or others; each time in turn, but for `together`."""
 
     cold: list[Answer]
     warm: list[Answer]
@@ -43,10 +44,12 @@ class Stock:
     after: list[RankReport]
 
 
-def run_stock(folder: Path, model: Path, *, tp: int) -> Stock:
-    """Start stock SGLang, and return what it says."""
-    requests = mixed_requests()
-    with RunningEngine(folder, model, tp=tp, plugins=(PROBE,)) as engine:
+def run_stock(
+    folder: Path, model: Path, *, tp: int, requests: Sequence[Request] | None = None, **more: Any
+) -> Stock:
+    """Start stock SGLang, and return what it says; `more` are arguments of `RunningEngine`."""
+    requests = mixed_requests() if requests is None else requests
+    with RunningEngine(folder, model, tp=tp, **{"plugins": (PROBE,), **more}) as engine:
         before = engine.ranks()
         cold = engine.generate(requests, together=False)
         warm = engine.generate(requests, together=False)

@@ -112,7 +112,7 @@ def test_besides_those_only_the_forward_pass_has_collectives(stock_tp2: Stock) -
 def test_a_model_with_windows_is_exact_once_its_attention_reads_where_it_wrote(
     tmp_path: Path, windowed_model: Path, tp: int
 ) -> None:
-    requests = mixed_requests(12, output_tokens=24)
+    requests = mixed_requests(6, output_tokens=16)
     plugins = (PROBE, "cpu_windows")
 
     stock = run_stock(tmp_path, windowed_model, tp=tp, requests=requests, plugins=plugins)

@@ -30,7 +30,7 @@ def mixed_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What stock SGLang says to requests, `mixed_requests()` or others; each time in turn, but for `together`."""
+    """What stock SGLang says to the same requests, each time in turn, but for `together`."""
 
     cold: list[Answer]
     warm: list[Answer]
@@ -45,11 +45,17 @@ class Stock:
 
 
 def run_stock(
-    folder: Path, model: Path, *, tp: int, requests: Sequence[Request] | None = None, **more: Any
+    folder: Path,
+    model: Path,
+    *,
+    tp: int,
+    requests: Sequence[Request] | None = None,
+    plugins: Sequence[str] = (PROBE,),
+    **arguments: Any,
 ) -> Stock:
-    """Start stock SGLang, and return what it says; `more` are arguments of `RunningEngine`."""
+    """Start stock SGLang, and return what it says to the requests, or to `mixed_requests()`."""
     requests = mixed_requests() if requests is None else requests
-    with RunningEngine(folder, model, tp=tp, **{"plugins": (PROBE,), **more}) as engine:
+    with RunningEngine(folder, model, tp=tp, plugins=plugins, **arguments) as engine:
         before = engine.ranks()
         cold = engine.generate(requests, together=False)
         warm = engine.generate(requests, together=False)

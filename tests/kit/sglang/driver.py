@@ -1,0 +1,289 @@
+"""The process in which SGLang runs for a test: `python -m tests.kit.sglang.driver FD`.
+
+It is told one message, the engine's arguments, and then commands: `(number, name, keywords)`. Each is
+carried out beside those that still run, and answered with `(number, None or what failed, value)`.
+"""
+
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from tests.kit.sglang.requests import Answer, Request
+
+POLL_S = 0.001
+POLLED_S = 60.0
+"""What is waited for here, so that the answer is there in time for whoever asked."""
+STARTED = 0
+"""The number of the answer that says that the engine runs."""
+
+
+class Sent:
+    """One request on its way."""
+
+    def __init__(self, request: Request, name: str) -> None:
+        self.request = request
+        self.name = name
+        self.streamed = 0
+        self.is_over = False
+
+
+class Driver:
+    """Carries out commands; each of its other methods without an underscore is one."""
+
+    def __init__(self, engine: Any, connection: Connection) -> None:
+        self._engine = engine
+        self._tokenizer: Any = engine.tokenizer_manager
+        self._messages: Any = import_module("sglang.srt.managers.io_struct")
+        self._refused: Any = import_module("fastapi").HTTPException
+        self._connection = connection
+        self._sent: dict[int, list[Sent]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Take commands until the other side is gone."""
+        asyncio.get_running_loop().add_reader(self._connection.fileno(), self._receive)
+        await self._over.wait()
+
+    def _receive(self) -> None:
+        try:
+            number, name, keywords = self._connection.recv()
+        except EOFError:
+            self._over.set()
+            return
+        if name == "generate":
+            requests = keywords["requests"]
+            sent = [Sent(each, f"request-{number}-{at}-") for at, each in enumerate(requests)]
+            self._sent[number] = keywords["requests"] = sent
+        task = asyncio.create_task(self._carry_out(number, getattr(self, name), keywords))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(
+        self,
+        number: int,
+        command: Callable[..., Coroutine[Any, Any, Any]],
+        keywords: dict[str, Any],
+    ) -> None:
+        try:
+            value = await command(**keywords)
+        except Exception:  # noqa: BLE001 - whatever failed is the answer.
+            self._connection.send((number, traceback.format_exc(), None))
+        else:
+            self._connection.send((number, None, value))
+
+    async def generate(
+        self, requests: list[Sent], *, together: bool, watched: bool
+    ) -> list[Answer]:
+        """Answer requests that are sent together, or each when the one before it has ended."""
+        if together:
+            waiting = [self._answer(sent, watched=watched) for sent in requests]
+            return list(await asyncio.gather(*waiting))
+        return [await self._answer(sent, watched=watched) for sent in requests]
+
+    async def _answer(self, sent: Sent, *, watched: bool) -> Answer:
+        request = sent.request
+        watched = watched or request.abort_after is not None
+        wanted = self._messages.GenerateReqInput(
+            rid=sent.name,
+            input_ids=list(request.tokens),
+            sampling_params={
+                "temperature": 0.0,
+                "max_new_tokens": request.output_tokens,
+                "ignore_eos": True,
+            },
+            return_logprob=True,
+            stream=watched,
+            cache_salt=request.salt,
+            extra_key=request.extra_key,
+            lora_path=request.adapter,
+            priority=request.priority,
+        )
+        aborting = asyncio.create_task(self._abort_in_time(sent))
+        chunk: dict[str, Any] = {"output_ids": [], "meta_info": {}}
+        try:
+            async for chunk in self._tokenizer.generate_request(wanted, None):
+                sent.streamed = len(chunk["output_ids"])
+        except (ValueError, self._refused) as error:
+            chunk["meta_info"]["finish_reason"] = {"type": "refused", "message": str(error)}
+        finally:
+            sent.is_over = True
+            await aborting
+        return _read(chunk)
+
+    async def _abort_in_time(self, sent: Sent) -> None:
+        after = sent.request.abort_after
+        if after is None:
+            return
+        await _until(lambda: sent.is_over or self._has(sent, after), POLLED_S, sent.name)
+        if not sent.is_over:
+            self._tokenizer.abort_request(sent.name)
+
+    def _has(self, sent: Sent, tokens: int) -> bool:
+        return self._is_dispatched(sent) and sent.streamed >= tokens
+
+    def _is_dispatched(self, sent: Sent) -> bool:
+        """Whether the scheduler has been sent a request: an abort before that is lost."""
+        state = self._tokenizer.rid_to_state.get(sent.name)
+        return state is not None and state.dispatched
+
+    async def streamed(self, number: int, request: int, tokens: int, within_s: float) -> None:
+        """Return when a request of a `watched` command has so many tokens; 0: when it was sent."""
+        sent = self._sent[number][request]
+        await _until(lambda: sent.is_over or self._has(sent, tokens), within_s, sent.name)
+        assert sent.streamed >= tokens, f"{sent.name} ended with {sent.streamed} tokens"
+
+    async def abort(self, number: int, request: int) -> None:
+        """Abort one request."""
+        self._tokenizer.abort_request(self._sent[number][request].name)
+
+    async def flush(self, within_s: float) -> int:
+        """Flush the engine's caches; return how often it was asked until it was idle enough to."""
+        ends = time.monotonic() + within_s
+        tries = 1
+        while not (await self._tokenizer.flush_cache()).success:
+            assert time.monotonic() < ends, f"not flushed in {within_s} s"
+            tries += 1
+            await asyncio.sleep(POLL_S)
+        return tries
+
+    async def update_weights(self, **fields: Any) -> tuple[bool, str]:
+        """Load weights from disk; return whether it did, and what it says. See `RunningEngine`."""
+        wanted = self._messages.UpdateWeightFromDiskReqInput(**fields)
+        success, message, _ = await self._tokenizer.update_weights_from_disk(wanted)
+        return success, message
+
+    async def pause(self, mode: str) -> None:
+        """Pause generation."""
+        wanted = self._messages.PauseGenerationReqInput(mode=mode)
+        await self._tokenizer.pause_generation(wanted)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        wanted = self._messages.ContinueGenerationReqInput(torch_empty_cache=False)
+        await self._tokenizer.continue_generation(wanted)
+
+    async def release_memory(self, tags: list[str] | None) -> None:
+        """Sleep."""
+        wanted = self._messages.ReleaseMemoryOccupationReqInput(tags=tags)
+        await self._tokenizer.release_memory_occupation(wanted, None)
+
+    async def resume_memory(self, tags: list[str] | None) -> None:
+        """Wake up."""
+        wanted = self._messages.ResumeMemoryOccupationReqInput(tags=tags)
+        await self._tokenizer.resume_memory_occupation(wanted, None)
+
+    async def attach_storage(self, **fields: Any) -> tuple[bool, str]:
+        """Attach a storage backend, as `PUT /hicache/storage-backend` does."""
+        answer = await self._tokenizer.attach_hicache_storage(**fields)
+        return answer.success, answer.message
+
+    async def detach_storage(self) -> tuple[bool, str]:
+        """Detach the storage backend, as `DELETE /hicache/storage-backend` does."""
+        answer = await self._tokenizer.detach_hicache_storage()
+        return answer.success, answer.message
+
+    async def clear_storage(self) -> bool:
+        """Empty the storage backend, as `POST /hicache/storage-backend/clear` does."""
+        answer = await self._tokenizer.clear_hicache_storage()
+        return bool(answer.success)
+
+    async def load_adapter(self, name: str, path: str) -> tuple[bool, str]:
+        """Load an adapter under a name."""
+        wanted = self._messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=path)
+        answer = await self._tokenizer.load_lora_adapter(wanted, None)
+        return answer.success, answer.error_message or ""
+
+    async def unload_adapter(self, name: str) -> tuple[bool, str]:
+        """Unload the adapter of a name."""
+        wanted = self._messages.UnloadLoRAAdapterReqInput(lora_name=name)
+        answer = await self._tokenizer.unload_lora_adapter(wanted, None)
+        return answer.success, answer.error_message or ""
+
+    async def internal_state(self) -> list[dict[str, Any]]:
+        """Return what the schedulers say of themselves, as `/server_info` does."""
+        states: list[dict[str, Any]] = await self._tokenizer.get_internal_state()
+        return states
+
+    async def metrics(self) -> str:
+        """Return the engine's metrics in Prometheus' text; it must run with `enable_metrics`."""
+        prometheus: Any = import_module("prometheus_client")
+        processes: Any = import_module("prometheus_client.multiprocess")
+        registry = prometheus.CollectorRegistry()
+        processes.MultiProcessCollector(registry)
+        text: bytes = prometheus.generate_latest(registry)
+        return text.decode()
+
+    async def rpc(self, method: str, keywords: dict[str, Any]) -> None:
+        """Call a method of every rank's scheduler."""
+        self._engine.collective_rpc(method, **keywords)
+
+    async def scheduler_pids(self) -> list[int]:
+        """Return the ranks' processes, by rank."""
+        pids: list[int] = self._engine.get_all_child_pids()
+        return pids[: self._engine.server_args.tp_size]
+
+    async def shutdown(self, within_s: float) -> list[int]:
+        """Ask the ranks to close; return those processes that have not ended by then."""
+        pids = await self.scheduler_pids()
+        self._tokenizer._subprocess_watchdog.stop()
+        self._tokenizer._dispatch_to_scheduler(self._messages.ShutdownReq())
+        with suppress(AssertionError):
+            await _until(lambda: not any(map(_runs, pids)), within_s, "shutdown")
+        return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def _until(condition: Callable[[], bool], within_s: float, what: str) -> None:
+    ends = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends, f"{what}: it did not happen in {within_s} s"
+        await asyncio.sleep(POLL_S)
+
+
+def _read(chunk: dict[str, Any]) -> Answer:
+    told = chunk["meta_info"]
+    finish = told["finish_reason"]
+    return Answer(
+        tokens=list(chunk["output_ids"]),
+        logprobs=[each[0] for each in told.get("output_token_logprobs", ())],
+        cached_tokens=told.get("cached_tokens", 0),
+        cached_by_tier=told.get("cached_tokens_details") or {},
+        retractions=told.get("num_retractions", 0),
+        finish=finish["type"],
+        message=finish.get("message") or "",
+        weight_versions=told.get("weight_versions") or [],
+    )
+
+
+def drive(handle: int) -> None:
+    """Start the engine with the arguments that the connection gives, and serve."""
+    with Connection(handle) as connection:
+        arguments = connection.recv()
+        try:
+            engine = import_module("sglang").Engine(**arguments)
+        except Exception:  # noqa: BLE001 - whatever failed is the answer.
+            connection.send((STARTED, traceback.format_exc(), None))
+            return
+        driver = Driver(engine, connection)
+        connection.send((STARTED, None, None))
+        engine.loop.run_until_complete(driver.serve())
+        engine.shutdown()
+
+
+if __name__ == "__main__":
+    drive(int(sys.argv[1]))

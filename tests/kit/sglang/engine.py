@@ -1,0 +1,252 @@
+"""Starts a real SGLang in a process of its own, and speaks with it until the test is over."""
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from tests.kit.sglang.driver import POLLED_S, STARTED
+from tests.kit.sglang.processes import Place, end_group, start_forked, start_fresh
+from tests.kit.sglang.processes import environment as environment_on_a_cpu
+from tests.kit.sglang.requests import Answer, RankReport, Request
+
+START_S = 150.0
+ANSWER_S = 120.0
+"""Longer than anything that ends takes here, shorter than anyone waits for a hang."""
+CLOSE_S = 30.0
+LOG_TAIL = 6000
+
+PLUGINS = ("lockstep", "lockstep_probe")
+
+ARGUMENTS: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "page_size": 16,
+    "max_total_tokens": 4096,
+    "max_running_requests": 8,
+    "chunked_prefill_size": 256,
+    "disable_cuda_graph": True,
+    "random_seed": 0,
+    "log_level": "info",
+}
+"""Of `sglang.Engine`: small and exact; the attention that it would choose needs sgl_kernel."""
+
+
+class EngineEndedError(Exception):
+    """The engine did not start, died, or did not answer in time; the message ends with its log."""
+
+
+class CommandError(Exception):
+    """A command failed in an engine that goes on; the message is its trace."""
+
+
+class Running:
+    """Requests that were sent and not waited for."""
+
+    def __init__(self, engine: "RunningEngine", number: int) -> None:
+        self._engine = engine
+        self._number = number
+
+    def wait_for(self, *, request: int = 0, tokens: int = 0) -> None:
+        """Wait until a request has so many tokens, or with 0 until the scheduler has been sent it."""
+        self._engine.ask(
+            "streamed", number=self._number, request=request, tokens=tokens, within_s=POLLED_S
+        )
+
+    def abort(self, request: int) -> None:
+        """Abort one of them."""
+        self._engine.ask("abort", number=self._number, request=request)
+
+    def answers(self, *, deadline_s: float = ANSWER_S) -> list[Answer]:
+        """Wait for all of them."""
+        answers: list[Answer] = self._engine.answer_to(self._number, deadline_s)
+        return answers
+
+
+class RunningEngine:
+    """One SGLang with its ranks, from `with` to the end of it.
+
+    `plugins` are those that it loads, `faults` the probe's (`tests/kit/sglang/plugins/probe.py`),
+    `arguments` those of `sglang.Engine` that go before `ARGUMENTS`. Its processes run in `folder` and
+    log there; they are forked from one that has imported SGLang, unless it is to be `fresh`. An engine
+    that cannot start, dies, or does not answer in time raises `EngineEndedError`, and no process of it
+    is left; a command that fails in an engine that goes on raises `CommandError`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        tp: int = 2,
+        plugins: Sequence[str] = PLUGINS,
+        faults: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
+        fresh: bool = False,
+        **arguments: Any,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log_file = _unused(folder)
+        self._tp = tp
+        self._fresh = fresh
+        self._arguments = {"model_path": str(model), "tp_size": tp, **ARGUMENTS, **arguments}
+        self._environment = {
+            **os.environ,
+            **environment_on_a_cpu(tp, plugins),
+            "LOCKSTEP_PROBE": json.dumps(dict(faults or {})),
+            **(environment or {}),
+        }
+        self._numbers = itertools.count(STARTED + 1)
+        self._answers: dict[int, tuple[str | None, Any]] = {}
+        self._leader: int | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        place = Place(folder=self.folder, log=self.log_file, environment=self._environment)
+        start = start_fresh if self._fresh else start_forked
+        self._leader, self._connection = start(place)
+        try:
+            self._connection.send(self._arguments)
+            self.answer_to(STARTED, START_S)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def generate(
+        self, requests: Sequence[Request], *, together: bool = True, deadline_s: float = ANSWER_S
+    ) -> list[Answer]:
+        """Answer requests sent together, or one after the other: then each is a batch of its own."""
+        return self.send(requests, together=together, watched=False).answers(deadline_s=deadline_s)
+
+    def send(
+        self, requests: Sequence[Request], *, together: bool = True, watched: bool = True
+    ) -> Running:
+        """Send requests and return at once; `watched` ones can be waited for by their tokens."""
+        options = {"together": together, "watched": watched}
+        return Running(self, self._tell("generate", {"requests": list(requests), **options}))
+
+    def flush(self) -> int:
+        """Flush the engine's caches as soon as it is idle enough; return how often it was asked."""
+        tries: int = self.ask("flush", within_s=POLLED_S)
+        return tries
+
+    def update_weights(
+        self, path: Path, version: str | None = None, **fields: Any
+    ) -> tuple[bool, str]:
+        """Load weights, and return whether every rank did, and what SGLang says.
+
+        SGLang waits for requests that run, unless it is paused: `pause("retract")`, this, `resume()`
+        is an update under load. `fields` are those of its `UpdateWeightFromDiskReqInput`, as
+        `flush_cache` and `abort_all_requests`.
+        """
+        named = {"model_path": str(path), "weight_version": version}
+        answer: tuple[bool, str] = self.answer_to(
+            self._tell("update_weights", {**named, **fields}), ANSWER_S
+        )
+        return answer
+
+    def pause(self, mode: str = "retract") -> None:
+        """Pause generation: `abort`, `retract` or `in_place`."""
+        self.ask("pause", mode=mode)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.ask("resume")
+
+    def ranks(self) -> list[RankReport]:
+        """Return what the probe has counted on every rank, all in the same turn."""
+        self.ask("rpc", method="lockstep_probe", keywords={"folder": str(self.folder)})
+        paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
+        return [RankReport(**json.loads(path.read_text())) for path in paths]
+
+    def shutdown(self) -> list[int]:
+        """Let the ranks close their caches and end; return the processes that had to be killed."""
+        stuck: list[int] = self.ask("shutdown", within_s=CLOSE_S)
+        self.kill()
+        return stuck
+
+    def log(self) -> str:
+        """Return what the engine's processes have logged."""
+        return self.log_file.read_text(errors="replace")
+
+    def ask(self, command: str, *, deadline_s: float = ANSWER_S, **keywords: Any) -> Any:
+        """Have one of `driver.Driver`'s commands carried out, and return what it returns."""
+        return self.answer_to(self._tell(command, keywords), deadline_s)
+
+    def answer_to(self, number: int, deadline_s: float) -> Any:
+        """Wait for the answer to a command that was told before."""
+        ends = time.monotonic() + deadline_s
+        while number not in self._answers:
+            self._take_answer(ends, f"no answer in {deadline_s:g} s")
+        failed, value = self._answers.pop(number)
+        if failed is not None and number == STARTED:
+            raise EngineEndedError(f"the engine did not start:\n{failed}\n{self._tail()}")
+        if failed is not None:
+            raise CommandError(failed)
+        return value
+
+    def wait_for_the_end(self, deadline_s: float = ANSWER_S) -> str:
+        """Wait until the engine has died of itself, and return its log."""
+        ends = time.monotonic() + deadline_s
+        with suppress(EngineEndedError):
+            while True:
+                self._take_answer(ends, "")
+        assert time.monotonic() < ends, f"the engine still runs after {deadline_s:g} s"
+        return self.log()
+
+    def kill(self) -> None:
+        """End every process of the engine, at once."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._leader is not None:
+            end_group(self._leader)
+            self._leader = None
+
+    def _tell(self, command: str, keywords: dict[str, Any]) -> int:
+        assert self._connection is not None
+        number = next(self._numbers)
+        try:
+            self._connection.send((number, command, keywords))
+        except OSError:
+            self._end("it is gone")
+        return number
+
+    def _take_answer(self, ends: float, too_late: str) -> None:
+        assert self._connection is not None
+        try:
+            if not self._connection.poll(max(0.0, ends - time.monotonic())):
+                self._end(too_late)
+            number, failed, value = self._connection.recv()
+        except (EOFError, OSError):
+            self._end("it died")
+        self._answers[number] = failed, value
+
+    def _end(self, why: str) -> NoReturn:
+        self.kill()
+        raise EngineEndedError(f"{why}; the log ends with\n{self._tail()}") from None
+
+    def _tail(self) -> str:
+        return self.log()[-LOG_TAIL:]
+
+
+def _unused(folder: Path) -> Path:
+    names = (folder / f"engine{number}.log" for number in itertools.count(1))
+    return next(path for path in names if not path.exists())

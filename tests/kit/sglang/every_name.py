@@ -1,0 +1,69 @@
+"""A package of which every name exists and does nothing, for what SGLang imports and never calls."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class Nothing:
+    """Stands for a class, a function or a constant; as a decorator it leaves what it decorates."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        decorates = len(arguments) == 1 and not options and callable(arguments[0])
+        return arguments[0] if decorates else self
+
+    def __getattr__(self, name: str) -> "Nothing":
+        return _nothing_named(name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (object,)
+
+    def __or__(self, other: Any) -> "Nothing":
+        return self
+
+    __ror__ = __or__
+
+
+class _Package(ModuleType):
+    def __getattr__(self, name: str) -> Nothing:
+        return _nothing_named(name)
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds whatever lies below one package."""
+
+    def __init__(self, package: str) -> None:
+        self._prefix = f"{package}."
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        below = fullname.startswith(self._prefix)
+        return ModuleSpec(fullname, self, is_package=True) if below else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Package(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def have_every_name(package: str) -> None:
+    """Let the module of that name, which is being imported, be a package that has every name."""
+    module = sys.modules[package]
+    module.__class__ = _Package
+    module.__path__ = []
+    sys.meta_path.insert(0, _Finder(package))
+
+
+def _nothing_named(name: str) -> Nothing:
+    # Python asks for its own names to find out what a thing can do.
+    if name.startswith("__") and name.endswith("__"):
+        raise AttributeError(name)
+    return Nothing()

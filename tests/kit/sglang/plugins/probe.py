@@ -1,0 +1,169 @@
+"""Counts what each rank's scheduler does, tells it on demand, and carries out planted faults.
+
+Counted are iterations and collectives of `torch.distributed`, from the moment in which the scheduler
+begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
+rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
+`{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
+fail to load weights.
+"""
+
+import inspect
+import json
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FAULTS = "LOCKSTEP_PROBE"
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+)
+"""What of `torch.distributed` several ranks enter together; one that calls another counts as one."""
+
+ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
+"""It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
+
+
+class Probe:
+    """What is known of one rank's scheduler; there is one for each process of the engine."""
+
+    def __init__(self, faults: dict[str, int]) -> None:
+        self.faults = faults
+        self.rank: int | None = None
+        self.turns = 0
+        self.iterations = 0
+        self._calls: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        # HiCache's storage threads have collectives of their own.
+        self._lock = threading.Lock()
+        self._inside = threading.local()
+
+    def begin(self, scheduler: Any) -> None:
+        """Count from here on; called when the scheduler is about to enter its loop."""
+        self.rank = torch.distributed.get_rank()
+        if self.is_afflicted("lie_on_rank"):
+            _let_it_find_nothing(scheduler.tree_cache)
+
+    def is_afflicted(self, fault: str) -> bool:
+        """Whether a fault was asked for on this rank."""
+        return self.rank is not None and self.faults.get(fault) == self.rank
+
+    def collective(self, name: str, launch: Callable[..., Any]) -> Any:
+        """Launch a collective, and count it by its name and by who calls it."""
+        if self.rank is None or getattr(self._inside, "one", False):
+            return launch()
+        caller = _caller()
+        if caller == ASKING:
+            return launch()
+        self._inside.one = True
+        began = time.perf_counter()
+        try:
+            return launch()
+        finally:
+            self._inside.one = False
+            with self._lock:
+                self._calls[f"{name} from {caller}"] += 1
+                self._seconds[f"{name} from {caller}"] += time.perf_counter() - began
+
+    def write(self, scheduler: Any, folder: str) -> None:
+        """Write all that is known of this rank."""
+        cache = scheduler.tree_cache
+        state = cache.lockstep_state() if hasattr(cache, "lockstep_state") else None
+        with self._lock:
+            report = {
+                "rank": self.rank,
+                "turns": self.turns,
+                "iterations": self.iterations,
+                "collectives": dict(self._calls),
+                "seconds": dict(self._seconds),
+                "cache": type(cache).__name__,
+                "state": state,
+            }
+        Path(folder, f"rank{self.rank}.json").write_text(json.dumps(report, default=str))
+
+
+def register() -> None:
+    """Hook what is counted; SGLang calls it in each of its processes."""
+    probe = Probe(json.loads(os.environ.get(FAULTS, "{}")))
+    hooks: Any = import_module("sglang.srt.plugins.hook_registry")
+    register_hook, kinds = hooks.HookRegistry.register, hooks.HookType
+    scheduler: Any = import_module("sglang.srt.managers.scheduler").Scheduler
+
+    def count_turn(scheduler: Any, *arguments: Any, **options: Any) -> None:
+        probe.turns += 1
+
+    def count_iteration(scheduler: Any, *arguments: Any, **options: Any) -> None:
+        probe.iterations += 1
+
+    def tell(scheduler: Any, folder: str) -> None:
+        probe.write(scheduler, folder)
+
+    def fail_to_load(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if probe.is_afflicted("weights_fail_on_rank"):
+            return False, f"planted: rank {probe.rank} cannot load these weights"
+        return load(*arguments, **options)
+
+    def counted(name: str) -> Callable[..., Any]:
+        def launch(collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            return probe.collective(name, lambda: collective(*arguments, **options))
+
+        return launch
+
+    place = f"{scheduler.__module__}.{scheduler.__qualname__}"
+    register_hook(f"{place}.run_event_loop", probe.begin, kinds.BEFORE)
+    register_hook(f"{place}.ingest_requests", count_turn, kinds.BEFORE)
+    register_hook(f"{place}._process_hicache_events", count_iteration, kinds.BEFORE)
+    weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+    register_hook(f"{weights}.update_weights_from_disk", fail_to_load, kinds.AROUND)
+    for name in COLLECTIVES:
+        register_hook(f"torch.distributed.distributed_c10d.{name}", counted(name), kinds.AROUND)
+    scheduler.lockstep_probe = tell
+
+
+def _let_it_find_nothing(cache: Any) -> None:
+    base: Any = import_module("sglang.srt.mem_cache.base_prefix_cache")
+    match = cache.match_prefix
+
+    def nothing(params: Any) -> Any:
+        return base.zero_match_result(cache, match(params), params.key.extra_key)
+
+    cache.match_prefix = nothing
+
+
+def _caller() -> str:
+    """Return module and function of whoever called a collective: not torch, the hooks or this file."""
+    frame = inspect.currentframe()
+    own = (__name__, "torch", "sglang.srt.plugins.hook_registry")
+    while frame is not None and _belongs(frame.f_globals.get("__name__", ""), own):
+        frame = frame.f_back
+    assert frame is not None
+    return f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}"
+
+
+def _belongs(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

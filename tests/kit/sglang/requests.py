@@ -1,0 +1,84 @@
+"""What is asked of a running SGLang, and what it answers: plain data that passes between processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, greedy and of a length that is fixed."""
+
+    tokens: Sequence[int]
+    output_tokens: int = 8
+    salt: str | None = None
+    """SGLang's `cache_salt`: what is cached under one is no hit under another."""
+    extra_key: str | None = None
+    adapter: str | None = None
+    """The name of an adapter that the engine has loaded."""
+    priority: int | None = None
+    abort_after: int | None = None
+    """Abort it once so many tokens have come out; 0: as soon as it has been sent to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of one request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    """Of the tokens that were chosen, as the engine has them."""
+    cached_tokens: int
+    cached_by_tier: dict[str, Any]
+    """SGLang's `cached_tokens_details`."""
+    retractions: int
+    finish: str
+    """`length`, `stop` or `abort`, or `refused` where the engine did not take the request."""
+    message: str = ""
+    """Why it was aborted or refused."""
+    weight_versions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Which version of the weights gave which of the tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What the probe has counted on one rank since its scheduler began its loop."""
+
+    rank: int
+    turns: int
+    """Of the scheduler's loop, also those in which it was paused."""
+    iterations: int
+    """Turns in which the scheduler chose a batch, or that there was none."""
+    collectives: dict[str, int]
+    """By `name from module.function`: the name in `torch.distributed`, and who called it."""
+    seconds: dict[str, float]
+    """Spent in those calls."""
+    cache: str
+    """The class of the rank's prefix cache."""
+    state: Any
+    """What its `lockstep_state()` returned, through JSON; None where it has none."""
+
+    def collectives_from(self, package: str) -> int:
+        """Return how many collectives the modules of a package have launched."""
+        callers = ((name.partition(" from ")[2], count) for name, count in self.collectives.items())
+        return sum(count for caller, count in callers if caller.startswith(f"{package}."))
+
+
+def differences(
+    expected: Sequence[Answer], found: Sequence[Answer], *, tolerance: float = 0.0
+) -> list[str]:
+    """Return a sentence for each request with other tokens, or log-probabilities further apart."""
+    assert len(expected) == len(found)
+    told: list[str] = []
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one.tokens != other.tokens:
+            told.append(f"request {number}: tokens {other.tokens} instead of {one.tokens}")
+        elif (apart := furthest_apart(one, other)) > tolerance:
+            told.append(f"request {number}: log-probabilities differ by up to {apart:g}")
+    return told
+
+
+def furthest_apart(one: Answer, other: Answer) -> float:
+    """Return the largest difference of the log-probabilities of two answers with equal tokens."""
+    pairs = zip(one.logprobs, other.logprobs, strict=True)
+    return max((abs(a - b) for a, b in pairs), default=0.0)

@@ -16,10 +16,12 @@ from tests.kit.sglang.stock import (
     PROBE,
     TOLERANCE,
     Stock,
+    adapters_engine,
     hicache_engine,
     mixed_requests,
     run_stock,
 )
+from tests.kit.sglang.tiny_models import make_llama_adapter
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -121,6 +123,28 @@ def test_a_model_with_windows_is_exact_once_its_attention_reads_where_it_wrote(
     assert differences(stock.warm, stock.warm_again) == []
     assert differences(stock.cold, stock.warm, tolerance=TOLERANCE) == []
     assert differences(stock.cold, stock.together, tolerance=TOLERANCE) == []
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_adapters_are_served_and_share_nothing_with_each_other(
+    tmp_path: Path, model: Path, tp: int
+) -> None:
+    make_llama_adapter(tmp_path / "one", seed=1)
+    make_llama_adapter(tmp_path / "other", seed=2)
+    names = (None, "one", "other", "one")
+    requests = [Request(tokens=range(9, 209), adapter=name) for name in names]
+
+    with adapters_engine(tmp_path, model, tp=tp) as engine:
+        loaded = [
+            engine.ask("load_adapter", name=name, path=str(tmp_path / name))[0]
+            for name in ("one", "other")
+        ]
+        answers = engine.generate(requests, together=False)
+
+    assert loaded == [True, True]
+    assert [answer.cached_tokens for answer in answers] == [0, 0, 0, 192]
+    assert len({tuple(answer.tokens) for answer in answers}) == 3
+    assert differences(answers[1:2], answers[3:], tolerance=TOLERANCE) == []
 
 
 def test_hicache_answers_as_stock_does_from_host_memory_and_from_files(

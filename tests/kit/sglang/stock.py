@@ -76,6 +76,19 @@ def run_stock(
     )
 
 
+def adapters_engine(folder: Path, model: Path, *, tp: int = 2, **options: Any) -> RunningEngine:
+    """Return an engine that serves adapters on a CPU, not started; `options` are `RunningEngine`'s."""
+    plugins = (*options.pop("plugins", (PROBE,)), "cpu_adapters")
+    adapters: dict[str, Any] = {
+        "enable_lora": True,
+        "lora_backend": "torch_native",
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "max_lora_rank": 4,
+        "max_loras_per_batch": 3,
+    }
+    return RunningEngine(folder, model, tp=tp, plugins=plugins, **adapters | options)
+
+
 def hicache_engine(
     folder: Path, model: Path, *, tp: int = 2, store: Path | None = None, **arguments: Any
 ) -> RunningEngine:

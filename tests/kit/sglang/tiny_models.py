@@ -1,15 +1,18 @@
-"""Tiny models with random weights that are the same for one seed; `tiny_llama` is the plain one."""
+"""Besides `tiny_llama`: models and adapters with random weights, the same for one seed."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import tiny_llama
+import torch
 
 WINDOW = 64
 
 
 def make_mellum(folder: Path, *, seed: int = 0) -> None:
     """Write a Mellum of four layers, every other one of which attends to a window, with experts."""
-    torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -38,3 +41,21 @@ def make_mellum(folder: Path, *, seed: int = 0) -> None:
                 # Wide enough that tokens depend on all that came before, and no token wins always.
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
+
+
+def make_llama_adapter(folder: Path, *, seed: int, layers: int = 2, hidden: int = 128) -> None:
+    """Write a LoRA adapter for the queries and values of `tiny_llama` of these sizes."""
+    safetensors: Any = import_module("safetensors.torch")
+    random = torch.Generator().manual_seed(seed)
+    rank = 4
+    rows = {"q_proj": hidden, "v_proj": tiny_llama.KV_HEADS * tiny_llama.HEAD_ELEMENTS}
+    weights: dict[str, torch.Tensor] = {}
+    for layer in range(layers):
+        for name, outputs in rows.items():
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{place}.lora_A.weight"] = torch.randn(rank, hidden, generator=random) * 0.1
+            weights[f"{place}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * 0.3
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(rows)}
+    folder.mkdir(parents=True, exist_ok=True)
+    safetensors.save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))

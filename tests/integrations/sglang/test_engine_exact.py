@@ -1,0 +1,126 @@
+"""SGLang with Lockstep says what stock SGLang says: the same tokens, and the same log-probabilities.
+
+Bit for bit where a request is in a batch of its own and has the same prefix cached, as in the reference;
+else within a tolerance, since sums over other chunks come out otherwise in their last digits.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kit.sglang.engine import RunningEngine
+from tests.kit.sglang.lockstep import lockstep_engine
+from tests.kit.sglang.requests import Answer, RankReport, Request, differences
+from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+REQUESTS = mixed_requests()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An engine, and what stock SGLang says on as many ranks."""
+
+    engine: RunningEngine
+    stock: Stock
+    store: Path
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Generator[Served]:
+    """One rank, and two, with a store of files."""
+    tp: int = request.param
+    folder = tmp_path_factory.mktemp(f"lockstep{tp}")
+    store = folder / "store"
+    stock: Stock = request.getfixturevalue(f"stock_tp{tp}")
+    with lockstep_engine(folder, model, tp=tp, store=f"file://{store}") as engine:
+        yield Served(engine, stock, store)
+
+
+def by_tier(answers: list[Answer], tier: str) -> int:
+    """How many tokens of all answers came from one tier."""
+    return sum(answer.cached_by_tier.get(tier, 0) for answer in answers)
+
+
+def rounds_beyond_iterations(before: list[RankReport], after: list[RankReport]) -> list[int]:
+    """How many more rounds than iterations each rank has had."""
+    return [
+        (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
+        for begin, end in zip(before, after, strict=True)
+    ]
+
+
+def test_cold_and_warm_from_host_memory(served: Served) -> None:
+    cold = served.engine.generate(REQUESTS, together=False)
+    warm = served.engine.generate(REQUESTS, together=False)
+    together = served.engine.generate(REQUESTS)
+
+    assert differences(served.stock.cold, cold, tolerance=TOLERANCE) == []
+    assert differences(served.stock.warm, warm, tolerance=TOLERANCE) == []
+    assert differences(served.stock.together, together, tolerance=TOLERANCE) == []
+    assert by_tier(warm, "host") > 0
+
+
+def test_each_iteration_has_one_round_and_no_other_collective_of_the_tiers(served: Served) -> None:
+    before = served.engine.ranks()
+    served.engine.generate(REQUESTS)
+    after = served.engine.ranks()
+
+    assert rounds_beyond_iterations(before, after) == [0] * len(before)
+    assert [set(each.collectives) for each in after] == [
+        set(each.collectives) for each in served.stock.after
+    ]
+    assert len({each.state["digest"] for each in after}) == 1
+
+
+def test_after_a_flush_pages_come_from_host_memory(served: Served) -> None:
+    served.engine.generate(REQUESTS[:5])
+    served.engine.flush()
+
+    answers = served.engine.generate(REQUESTS[:5], together=False)
+
+    assert differences(served.stock.cold[:5], answers, tolerance=TOLERANCE) == []
+    assert by_tier(answers, "host") > by_tier(answers, "device")
+
+
+def test_two_salts_share_nothing(served: Served) -> None:
+    salted = [Request(tokens=range(9, 209), salt=salt) for salt in ("one", "other", "one")]
+
+    answers = served.engine.generate(salted, together=False)
+
+    assert [answer.cached_tokens for answer in answers] == [0, 0, 192]
+
+
+def test_aborts_of_what_waits_and_of_what_runs_leave_nothing_behind(served: Served) -> None:
+    long = Request(tokens=range(3, 303), output_tokens=120)
+    waiting = Request(tokens=range(5, 205), output_tokens=120, abort_after=0)
+    running = Request(tokens=range(7, 207), output_tokens=120, abort_after=3)
+
+    answers = served.engine.generate([long, waiting, running])
+    served.engine.flush()
+
+    assert [answer.finish for answer in answers] == ["length", "abort", "abort"]
+    assert [(each.state["loading"], each.state["keeping"]) for each in served.engine.ranks()] == [
+        (0, 0)
+    ] * len(served.stock.after)
+
+
+def test_in_a_new_process_pages_come_from_storage(
+    served: Served, tmp_path: Path, model: Path
+) -> None:
+    """The last one that uses this engine."""
+    served.engine.generate(REQUESTS, together=False)
+    stuck = served.engine.shutdown()
+
+    tp, store = len(served.stock.after), f"file://{served.store}"
+    with lockstep_engine(tmp_path, model, tp=tp, store=store) as engine:
+        answers = engine.generate(REQUESTS, together=False)
+
+    assert stuck == []
+    assert differences(served.stock.warm, answers, tolerance=TOLERANCE) == []
+    assert by_tier(answers, "storage") > 0

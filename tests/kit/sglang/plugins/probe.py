@@ -4,7 +4,7 @@ Counted are iterations and collectives of `torch.distributed`, from the moment i
 begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
-fail to load weights.
+fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of it fail.
 """
 
 import inspect
@@ -68,6 +68,8 @@ class Probe:
         self.rank = torch.distributed.get_rank()
         if self.is_afflicted("lie_on_rank"):
             _let_it_find_nothing(scheduler.tree_cache)
+        if self.is_afflicted("loads_fail_on_rank"):
+            _let_loads_fail()
 
     def is_afflicted(self, fault: str) -> bool:
         """Whether a fault was asked for on this rank."""
@@ -153,6 +155,19 @@ def _let_it_find_nothing(cache: Any) -> None:
         return base.zero_match_result(cache, match(params), params.key.extra_key)
 
     cache.match_prefix = nothing
+
+
+def _let_loads_fail() -> None:
+    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
+    orders: Any = import_module("lockstep.ranks.orders")
+    copy: Callable[..., None] = copies._copy
+
+    def copy_and_fail(self: Any, job: Any) -> None:
+        copy(self, job)
+        if job.direction is orders.Direction.TO_DEVICE:
+            raise RuntimeError("planted: this load fails once its bytes are there")
+
+    copies._copy = copy_and_fail
 
 
 def _caller() -> str:

@@ -88,6 +88,15 @@ def test_what_is_cached_and_what_is_beside_a_request_changes_its_last_digits_onl
     assert warm > cold > 0
 
 
+def test_ranks_that_are_forked_answer_bit_for_bit_as_ranks_that_are_spawned(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with RunningEngine(tmp_path, model, plugins=(PROBE,), fresh=True) as engine:
+        answers = engine.generate(mixed_requests(), together=False)
+
+    assert differences(stock_tp2.cold, answers) == []
+
+
 def test_one_rank_launches_no_collective(stock_tp1: Stock) -> None:
     assert [report.collectives for report in stock_tp1.after] == [{}]
 

@@ -156,6 +156,16 @@ def test_adapters_are_served_and_share_nothing_with_each_other(
     assert differences(answers[1:2], answers[3:], tolerance=TOLERANCE) == []
 
 
+def test_requests_that_were_retracted_are_answered_as_without(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with RunningEngine(tmp_path, model, plugins=(PROBE,), faults={"retract_every": 5}) as engine:
+        answers = engine.generate(mixed_requests())
+
+    assert sum(answer.retractions for answer in answers) > 0
+    assert differences(stock_tp2.cold, answers, tolerance=TOLERANCE) == []
+
+
 def test_hicache_answers_as_stock_does_from_host_memory_and_from_files(
     hicache: RunningEngine, stock_tp2: Stock
 ) -> None:

@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 REQUESTS = mixed_requests(12)
 LONG = Request(tokens=range(3, 303), output_tokens=120)
 SHORT = Request(tokens=range(3, 303), output_tokens=4)
-CROWD = [Request(tokens=range(3 + at, 53 + at), output_tokens=100) for at in range(60)]
-"""Requests that all fit when they begin, and not with what they decode."""
+CROWD = [Request(tokens=range(3 + at, 103 + at), output_tokens=40) for at in range(16)]
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +31,20 @@ def host_tokens(answers: list[Answer]) -> int:
     return sum(answer.cached_by_tier.get("host", 0) for answer in answers)
 
 
-def crowded(folder: Path, model: Path, **arguments: object) -> RunningEngine:
-    """An engine that admits more than it has room for."""
-    return lockstep_engine(
-        folder,
-        model,
-        max_total_tokens=1024,
-        max_running_requests=12,
-        schedule_conservativeness=0.01,
-        **arguments,
-    )
-
-
 def test_fifty_retracted_requests_load_what_they_had_and_say_the_same(
     tmp_path: Path, model: Path
 ) -> None:
-    with crowded(tmp_path / "all", model) as engine:
-        before = engine.ranks()
+    with lockstep_engine(tmp_path / "all", model, faults={"retract_every": 5}) as engine:
         together = engine.generate(CROWD)
-        after = engine.ranks()
-        engine.flush()
+        states = [report.state for report in engine.ranks()]
     with lockstep_engine(tmp_path / "alone", model) as engine:
         alone = engine.generate(CROWD, together=False)
 
-    states = [report.state for report in after]
     retractions = sum(answer.retractions for answer in together)
     assert differences(alone, together, tolerance=TOLERANCE) == []
     assert retractions >= 50
     assert [state["retracted"] for state in states] == [retractions] * 2
-    assert states[0]["loads"] - before[0].state["loads"] >= retractions / 2
+    assert states[0]["loads"] > retractions / 2
     assert states[0]["digest"] == states[1]["digest"]
 
 

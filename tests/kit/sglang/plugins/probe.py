@@ -4,7 +4,9 @@ Counted are iterations and collectives of `torch.distributed`, from the moment i
 begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
-fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of it fail.
+fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
+`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
+room.
 """
 
 import inspect
@@ -70,6 +72,11 @@ class Probe:
             _let_it_find_nothing(scheduler.tree_cache)
         if self.is_afflicted("loads_fail_on_rank"):
             _let_loads_fail()
+        if "retract_every" in self.faults:
+            # SGLang's own, for its tests; it reads the environment when it is imported.
+            module: Any = import_module("sglang.srt.managers.scheduler")
+            module.TEST_RETRACT = True
+            module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
 
     def is_afflicted(self, fault: str) -> bool:
         """Whether a fault was asked for on this rank."""

@@ -354,10 +354,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Let the tree take over what was loaded."""
         self._lower.slots.hand_over(load.reserved)
         before = self.path_device_indices(load.anchor.node)[: load.start]
-        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end]
+        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].astype(np.int64)
         params = InsertParams(
             key=RadixKey(
-                array("q", tokens.tolist()), waiting.extra_key, cache_salt=waiting.cache_salt
+                array("q", tokens.tobytes()), waiting.extra_key, cache_salt=waiting.cache_salt
             ),
             value=torch.cat([before, load.reserved.slots.to(before)]),
             prev_prefix_len=load.start,

@@ -16,6 +16,7 @@ from lockstep.ranks.replica.attaching import StoreState
 from lockstep.ranks.replica.tree.node import HOST
 from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+from tests.kit.ranks.passing_time import PassingTime
 
 PROMPT = list(range(4 * PAGE_TOKENS))
 
@@ -143,21 +144,9 @@ def test_a_store_that_one_rank_cannot_open_is_decided_against(tmp_path: Path) ->
     assert on_every_rank(program) == [(True, True)] * 2
 
 
-class Passing(list[int]):
-    """The clock of one rank, on which so many milliseconds pass with each look."""
-
-    def __init__(self, pace_ms: int) -> None:
-        super().__init__([0])
-        self.pace_ms = pace_ms
-
-    def __getitem__(self, rank: int) -> int:  # type: ignore[override]
-        self[0] = super().__getitem__(0) + self.pace_ms
-        return super().__getitem__(0)
-
-
 def test_a_decision_that_never_comes_is_awaited_for_twice_as_long_as_a_store_may_take() -> None:
     ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
-    ranks.now_ms = Passing(1000)
+    ranks.now_ms = PassingTime(1000)
     never: Future[None] = Future()
 
     assert not ranks.caches[0].run_until_decided(never)
@@ -167,7 +156,7 @@ def test_a_decision_that_never_comes_is_awaited_for_twice_as_long_as_a_store_may
 def test_a_decision_that_comes_with_the_last_round_is_one() -> None:
     """However much time has passed with it: a rank that was away brings its clock along."""
     ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
-    ranks.now_ms = Passing(3_600_000)
+    ranks.now_ms = PassingTime(3_600_000)
     proposal = ranks.caches[0].attach_store("memory://never-ready")
 
     assert ranks.caches[0].run_until_decided(proposal)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lockstep.ranks.config import Timeouts
 from lockstep.ranks.host_cache import HostCache
 from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
 from tests.kit.ranks.in_turn import HostRanksInTurn
+from tests.kit.ranks.passing_time import PassingTime
 from tests.kit.sglang.sent import Computed, Mode, Sent
 
 PROMPT = list(range(4 * PAGE_TOKENS))
@@ -237,24 +239,28 @@ def test_while_another_proposal_is_pending_both_are_refused_and_nobody_ends() ->
     assert host.inspection.rounds == 0
 
 
-class Passing(list[int]):
-    """Clocks on which an hour passes with each look."""
-
-    def __getitem__(self, rank: int) -> int:  # type: ignore[override]
-        self[:] = [each + 3_600_000 for each in self]
-        return super().__getitem__(rank)
-
-
-def test_a_decision_that_does_not_come_is_not_awaited_for_ever() -> None:
-    ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=1.0))
-    ranks.now_ms = Passing([0])
+def test_a_store_that_no_rank_has_opened_in_time_is_refused() -> None:
+    ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
+    ranks.now_ms = PassingTime(1000)
     controls = Controls(ranks.caches[0], witness=False)
 
     well, why = controls.attach("dynamic", '{"store": "memory://a"}')
 
     assert not well
-    assert why
+    assert "within 5 s" in why
     assert controls.storage_scheme == "none"
+
+
+def test_a_decision_that_never_comes_is_not_awaited_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = HostRanksInTurn(1, timeouts=Timeouts(open_s=5.0))
+    ranks.now_ms = PassingTime(1000)
+    monkeypatch.setattr(ranks.caches[0], "detach_store", Future[None])
+    controls = Controls(ranks.caches[0], witness=False)
+
+    assert controls.detach() == (False, "the ranks have not come to a decision in time")
+    assert controls.storage_scheme == "memory"
 
 
 def test_its_state_is_that_of_the_cache() -> None:

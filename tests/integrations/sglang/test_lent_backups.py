@@ -1,8 +1,13 @@
 """What SGLang's tree holds is locked for as long as a copy on some rank may read it."""
 
+import numpy as np
+
 from lockstep.coordinator.ballot import Ended, Quiesced
-from lockstep.ranks.orders import CopyToHost
+from lockstep.integrations.sglang.lent_backups import LentBackups
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import KV_POOL, CopyToHost
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
+from tests.kit.ranks.host_threads import on_every_rank
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
 
@@ -82,6 +87,18 @@ def test_a_request_s_pages_may_be_overwritten_on_a_rank_once_save_has_returned()
     below.every(lambda rank: rank.backups.collect())
     assert not below.every(lambda rank: "b1" in rank.backups)
     assert below.every(lambda rank: rank.unlocked) == [None]
+
+
+def test_what_is_saved_is_copied_and_not_only_waited_for() -> None:
+    """A copy that has not begun when its pages are given away never begins."""
+
+    def program(host: HostCache) -> int:
+        backups = LentBackups(host, lambda lock: None)
+        backups.save(as_token_bytes(PROMPT), {KV_POOL: np.arange(4, dtype=np.int32)}, "")
+        host.flush()
+        return host.hit("r", PROMPT)
+
+    assert on_every_rank(program) == [len(PROMPT)] * 2
 
 
 def test_nothing_is_awaited_for_a_request_that_is_on_the_host_already() -> None:

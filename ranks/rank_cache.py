@@ -334,7 +334,7 @@ class RankCache:
             now_ms = self._replica.agreed_ms
             began_ms = began_ms or now_ms
             if now_ms - began_ms > patience_s * 1000:
-                return False
+                return done()
         return True
 
     def _apply(self, verdict: Verdict) -> Effects:

@@ -1,10 +1,11 @@
 """What hooks and endpoints of SGLang ask of Lockstep, beside the calls of a cache."""
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...errors import LockstepError
+from ...errors import ConfigError, UsageError
 from ...ranks.host_cache import HostCache
 from ...storage_backends.uri import parse_uri, without_secrets
 from .batch_facts import Facts, batch_facts
@@ -71,9 +72,9 @@ class Controls:
                 write_policy=hicache_write_policy,
                 config=self._host.config,
             )
-            told = self._decide(self._host.attach_store(uri))
-        except LockstepError as error:
+        except ConfigError as error:
             return False, str(error)
+        told = self._decide(lambda: self._host.attach_store(uri))
         if told:
             return False, told
         self.storage_scheme = parse_uri(uri).scheme
@@ -81,7 +82,7 @@ class Controls:
 
     def detach(self) -> tuple[bool, str]:
         """Use the store no more; return whether that is so on every rank, and what to tell."""
-        told = self._decide(self._host.detach_store())
+        told = self._decide(self._host.detach_store)
         if told:
             return False, told
         self.storage_scheme = "none"
@@ -101,9 +102,13 @@ class Controls:
             "round_us": times[len(times) // 2] if times else 0.0,
         }
 
-    def _decide(self, proposal: "Future[None]") -> str:
+    def _decide(self, propose: "Callable[[], Future[None]]") -> str:
         """Run rounds until all ranks have decided; return why not, or nothing."""
+        try:
+            proposal = propose()
+        except (ConfigError, UsageError) as error:
+            return str(error)
         if not self._host.run_until_decided(proposal):
             return "the ranks have not come to a decision in time"
-        error = proposal.exception()
-        return "" if error is None else str(error)
+        refusal = proposal.exception()
+        return "" if refusal is None else str(refusal)

@@ -4,10 +4,9 @@ Each hook does nothing for an engine whose cache is not Lockstep's.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
-
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
@@ -23,47 +22,70 @@ _UPDATES = (
     "update_weights_from_ipc",
 )
 
-_SINCE = "_lockstep_since"
-"""What a session has: its own time of the last activity, when that was in agreed time, and now."""
+_ACTIVITY = "_lockstep_activity"
+"""What a session is given: its `_Activity`."""
+
+
+@dataclass(slots=True)
+class _Activity:
+    """When a session was last active, in agreed time."""
+
+    own_s: float
+    """By this rank's clock, which only says that it is another activity."""
+    since_s: float
+    now_s: float
+    unsure: int = 2
+    """So many rounds may have been on their way at that moment: their times lie before it."""
+
+    def look(self, agreed_s: float) -> None:
+        """Take note of what time it is."""
+        if self.unsure and agreed_s > self.now_s:
+            self.unsure -= 1
+            self.since_s = agreed_s
+        self.now_s = agreed_s
 
 
 def register_hooks() -> None:
     """Register all hooks; SGLang applies them once every plug-in has been loaded."""
+    # What the hooks do can be tested without SGLang.
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
     register = HookRegistry.register
-    register(f"{_SCHEDULER}.on_idle", _on_idle, HookType.BEFORE)
-    register(f"{_SCHEDULER}.flush_cache", _before_flush, HookType.BEFORE)
+    register(f"{_SCHEDULER}.on_idle", on_idle, HookType.BEFORE)
+    register(f"{_SCHEDULER}.flush_cache", before_flush, HookType.BEFORE)
     for name in _UPDATES:
-        register(f"{_UPDATER}.{name}", _around_update, HookType.AROUND)
-    register(f"{_UPDATER}.release_memory_occupation", _before_sleep, HookType.BEFORE)
-    register(f"{_STREAMER}._get_storage_backend_type", _storage_type, HookType.AROUND)
-    register(f"{_SCHEDULER}.run_batch", _around_batch, HookType.AROUND)
-    register(f"{_FLUSHES}.handle", _after_deferred_flush, HookType.AFTER)
-    register(f"{_FLUSHES}.check_pending", _around_deferred_flush, HookType.AROUND)
-    register(f"{_SESSIONS}.SessionController.maybe_reap", _around_reaping, HookType.AROUND)
-    register(f"{_SESSIONS}.Session.is_timed_out", _is_timed_out, HookType.AROUND)
+        register(f"{_UPDATER}.{name}", around_update, HookType.AROUND)
+    register(f"{_UPDATER}.release_memory_occupation", before_sleep, HookType.BEFORE)
+    register(f"{_STREAMER}._get_storage_backend_type", storage_type, HookType.AROUND)
+    register(f"{_SCHEDULER}.run_batch", around_batch, HookType.AROUND)
+    register(f"{_FLUSHES}.handle", after_deferred_flush, HookType.AFTER)
+    register(f"{_FLUSHES}.check_pending", around_deferred_flush, HookType.AROUND)
+    register(f"{_SESSIONS}.SessionController.maybe_reap", around_reaping, HookType.AROUND)
+    register(f"{_SESSIONS}.Session.is_timed_out", is_timed_out, HookType.AROUND)
 
 
-def _on_idle(scheduler: Any) -> None:
+def on_idle(scheduler: Any) -> None:
+    """Let the next step wait for storage and copies: nothing is computed behind it."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.engine_idles()
 
 
-def _before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     """End the loads: SGLang refuses to flush while there are any, whatever it had to flush for."""
     cache = _lockstep(scheduler)
     if cache is not None:
         cache.settle()
 
 
-def _before_sleep(updater: Any, request: Any) -> None:
+def before_sleep(updater: Any, request: Any) -> None:
     """End all copies before SGLang takes the memory away that they touch."""
     cache = _lockstep(updater.scheduler)
     if cache is not None:
         cache.settle()
 
 
-def _around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+def around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
     """Begin a version of its own before the weights change, since SGLang flushes before it returns."""
     cache = _lockstep(updater.scheduler)
     if cache is None:
@@ -75,13 +97,13 @@ def _around_update(original: Callable[..., Any], updater: Any, request: Any) -> 
     return outcome
 
 
-def _storage_type(original: Callable[..., str], streamer: Any) -> str:
+def storage_type(original: Callable[..., str], streamer: Any) -> str:
     """Name the store's scheme in `cached_tokens_details`."""
     controls = getattr(streamer.tree_cache, "lockstep", None)
     return original(streamer) if controls is None else str(controls.storage_scheme)
 
 
-def _around_batch(
+def around_batch(
     original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Let the ranks witness what they compute, and say on a failure whether it was the same."""
@@ -99,14 +121,15 @@ def _around_batch(
 # SGLang decides the following by each rank's own clock. Agreed time is the same in the same iteration.
 
 
-def _after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
+def after_deferred_flush(outcome: Any, wrapper: Any, request: Any) -> None:
+    """Give a flush that waits for idleness a deadline in agreed time."""
     cache = _lockstep(_scheduler_of(wrapper))
     if cache is not None and outcome is None:
         deadline_s = cache.lockstep.agreed_s + float(request.timeout_s)
         wrapper._pending = (request, deadline_s)  # noqa: SLF001
 
 
-def _around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
+def around_deferred_flush(original: Callable[..., Any], wrapper: Any) -> None:
     """Let a flush that waits for idleness time out on every rank in the same iteration."""
     cache, pending = _lockstep(_scheduler_of(wrapper)), _pending(wrapper)
     if cache is None or pending is None:
@@ -127,7 +150,7 @@ def _scheduler_of(wrapper: Any) -> Any:
     return wrapper._flush_cache.__self__  # noqa: SLF001
 
 
-def _around_reaping(
+def around_reaping(
     original: Callable[..., Any], controller: Any, now: float, interval: float = 1.0
 ) -> Any:
     """Let sessions time out on every rank in the same iteration."""
@@ -135,19 +158,20 @@ def _around_reaping(
         return original(controller, now, interval)
     agreed_s = controller.tree_cache.lockstep.agreed_s
     for session in controller.sessions.values():
-        seen: tuple[float, float, float] | None = getattr(session, _SINCE, None)
-        active_s = session.last_active_time
-        since_s = agreed_s if seen is None or seen[0] != active_s else seen[1]
-        setattr(session, _SINCE, (active_s, since_s, agreed_s))
+        activity: _Activity | None = getattr(session, _ACTIVITY, None)
+        if activity is None or activity.own_s != session.last_active_time:
+            activity = _Activity(session.last_active_time, agreed_s, agreed_s)
+            setattr(session, _ACTIVITY, activity)
+        activity.look(agreed_s)
     return original(controller, agreed_s, interval)
 
 
-def _is_timed_out(original: Callable[..., bool], session: Any) -> bool:
-    seen: tuple[float, float, float] | None = getattr(session, _SINCE, None)
-    if seen is None or session.timeout is None:
+def is_timed_out(original: Callable[..., bool], session: Any) -> bool:
+    """Say by agreed time whether a session was left alone for too long."""
+    activity: _Activity | None = getattr(session, _ACTIVITY, None)
+    if activity is None or session.timeout is None:
         return original(session)
-    _, since_s, now_s = seen
-    return bool(now_s - since_s > session.timeout)
+    return bool(activity.now_s - activity.since_s > session.timeout)
 
 
 def _lockstep(scheduler: Any) -> Any:

@@ -20,6 +20,7 @@ from ..settings import (
     integer,
     mapping,
     number,
+    one_of,
     read,
     require_known,
     text,
@@ -129,14 +130,15 @@ def parse(flags: Flags) -> SglangSettings:
             f" --hicache-storage-backend {BACKEND}; add it"
         )
     policy = _stop_policy(flags, own, values.pop("stop_policy", None))
+    threshold = integer(f"{WHERE}: prefetch_threshold", own.get("prefetch_threshold", 0))
+    if threshold < 0:
+        raise ConfigError(f"{WHERE}: prefetch_threshold is {threshold}, must be 0 or more")
     return SglangSettings(
         plugin=replace(PluginSettings(**values), stop_policy=policy),
         write_policy=_write_policy(flags.hicache_write_policy),
         host_ratio=_ratio(flags),
         host_size_gb=flags.hicache_size,
-        prefetch_threshold_tokens=integer(
-            f"{WHERE}: prefetch_threshold", own.get("prefetch_threshold", 0)
-        ),
+        prefetch_threshold_tokens=threshold,
         witness=truth(f"{WHERE}: witness", own.get("witness", False)),
     )
 
@@ -155,7 +157,8 @@ def store_to_attach(
     """
     if backend != BACKEND:
         raise ConfigError(f"the storage backend is {backend!r}; Lockstep's is {BACKEND!r}")
-    extra = extra_config(given)
+    # A file could be another one for each rank, and they must all be told the same.
+    extra = _parsed(WHERE, given or "{}")
     require_known(WHERE, extra, {"store", *NAMES_A_BACKEND})
     for name, now, other in (
         ("hicache_storage_prefetch_policy", config.stop_policy.rule, stop_rule),
@@ -170,16 +173,19 @@ def extra_config(given: str | None) -> Mapping[str, Any]:
     """Return the extra configuration: JSON, or `@` and the path of a file of JSON."""
     if not given:
         return {}
-    where, found = WHERE, given
-    if given.startswith("@"):
-        path = Path(given[1:]).expanduser()
-        where = f"{WHERE}: {path}"
-        try:
-            found = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{where} cannot be read: {error}") from error
+    if not given.startswith("@"):
+        return _parsed(WHERE, given)
+    path = Path(given[1:]).expanduser()
+    where = f"{WHERE}: {path}"
     try:
-        values = cast("object", json.loads(found))
+        return _parsed(where, path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from error
+
+
+def _parsed(where: str, given: str) -> Mapping[str, Any]:
+    try:
+        values = cast("object", json.loads(given))
     except ValueError as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     return mapping(where, values)
@@ -202,14 +208,17 @@ def _stop_policy(flags: Flags, own: Mapping[str, Any], given: StopPolicy | None)
                 " prefetch_timeout_per_ki_token, and not both"
             )
         return given
+    rule = one_of(
+        "--hicache-storage-prefetch-policy", StopRule, flags.hicache_storage_prefetch_policy
+    )
     try:
-        return StopPolicy(rule=StopRule(flags.hicache_storage_prefetch_policy), **times)
+        return StopPolicy(rule=rule, **times)
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
 
 
 def _write_policy(name: str) -> WritePolicy:
-    policy = WritePolicy(name)
+    policy = one_of("--hicache-write-policy", WritePolicy, name)
     if policy is WritePolicy.WRITE_BACK:
         raise ConfigError(
             "--hicache-write-policy is 'write_back': SGLang's tree does not say whose tokens a page has"

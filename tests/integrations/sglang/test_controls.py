@@ -1,0 +1,297 @@
+"""What SGLang's endpoints and batches ask of all ranks: real caches, in threads, and real stores."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import DivergenceError, GroupError
+from lockstep.integrations.sglang import controls as controls_module
+from lockstep.integrations.sglang.controls import Controls
+from lockstep.ranks.config import Timeouts
+from lockstep.ranks.host_cache import HostCache
+from tests.kit.ranks.host_threads import PAGE_TOKENS, on_every_rank
+from tests.kit.ranks.in_turn import HostRanksInTurn
+from tests.kit.ranks.passing_time import PassingTime
+from tests.kit.sglang.sent import Computed, Mode, Sent
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+SAME = [Sent("a", prefix_len=0, extend_end=16)]
+OTHER = [Sent("a", prefix_len=8, extend_end=16)]
+
+
+def error_of(host: HostCache, asked: Callable[[], object]) -> str:
+    """Return the error of the group that ends what is asked."""
+    with pytest.raises(GroupError) as found:
+        asked()
+    assert host.inspection.ended_by is found.value
+    return str(found.value)
+
+
+def batches(host: HostCache, *each: Sequence[Sent]) -> Computed:
+    """Return the batch of this rank."""
+    return Computed(each[host.rank])
+
+
+def test_ranks_that_differ_in_a_batch_are_named_before_any_of_them_computes_it() -> None:
+    """The one that has found less in its tree would run another shape."""
+
+    def program(host: HostCache) -> str:
+        controls = Controls(host, witness=True)
+        controls.batch_is_next(Computed(SAME))
+        return error_of(host, lambda: controls.batch_is_next(batches(host, SAME, OTHER)))
+
+    told = on_every_rank(program)
+
+    assert told[0] == told[1]
+    assert "rank 0: engine batch EXTEND [['a', 0, 16]]" in told[0]
+    assert "rank 1: engine batch EXTEND [['a', 8, 16]]" in told[0]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_witnessed_batch_takes_one_round_and_none_where_nobody_witnesses(depth: int) -> None:
+    def program(host: HostCache) -> list[int]:
+        rounds = [host.inspection.rounds]
+        for witness in (True, False):
+            Controls(host, witness=witness).batch_is_next(Computed(SAME))
+            rounds.append(host.inspection.rounds)
+        return rounds
+
+    assert on_every_rank(program, pipeline_depth=depth) == [[0, 1, 1]] * 2
+
+
+def test_without_a_witness_ranks_that_differ_are_named_in_the_next_round() -> None:
+    def program(host: HostCache) -> str:
+        Controls(host, witness=False).batch_is_next(batches(host, SAME, OTHER))
+        return error_of(host, lambda: host.step(idle_s=0.001))
+
+    assert "rank 1: engine batch EXTEND [['a', 8, 16]]" in on_every_rank(program)[0]
+
+
+def test_requests_that_decode_and_differ_are_named_only_with_a_witness() -> None:
+    decodes = [
+        [Sent("a", output=[1]), Sent("b", output=[1, 2])],
+        [Sent("a", output=[1]), Sent("b", output=[1])],
+    ]
+
+    def program(host: HostCache) -> str:
+        batch = Computed(decodes[host.rank], Mode("DECODE"))
+        Controls(host, witness=False).batch_is_next(batch)
+        host.step(idle_s=0.001)
+        return error_of(host, lambda: Controls(host, witness=True).batch_is_next(batch))
+
+    told = on_every_rank(program)[0]
+    assert "rank 0: engine batch DECODE [['a', 1], ['b', 2]]" in told
+    assert "rank 1: engine batch DECODE [['a', 1], ['b', 1]]" in told
+
+
+def test_after_a_failure_every_rank_says_whether_it_computed_what_the_others_did(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(host: HostCache) -> None:
+        controls = Controls(host, witness=False)
+        controls.batch_is_next(batches(host, SAME, OTHER))
+        controls.batch_failed()
+
+    caplog.set_level(logging.ERROR, logger="sglang.lockstep")
+    on_every_rank(program)
+
+    told = [each.message for each in caplog.records if each.name == "sglang.lockstep"]
+    assert "rank 0 was to compute the batch ('EXTEND', [['a', 0, 16]])" in told
+    assert "rank 1 was to compute the batch ('EXTEND', [['a', 8, 16]])" in told
+    assert len([each for each in told if "rank 1: engine batch EXTEND [['a', 8, 16]]" in each]) == 2
+
+
+def test_after_a_failure_in_the_same_batch_it_says_so_and_the_group_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(host: HostCache) -> int:
+        controls = Controls(host, witness=False)
+        controls.batch_is_next(Computed(SAME))
+        controls.batch_failed()
+        host.step(idle_s=0.001)
+        return host.inspection.rounds
+
+    caplog.set_level(logging.ERROR, logger="sglang.lockstep")
+
+    assert on_every_rank(program) == [2, 2]
+    assert "rank 1: all ranks have done the same up to here" in caplog.text
+
+
+def test_a_rank_whose_batch_failed_alone_waits_for_the_others_no_longer_than_it_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls_module, "COMPARE_S", 0.05)
+    ranks = HostRanksInTurn(2, store=False)
+    controls = Controls(ranks.caches[0], witness=False)
+
+    controls.batch_failed()
+
+    assert "rank 0 was to compute the batch ()" in caplog.text
+    assert "rank 1 did not come to round 1 within 0.05 s" in caplog.text
+
+
+def attach(controls: Controls, folder: Path, name: str = "", **more: str) -> tuple[bool, str]:
+    """Attach a store of files."""
+    uri = f"file://{folder}/{name}?durability=none"
+    return controls.attach("dynamic", f'{{"store": "{uri}"}}', "a model", **more)
+
+
+def test_a_store_that_is_attached_keeps_what_is_computed_until_it_is_detached(
+    tmp_path: Path,
+) -> None:
+    def program(host: HostCache) -> list[object]:
+        controls = Controls(host, witness=False)
+        schemes = [controls.storage_scheme]
+        attached = attach(controls, tmp_path)
+        schemes.append(controls.storage_scheme)
+        host.back_up("r", PROMPT, range(4))
+        host.flush()
+        detached = controls.detach()
+        host.back_up("s", [*PROMPT, *PROMPT], range(8))
+        host.flush()
+        return [attached, detached, *schemes, controls.storage_scheme]
+
+    def another_life(host: HostCache) -> int:
+        host.prefetch("r", [*PROMPT, *PROMPT])
+        host.flush()
+        return host.hit("r", [*PROMPT, *PROMPT])
+
+    uri = f"file://{tmp_path}/?durability=none"
+    assert (
+        on_every_rank(program)
+        == [[(True, f"attached {uri}"), (True, ""), "none", "file", "none"]] * 2
+    )
+    assert on_every_rank(another_life, store=uri, populate_host=False) == [len(PROMPT)] * 2
+
+
+def test_a_store_that_one_rank_cannot_open_is_attached_to_none(tmp_path: Path) -> None:
+    (tmp_path / "1").write_text("no folder")
+
+    def program(host: HostCache) -> tuple[bool, str, str]:
+        controls = Controls(host, witness=False)
+        well, why = attach(controls, tmp_path, "{rank}")
+        return well, why, controls.storage_scheme
+
+    told = on_every_rank(program)
+
+    assert [(well, scheme) for well, _, scheme in told] == [(False, "none")] * 2
+    assert all("rank 1" in why for _, why, _ in told), told
+
+
+def test_a_second_store_is_refused_and_the_first_one_stays(tmp_path: Path) -> None:
+    def program(host: HostCache) -> tuple[bool, str, str]:
+        controls = Controls(host, witness=False)
+        well, why = attach(controls, tmp_path)
+        return well, why, controls.storage_scheme
+
+    told = on_every_rank(program, store="memory://first")
+
+    assert [(well, scheme) for well, _, scheme in told] == [(False, "memory")] * 2
+    assert all("attached" in why for _, why, _ in told)
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra", "more", "named"),
+    [
+        ("file", '{"store": "memory://a"}', {}, "Lockstep's is 'dynamic'"),
+        ("dynamic", '{"store": "nowhere://a"}', {}, "nowhere"),
+        ("dynamic", "{}", {}, "store must be text"),
+        (
+            "dynamic",
+            '{"store": "memory://a"}',
+            {"hicache_storage_prefetch_policy": "best_effort"},
+            "was 'timeout' when the engine started",
+        ),
+        (
+            "dynamic",
+            '{"store": "memory://a"}',
+            {"hicache_write_policy": "write_back"},
+            "was 'write_through' when the engine started",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_without_a_round(
+    backend: str, extra: str, more: dict[str, str], named: str
+) -> None:
+    def program(host: HostCache) -> tuple[bool, str, int]:
+        well, why = Controls(host, witness=False).attach(backend, extra, **more)
+        return well, why, host.inspection.rounds
+
+    told = on_every_rank(program)
+
+    assert [(well, rounds) for well, _, rounds in told] == [(False, 0)] * 2
+    assert all(named in why for _, why, _ in told)
+
+
+def test_while_another_proposal_is_pending_both_are_refused_and_nobody_ends() -> None:
+    ranks = HostRanksInTurn(1, store=False)
+    [host] = ranks.caches
+    controls = Controls(host, witness=False)
+    host.attach_store("memory://first")
+
+    attached, detached = controls.attach("dynamic", '{"store": "memory://a"}'), controls.detach()
+
+    assert [attached[0], detached[0]] == [False, False]
+    assert all("is not decided yet" in why for _, why in (attached, detached))
+    assert host.inspection.rounds == 0
+
+
+def test_a_store_that_no_rank_has_opened_in_time_is_refused() -> None:
+    ranks = HostRanksInTurn(1, store=False, timeouts=Timeouts(open_s=5.0))
+    ranks.now_ms = PassingTime(1000)
+    controls = Controls(ranks.caches[0], witness=False)
+
+    well, why = controls.attach("dynamic", '{"store": "memory://a"}')
+
+    assert not well
+    assert "within 5 s" in why
+    assert controls.storage_scheme == "none"
+
+
+def test_a_decision_that_never_comes_is_not_awaited_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = HostRanksInTurn(1, timeouts=Timeouts(open_s=5.0))
+    ranks.now_ms = PassingTime(1000)
+    monkeypatch.setattr(ranks.caches[0], "detach_store", Future[None])
+    controls = Controls(ranks.caches[0], witness=False)
+
+    assert controls.detach() == (False, "the ranks have not come to a decision in time")
+    assert controls.storage_scheme == "memory"
+
+
+def test_its_state_is_that_of_the_cache() -> None:
+    def program(host: HostCache) -> tuple[dict[str, object], dict[str, object]]:
+        controls = Controls(host, witness=False)
+        before = controls.state()
+        host.step(idle_s=0.001)
+        return before, controls.state()
+
+    (before, after), (_, other) = on_every_rank(program)
+
+    assert (before["steps"], before["round_us"]) == (0, 0.0)
+    assert (after["steps"], after["rounds"], after["collectives"]) == (1, 1, 1)
+    assert after["round_us"]
+    assert after["digest"] == other["digest"]
+    assert (after["transport"], after["pages_corrupt"]) == ("in process", 0)
+
+
+def test_a_group_that_has_ended_says_so_and_attaches_nothing() -> None:
+    def program(host: HostCache) -> str:
+        host.witness("a fact", host.rank)
+        controls = Controls(host, witness=False)
+        return error_of(host, lambda: controls.attach("dynamic", '{"store": "memory://a"}'))
+
+    assert all("a fact" in each for each in on_every_rank(program))
+
+
+def test_a_divergence_is_what_ends_it() -> None:
+    ranks = HostRanksInTurn(2, store=False)
+    for host in ranks.caches:
+        Controls(host, witness=False).batch_is_next(batches(host, SAME, OTHER))
+
+    with pytest.raises(DivergenceError):
+        ranks.step()

@@ -1,0 +1,374 @@
+"""What SGLang's hooks do with its objects, and that ranks decide alike what SGLang times by itself.
+
+Small stand-ins have the attributes that SGLang's objects have.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.integrations.sglang import hooks
+from lockstep.integrations.sglang.controls import Controls
+from tests.kit.ranks.in_turn import HostRanksInTurn
+
+TIMEOUT_S = 10.0
+
+
+class Scheduler:
+    """One rank's scheduler, whose cache is Lockstep's."""
+
+    def __init__(self, controls: object) -> None:
+        self.told: list[Any] = []
+        self.idle = False
+        note = self.told.append
+
+        def change(*what: object) -> None:
+            note(("change", *what))
+
+        def changed(*, well: bool) -> None:
+            note(("changed", well))
+
+        self.tree_cache = SimpleNamespace(
+            lockstep=controls,
+            engine_idles=lambda: note("idles"),
+            settle=lambda: note("settles"),
+            weights_change=change,
+            weights_changed=changed,
+        )
+
+    def flush_cache(self) -> bool:
+        return True
+
+
+class Flushes:
+    """SGLang's flushes that wait until the engine is idle, on a rank whose clock is its own."""
+
+    def __init__(self, scheduler: Any, clock_s: float) -> None:
+        self.scheduler, self.clock_s = scheduler, clock_s
+        self._flush_cache = scheduler.flush_cache
+        self._pending: tuple[Any, float] | None = None
+        self.answers: list[bool] = []
+
+    @property
+    def pending(self) -> object:
+        """Return what waits, with the time at which it is given up."""
+        return self._pending
+
+    def handle(self, timeout_s: float) -> None:
+        request = SimpleNamespace(timeout_s=timeout_s)
+        self._pending = request, self.clock_s + timeout_s
+        hooks.after_deferred_flush(None, self, request)
+
+    def check(self) -> None:
+        hooks.around_deferred_flush(Flushes._check, self)
+
+    def _check(self) -> None:
+        if self._pending is not None and (self.scheduler.idle or self.clock_s >= self._pending[1]):
+            self.answers.append(self.scheduler.idle)
+            self._pending = None
+
+
+class Session:
+    """A session that its rank last heard of by its own clock."""
+
+    def __init__(self, active_s: float, timeout: float | None = TIMEOUT_S) -> None:
+        self.last_active_time, self.timeout = active_s, timeout
+
+
+def without_agreed_time(session: Session) -> bool:
+    """Say what SGLang says by a clock that is far ahead."""
+    return session.timeout is not None
+
+
+class Sessions:
+    """SGLang's sessions on a rank."""
+
+    def __init__(self, tree_cache: object, **sessions: Session) -> None:
+        self.tree_cache, self.sessions = tree_cache, sessions
+        self.asked_at: list[float] = []
+
+    def reap(self, now: float) -> list[str]:
+        reaped: list[str] = hooks.around_reaping(Sessions._reap, self, now)
+        return reaped
+
+    def _reap(self, now: float, interval: float) -> list[str]:
+        assert interval == 1.0
+        self.asked_at.append(now)
+        out = [
+            name
+            for name, each in self.sessions.items()
+            if hooks.is_timed_out(without_agreed_time, each)
+        ]
+        for name in out:
+            del self.sessions[name]
+        return out
+
+
+class Clocked:
+    """Two ranks, and the time that they agree on."""
+
+    def __init__(self) -> None:
+        self.ranks = HostRanksInTurn(2, store=False)
+        self.controls = [Controls(each, witness=False) for each in self.ranks.caches]
+        self.schedulers = [Scheduler(each) for each in self.controls]
+
+    def step(self, *seconds: float) -> None:
+        """Run a round in which the ranks' clocks say so many seconds."""
+        self.ranks.now_ms[:] = [int(each * 1000) for each in seconds]
+        self.ranks.step()
+
+
+@pytest.fixture
+def clocked() -> Clocked:
+    made = Clocked()
+    made.step(1000, 1000)
+    return made
+
+
+def test_agreed_time_is_the_same_on_every_rank_and_stands_still_within_a_step(
+    clocked: Clocked,
+) -> None:
+    clocked.step(1001, 1003)
+    clocked.ranks.now_ms[:] = [5000000, 5000000]
+
+    assert len({each.agreed_s for each in clocked.controls}) == 1
+    assert 1001 <= clocked.controls[0].agreed_s <= 1003
+
+
+def test_a_deferred_flush_times_out_in_the_same_step_on_every_rank(clocked: Clocked) -> None:
+    waiting = [
+        Flushes(each, clock_s) for each, clock_s in zip(clocked.schedulers, (0, 1e9), strict=True)
+    ]
+    for each in waiting:
+        each.handle(TIMEOUT_S)
+
+    answers: list[list[list[bool]]] = []
+    for late in (0, 9, 20):
+        clocked.step(1000 + late, 1000 + late)
+        answers.append([_checked(each, clock_s=late * 1e9) for each in waiting])
+
+    assert answers == [[[], []], [[], []], [[False], [False]]]
+    assert [each.pending for each in waiting] == [None, None]
+
+
+def _checked(flushes: Flushes, clock_s: float) -> list[bool]:
+    """Let a rank look after a deferred flush; return what was answered so far."""
+    flushes.clock_s = clock_s
+    flushes.check()
+    return flushes.answers.copy()
+
+
+def test_a_deferred_flush_that_finds_the_engine_idle_is_carried_out(clocked: Clocked) -> None:
+    flushes = Flushes(clocked.schedulers[0], 0)
+    flushes.handle(TIMEOUT_S)
+    clocked.schedulers[0].idle = True
+
+    assert _checked(flushes, 0) == [True]
+    assert _checked(flushes, 0) == [True]
+
+
+def test_a_flush_that_was_answered_at_once_waits_for_nothing(clocked: Clocked) -> None:
+    flushes = Flushes(clocked.schedulers[0], 0)
+
+    hooks.after_deferred_flush(object(), flushes, SimpleNamespace(timeout_s=None))
+
+    assert flushes.pending is None
+
+
+def test_a_session_times_out_in_the_same_step_on_every_rank(clocked: Clocked) -> None:
+    kept = [
+        Sessions(each.tree_cache, a=Session(active_s))
+        for each, active_s in zip(clocked.schedulers, (3, 1e9), strict=True)
+    ]
+
+    reaped: list[list[list[str]]] = []
+    for late in (1, 2, 3, 12, 14):
+        clocked.step(1000 + late, 1000 + late)
+        reaped.append([each.reap(rank * 1e9) for rank, each in enumerate(kept)])
+
+    assert reaped == [[[], []]] * 4 + [[["a"], ["a"]]]
+    assert kept[0].asked_at == kept[1].asked_at == [1001, 1002, 1003, 1012, 1014]
+
+
+def test_a_session_that_is_active_again_begins_anew(clocked: Clocked) -> None:
+    session = Session(1)
+    sessions = Sessions(clocked.schedulers[0].tree_cache, a=session)
+    for late in (1, 2, 3):
+        clocked.step(1000 + late, 1000 + late)
+        sessions.reap(0)
+
+    session.last_active_time = 2
+    reaped: list[list[str]] = []
+    for late in (12, 13, 14, 23, 25):
+        clocked.step(1000 + late, 1000 + late)
+        reaped.append(sessions.reap(0))
+
+    assert reaped == [[], [], [], [], ["a"]]
+
+
+def test_a_step_that_took_long_ends_no_session_that_became_active_after_it(
+    clocked: Clocked,
+) -> None:
+    """The rounds that were on their way by then bring the time from before it."""
+    sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1))
+
+    reaped = [sessions.reap(0)]
+    for late in (1, 3600, 3601):
+        clocked.step(1000 + late, 1000 + late)
+        reaped.append(sessions.reap(0))
+
+    assert reaped == [[], [], [], []]
+
+
+def test_a_session_without_a_time_out_lasts(clocked: Clocked) -> None:
+    sessions = Sessions(clocked.schedulers[0].tree_cache, a=Session(1, timeout=None))
+    for late in (1, 2, 1000, 2000):
+        clocked.step(1000 + late, 1000 + late)
+        sessions.reap(0)
+
+    assert list(sessions.sessions) == ["a"]
+
+
+def test_an_update_of_weights_lies_between_its_two_notes() -> None:
+    scheduler = Scheduler(object())
+    updater = SimpleNamespace(scheduler=scheduler)
+
+    def update(updater: Any, request: Any) -> Any:
+        scheduler.told.append("update")
+        return SimpleNamespace(success=request.goes_well)
+
+    files = SimpleNamespace(
+        weight_version="7", model_path="/step", load_format="auto", goes_well=True
+    )
+    tensors = SimpleNamespace(weight_version=None, load_format="direct", goes_well=False)
+    outcomes = [hooks.around_update(update, updater, each).success for each in (files, tensors)]
+
+    assert outcomes == [True, False]
+    assert scheduler.told == [
+        ("change", "7", "/step", "auto"),
+        "update",
+        ("changed", True),
+        ("change", None, None, None),
+        "update",
+        ("changed", False),
+    ]
+
+
+def test_copies_end_before_a_flush_and_before_memory_is_taken_away() -> None:
+    scheduler = Scheduler(object())
+
+    hooks.before_flush(scheduler, empty_cache=True)
+    hooks.before_sleep(SimpleNamespace(scheduler=scheduler), object())
+    hooks.on_idle(scheduler)
+
+    assert scheduler.told == ["settles", "settles", "idles"]
+
+
+def files(streamer: object) -> str:
+    """Say what SGLang says of a store of HiCache's."""
+    return "file"
+
+
+def test_the_store_s_scheme_is_what_sglang_tells_of_cached_tokens() -> None:
+    controls = Controls(HostRanksInTurn(1).caches[0], witness=False)
+    streamer = SimpleNamespace(tree_cache=SimpleNamespace(lockstep=controls))
+
+    assert hooks.storage_type(files, streamer) == "memory"
+
+
+class Witnessed:
+    """Controls that note what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def batch_is_next(self, batch: object) -> None:
+        self.told.append(batch)
+
+    def batch_failed(self) -> None:
+        self.told.append("failed")
+
+
+def test_a_batch_is_witnessed_before_it_is_computed() -> None:
+    controls = Witnessed()
+
+    def compute(scheduler: Any, batch: Any, *more: Any) -> Any:
+        return [*controls.told, *more]
+
+    assert hooks.around_batch(compute, Scheduler(controls), "batch", 7) == ["batch", 7]
+
+
+def test_a_batch_that_fails_is_told_of_and_fails() -> None:
+    controls = Witnessed()
+
+    def fail(scheduler: Any, batch: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        hooks.around_batch(fail, Scheduler(controls), "batch")
+    assert controls.told == ["batch", "failed"]
+
+
+class Other:
+    """A scheduler whose cache is another one."""
+
+    tree_cache = object()
+
+    def flush_cache(self) -> bool:
+        return True
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "idle": lambda: hooks.on_idle(Other()),
+    "no cache yet": lambda: hooks.on_idle(SimpleNamespace()),
+    "flush": lambda: hooks.before_flush(Other()),
+    "sleep": lambda: hooks.before_sleep(SimpleNamespace(scheduler=Other()), None),
+    "deferred flush": lambda: Flushes(Other(), 0).handle(1),
+    "pending flush": lambda: Flushes(Other(), 0).check(),
+}
+
+
+@pytest.mark.parametrize("told", OTHERS.values(), ids=OTHERS)
+def test_an_engine_with_another_cache_hears_nothing(told: Callable[[], Any]) -> None:
+    assert told() is None
+
+
+def test_an_engine_with_another_cache_does_as_ever() -> None:
+    scheduler = SimpleNamespace(scheduler=Other())
+    sessions = SimpleNamespace(tree_cache=object())
+    streamer = SimpleNamespace(tree_cache=object())
+
+    assert hooks.around_update(lambda *given: len(given), scheduler, None) == 2
+    assert hooks.around_batch(lambda *given: len(given), Other(), None, 1) == 3
+    assert hooks.around_reaping(lambda *given: given[1:], sessions, 5.0) == (5.0, 1.0)
+    assert hooks.storage_type(files, streamer) == "file"
+    assert hooks.is_timed_out(without_agreed_time, Session(0))
+
+
+def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: dict[str, tuple[Callable[..., Any], str]] = {}
+
+    class HookRegistry:
+        @staticmethod
+        def register(place: str, hook: Callable[..., Any], kind: str) -> None:
+            assert place not in registered
+            registered[place] = hook, kind
+
+    registry: Any = ModuleType("hook_registry")
+    registry.HookRegistry = HookRegistry
+    registry.HookType = SimpleNamespace(BEFORE="before", AFTER="after", AROUND="around")
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+
+    hooks.register_hooks()
+
+    assert len(registered) == 13
+    assert all(place.startswith("sglang.srt.") for place in registered)
+    # The name of a hook says where it stands.
+    assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {
+        "around"
+    }

@@ -1,0 +1,125 @@
+"""What SGLang's tree holds is locked for as long as a copy on some rank may read it."""
+
+import numpy as np
+
+from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.integrations.sglang.lent_backups import LentBackups
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import KV_POOL, CopyToHost
+from lockstep.ranks.replica.tree.tokens import as_token_bytes
+from tests.kit.ranks.host_threads import on_every_rank
+from tests.kit.ranks.in_turn import PAGE_TOKENS
+from tests.kit.sglang.below_the_tree import RankBelow, RanksBelow
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+LOCK = "the lock"
+
+
+def keep(rank: RankBelow) -> None:
+    pages = rank.slots.pages_of(rank.rows(len(PROMPT)))
+    rank.backups.keep(as_token_bytes(PROMPT), pages, "", LOCK)
+    rank.host.begin_backups()
+
+
+def save(rank: RankBelow) -> str | None:
+    pages = rank.slots.pages_of(rank.rows(len(PROMPT)))
+    return rank.backups.save(as_token_bytes(PROMPT), pages, "")
+
+
+def test_a_lock_is_kept_until_every_rank_has_copied() -> None:
+    below = RanksBelow(store=False)
+    below.every(keep)
+    operation = below.ranks.take_operation(CopyToHost)
+
+    below.ranks.executors[0].said.append(Ended(operation, ok=True))
+    below.ranks.step()
+    below.every(lambda rank: rank.backups.collect())
+    assert below.every(lambda rank: rank.unlocked) == []
+    assert below.every(lambda rank: len(rank.backups)) == 1
+    assert below.every(lambda rank: "b1" in rank.backups)
+    below.ranks.executors[1].said.append(Ended(operation, ok=True))
+    below.ranks.step()
+    below.every(lambda rank: rank.backups.collect())
+
+    assert below.every(lambda rank: rank.unlocked) == [LOCK]
+    assert below.every(lambda rank: len(rank.backups)) == 0
+
+
+def test_a_copy_that_failed_on_one_rank_frees_the_lock_once_none_reads_any_more() -> None:
+    below = RanksBelow(store=False)
+    below.every(keep)
+    operation = below.ranks.take_operation(CopyToHost)
+
+    below.ranks.executors[0].said.append(Ended(operation, ok=True))
+    below.ranks.executors[1].said.append(Ended(operation, ok=False))
+    below.ranks.step()
+    below.every(lambda rank: rank.backups.collect())
+    assert below.every(lambda rank: rank.unlocked) == []
+    below.ranks.report(Quiesced(operation))
+    below.ranks.step()
+    below.every(lambda rank: rank.backups.collect())
+
+    assert below.every(lambda rank: rank.unlocked) == [LOCK]
+
+
+def test_what_is_on_the_host_already_is_not_copied_and_its_lock_is_free_at_once() -> None:
+    below = RanksBelow(store=False)
+    below.every(keep)
+    below.ranks.settle()
+    below.every(lambda rank: rank.backups.collect())
+
+    below.every(keep)
+
+    assert below.every(lambda rank: rank.unlocked) == [LOCK, LOCK]
+    assert [each.given(CopyToHost) for each in below.ranks.executors] == [[], []]
+    counts = below.below[0].backups.counts
+    assert (counts.backups, counts.tokens, counts.retracted) == (2, 2 * len(PROMPT), 0)
+
+
+def test_a_request_s_pages_may_be_overwritten_on_a_rank_once_save_has_returned() -> None:
+    below = RanksBelow(store=False)
+
+    assert below.every(save) == "b1"
+
+    below.check_copied_before_it_went_on()
+    assert below.every(lambda rank: "b1" in rank.backups)
+    below.ranks.settle()
+    below.every(lambda rank: rank.backups.collect())
+    assert not below.every(lambda rank: "b1" in rank.backups)
+    assert below.every(lambda rank: rank.unlocked) == [None]
+
+
+def test_what_is_saved_is_copied_and_not_only_waited_for() -> None:
+    """A copy that has not begun when its pages are given away never begins."""
+
+    def program(host: HostCache) -> int:
+        backups = LentBackups(host, lambda lock: None)
+        backups.save(as_token_bytes(PROMPT), {KV_POOL: np.arange(4, dtype=np.int32)}, "")
+        host.flush()
+        return host.hit("r", PROMPT)
+
+    assert on_every_rank(program) == [len(PROMPT)] * 2
+
+
+def test_nothing_is_awaited_for_a_request_that_is_on_the_host_already() -> None:
+    below = RanksBelow(store=False)
+    below.every(keep)
+    below.ranks.settle()
+    below.every(lambda rank: rank.backups.collect())
+
+    assert below.every(save) is None
+
+    assert below.every(lambda rank: len(rank.backups)) == 0
+    assert below.below[0].backups.counts.retracted == 1
+
+
+def test_of_a_tree_that_is_gone_no_lock_is_given_back() -> None:
+    below = RanksBelow(store=False)
+    below.every(keep)
+
+    below.every(lambda rank: rank.backups.drop())
+    assert below.every(lambda rank: len(rank.backups)) == 1
+    below.ranks.settle()
+    below.every(lambda rank: rank.backups.collect())
+
+    assert below.every(lambda rank: rank.unlocked) == [None]

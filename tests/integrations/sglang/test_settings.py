@@ -1,0 +1,258 @@
+"""What SGLang's flags and the extra configuration may say, and what is said when they are wrong."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.coordinator.collective import Transport
+from lockstep.coordinator.stop_policy import StopPolicy, StopRule
+from lockstep.errors import ConfigError
+from lockstep.integrations.sglang.settings import (
+    WHERE,
+    PoolSize,
+    SglangSettings,
+    parse,
+    store_to_attach,
+)
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.config import Bounds, CacheConfig, Timeouts, WritePolicy
+from lockstep.ranks.orders import KV_POOL
+
+MAIN = {KV_POOL: PoolSize(device_pages=100, page_bytes=1 << 20)}
+TWO = MAIN | {"window": PoolSize(device_pages=50, page_bytes=1 << 20)}
+
+
+@dataclass
+class Given:
+    """The flags as SGLang has resolved them where nobody has said anything."""
+
+    hicache_ratio: float | None = 2.0
+    hicache_size: int = 0
+    hicache_write_policy: str = "write_through"
+    hicache_host_memory_mode: str = "cache"
+    hicache_storage_backend: str | None = None
+    hicache_storage_backend_extra_config: str | None = None
+    hicache_storage_prefetch_policy: str = "best_effort"
+
+
+def parsed(extra: dict[str, Any] | None = None, **flags: Any) -> SglangSettings:
+    text = None if extra is None else json.dumps(extra)
+    return parse(Given(hicache_storage_backend_extra_config=text, **flags))
+
+
+def test_without_a_word_there_is_host_memory_and_no_store() -> None:
+    settings = parsed()
+
+    assert settings.host_pages(MAIN, KV_POOL) == {KV_POOL: 200}
+    assert settings.plugin.store is None
+    assert settings.write_policy is WritePolicy.WRITE_THROUGH
+    assert settings.plugin.stop_policy.rule is StopRule.BEST_EFFORT
+    assert (settings.prefetch_threshold_tokens, settings.witness) == (0, False)
+
+
+def test_every_key_arrives_where_it_belongs() -> None:
+    settings = parsed(
+        {
+            "host_pages": 7,
+            "store": "file:///kv",
+            "model": "a name",
+            "weights_version": "7",
+            "adapter_versions": {"an adapter": "3"},
+            "weight_digests": "/cache/digests",
+            "pipeline_depth": 0,
+            "transport": "torch",
+            "idle_wait_s": 0.01,
+            "bounds": {"prefetches": 4},
+            "timeouts": {"lookup_s": 0.5},
+            "witness": True,
+            "prefetch_threshold": 256,
+            "prefetch_timeout_base": 2,
+            "prefetch_timeout_per_ki_token": 0.5,
+            "backend_name": "lockstep",
+            "module_path": "a.module",
+            "class_name": "AClass",
+            "interface_v1": 1,
+        },
+        hicache_storage_backend="dynamic",
+        hicache_storage_prefetch_policy="timeout",
+        hicache_write_policy="write_through_selective",
+    )
+
+    plugin = settings.plugin
+    assert (plugin.host_pages, plugin.store, plugin.model) == (7, "file:///kv", "a name")
+    assert (plugin.weights_version, plugin.weight_digests) == ("7", "/cache/digests")
+    assert plugin.adapter_versions == {"an adapter": "3"}
+    assert (plugin.pipeline_depth, plugin.transport) == (0, Transport.TORCH)
+    assert plugin.idle_wait_s == 0.01
+    assert plugin.bounds == Bounds(prefetches=4)
+    assert plugin.timeouts == Timeouts(lookup_s=0.5, round_s=600)
+    assert plugin.stop_policy == StopPolicy(rule=StopRule.TIMEOUT, base_s=2.0, per_ki_token_s=0.5)
+    assert settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE
+    assert (settings.prefetch_threshold_tokens, settings.witness) == (256, True)
+
+
+def test_the_group_of_the_stop_policy_stands_in_the_place_of_the_flag() -> None:
+    given = {"stop_policy": {"rule": "wait_complete", "cap_s": 3}}
+
+    policy = parsed(given, hicache_storage_prefetch_policy="timeout").plugin.stop_policy
+
+    assert policy == StopPolicy(rule=StopRule.WAIT_COMPLETE, cap_s=3.0)
+
+
+def test_the_extra_configuration_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "extra.json"
+    file.write_text('{"witness": true}')
+
+    assert parse(Given(hicache_storage_backend_extra_config=f"@{file}")).witness
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "words").write_text("words")
+
+    for name, why in (
+        ("none", "cannot be read"),
+        ("bytes", "cannot be read"),
+        ("words", "no JSON"),
+    ):
+        refused = refusal(parse, Given(hicache_storage_backend_extra_config=f"@{tmp_path / name}"))
+        check(refused, f"{WHERE}: {tmp_path / name}", why)
+
+
+def refusal(asked: Callable[..., object], *values: Any, **named: Any) -> str:
+    """Return what is said where something is refused."""
+    with pytest.raises(ConfigError) as refused:
+        asked(*values, **named)
+    return str(refused.value)
+
+
+def check(refused: str, *parts: str) -> None:
+    """Check what a refusal names, in one line."""
+    assert [each for each in parts if each not in refused] == [], refused
+    assert "\n" not in refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"hicache_ratio": 0.0}, "--hicache-ratio is 0.0"),
+        ({"hicache_ratio": float("nan")}, "--hicache-ratio is nan"),
+        ({"hicache_ratio": float("inf")}, "--hicache-ratio is inf"),
+        ({"hicache_size": -1}, "--hicache-size -1"),
+        ({"hicache_write_policy": "write_back"}, "take 'write_through_selective'"),
+        ({"hicache_write_policy": "never"}, "--hicache-write-policy is 'never'; known: write_th"),
+        ({"hicache_host_memory_mode": "buffer"}, "leave it at 'cache'"),
+        ({"hicache_storage_backend": "file"}, "--hicache-storage-backend is 'file', which is"),
+        (
+            {"hicache_storage_prefetch_policy": "never"},
+            "--hicache-storage-prefetch-policy is 'never'; known: best_effort",
+        ),
+    ],
+)
+def test_a_flag_that_is_wrong_is_refused_by_its_name(flags: dict[str, Any], named: str) -> None:
+    check(refusal(parsed, **flags), named)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ([], "must hold keys and values, not []"),
+        ({"stor": "file:///kv"}, "no key 'stor'; known: adapter_versions, backend_name, bounds,"),
+        ({"store": "file:///kv"}, "only with --hicache-storage-backend dynamic; add it"),
+        ({"host_pages": 1, "host_memory_gib": 1}, "not both"),
+        ({"witness": 1}, "witness must be true or false, not 1"),
+        ({"prefetch_threshold": "1"}, "prefetch_threshold must be an integer, not '1'"),
+        ({"prefetch_threshold": -1}, "prefetch_threshold is -1, must be 0 or more"),
+        ({"prefetch_timeout_base": "1"}, "prefetch_timeout_base must be a number, not '1'"),
+        ({"prefetch_timeout_base": -1}, "base_s is -1.0, must be 0 or more"),
+        (
+            {"prefetch_timeout_per_ki_token": 1, "stop_policy": {}},
+            "give stop_policy or prefetch_timeout_base",
+        ),
+    ],
+)
+def test_a_key_that_is_wrong_is_refused_by_its_name(extra: Any, named: str) -> None:
+    refused = refusal(parsed, extra)
+
+    check(refused, named)
+    assert refused.startswith(WHERE)
+
+
+def test_what_is_no_json_is_refused() -> None:
+    check(refusal(parse, Given(hicache_storage_backend_extra_config="{")), WHERE, "is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("extra", "flags", "pages"),
+    [
+        ({}, {"hicache_ratio": None}, (200, 100)),
+        ({}, {"hicache_ratio": 0.5}, (50, 25)),
+        ({}, {"hicache_ratio": 0.001}, (1, 1)),
+        ({"host_pages": 30}, {}, (30, 15)),
+        ({"host_pages": 1}, {}, (1, 1)),
+        ({"host_memory_gib": 150 / 1024}, {}, (100, 50)),
+        ({"host_memory_gib": 150 / 1024}, {"hicache_size": 9}, (100, 50)),
+        ({}, {"hicache_size": 1}, (635, 317)),
+    ],
+)
+def test_host_memory_is_divided_between_pools_as_the_device_s_is(
+    extra: dict[str, Any], flags: dict[str, Any], pages: tuple[int, int]
+) -> None:
+    found = parsed(extra, **flags).host_pages(TWO, KV_POOL)
+
+    assert found == dict(zip(TWO, pages, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 999, 12345, 1_000_003])
+def test_a_number_of_host_pages_is_exact(count: int) -> None:
+    assert parsed({"host_pages": count}).host_pages(MAIN, KV_POOL) == {KV_POOL: count}
+
+
+def test_memory_for_less_than_a_page_is_refused() -> None:
+    settings = parsed({"host_memory_gib": 1 / 1024})
+
+    assert settings.host_pages(MAIN, KV_POOL) == {KV_POOL: 1}
+    check(refusal(settings.host_pages, TWO, KV_POOL), "1048576 bytes", "raise --hicache-size")
+
+
+CONFIG = CacheConfig(
+    model="m",
+    layout=PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=1, elements=1),)),
+    host_pages=1,
+    stop_policy=StopPolicy(rule=StopRule.WAIT_COMPLETE),
+)
+
+
+def attached(
+    backend: str = "dynamic",
+    extra: str | None = '{"store": "file:///kv"}',
+    rule: str | None = None,
+    policy: str | None = None,
+) -> str:
+    return store_to_attach(backend, extra, stop_rule=rule, write_policy=policy, config=CONFIG)
+
+
+def test_a_store_is_attached_by_its_uri_and_with_the_policies_of_the_start() -> None:
+    assert attached() == "file:///kv"
+    assert attached(rule="wait_complete", policy="write_through") == "file:///kv"
+    assert attached(extra='{"store": "file:///kv", "backend_name": "x"}') == "file:///kv"
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"backend": "file"}, "the storage backend is 'file'; Lockstep's is 'dynamic'"),
+        ({"extra": None}, "store must be text, not None"),
+        ({"extra": '{"store": 7}'}, "store must be text, not 7"),
+        ({"extra": '{"store": "file:///kv", "witness": true}'}, "no key 'witness'; known: back"),
+        ({"extra": "@/a/file"}, "is no JSON"),
+        ({"rule": "timeout"}, "prefetch_policy is 'timeout', and was 'wait_complete'"),
+        ({"policy": "write_back"}, "write_policy is 'write_back', and was 'write_through'"),
+    ],
+)
+def test_an_attach_that_says_anything_else_is_refused(told: dict[str, Any], named: str) -> None:
+    check(refusal(attached, **told), named)

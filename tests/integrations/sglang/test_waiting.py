@@ -1,0 +1,247 @@
+"""What is read and loaded for requests that wait, on every rank alike."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.coordinator.ballot import Ended, Quiesced
+from lockstep.coordinator.stop_policy import StopPolicy, StopRule
+from lockstep.ranks.orders import CopyToDevice, CopyToHost, LookUp
+from tests.kit.ranks.in_turn import PAGE_TOKENS
+from tests.kit.sglang.below_the_tree import SLOTS, RanksBelow
+
+PAGES = 4
+PROMPT = list(range(PAGES * PAGE_TOKENS))
+LONGER = [*PROMPT, *range(900, 900 + PAGE_TOKENS)]
+
+
+def published(**settings: Any) -> RanksBelow:
+    """Return ranks whose host memory has the prompt."""
+    below = RanksBelow(**settings)
+    below.publish("first", PROMPT)
+    return below
+
+
+def loading(below: RanksBelow, handle: str = "r") -> int:
+    """Let a request arrive and begin to load all of the prompt; return the operation."""
+    below.every(lambda rank: rank.arrive(handle, PROMPT))
+    below.ranks.settle()
+    assert below.every(lambda rank: rank.hit(handle)) == len(PROMPT)
+    below.every(lambda rank: rank.load(handle))
+    return below.ranks.take_operation(CopyToDevice)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "device_tokens", "asked"),
+    [
+        (0, 0, True),
+        (0, len(PROMPT) - 1, True),
+        (0, len(PROMPT), False),
+        (8, len(PROMPT) - 8, True),
+        (8, len(PROMPT) - 7, False),
+        (1000, 0, False),
+    ],
+)
+def test_storage_is_asked_for_more_tokens_than_the_threshold(
+    threshold: int, device_tokens: int, *, asked: bool
+) -> None:
+    below = RanksBelow(threshold_tokens=threshold)
+
+    below.every(lambda rank: rank.arrive("r", PROMPT, device_tokens))
+
+    assert [bool(each.given(LookUp)) for each in below.ranks.executors] == [asked] * 2
+    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r"))) is asked
+
+
+def test_a_request_waits_for_storage_until_every_rank_has_what_it_brings() -> None:
+    below = RanksBelow()
+    below.every(lambda rank: rank.arrive("r", PROMPT))
+
+    for executor in below.ranks.executors:
+        executor.obey(lambda key: True)
+        below.ranks.step()
+    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+    below.ranks.settle(lambda key: True)
+
+    assert not below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+    assert below.every(lambda rank: rank.hit("r")) == len(PROMPT)
+    assert below.every(lambda rank: rank.host.fetched(rank.known("r").name)) == (0, len(PROMPT))
+
+
+def test_under_best_effort_a_request_waits_for_nothing() -> None:
+    below = RanksBelow(stop_policy=StopPolicy(rule=StopRule.BEST_EFFORT))
+
+    below.every(lambda rank: rank.arrive("r", PROMPT))
+
+    assert not below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+
+
+def test_a_hit_is_what_host_memory_has_beyond_the_device() -> None:
+    below = published()
+    below.every(lambda rank: rank.arrive("r", LONGER))
+    below.ranks.settle()
+
+    assert below.every(lambda rank: rank.hit("r", 0)) == len(PROMPT)
+    assert below.every(lambda rank: rank.hit("r", 2 * PAGE_TOKENS)) == 2 * PAGE_TOKENS
+    assert below.every(lambda rank: rank.known("r").prefix) == len(PROMPT)
+    assert below.every(lambda rank: rank.hit("r", len(LONGER))) == 0
+    assert below.every(lambda rank: rank.known("r").prefix) == len(LONGER)
+    assert below.every(lambda rank: len(rank.known("r"))) == len(LONGER)
+
+
+def test_a_load_is_good_once_every_rank_has_it() -> None:
+    below = published(store=False)
+    operation = loading(below)
+    below.ranks.executors[0].said.append(Ended(operation, ok=True))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.ended()) == []
+    assert below.every(lambda rank: rank.waiting.loads) == 1
+    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+    below.ranks.executors[1].said.append(Ended(operation, ok=True))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.ended()) == [("r2", True)]
+    assert below.every(lambda rank: rank.ended()) == []
+    assert below.every(lambda rank: rank.waiting.loads) == 0
+    assert below.every(lambda rank: rank.known("r").landed) == (0, len(PROMPT))
+    counts = below.below[0].waiting.counts
+    assert (counts.ready, counts.failed, counts.tokens) == (1, 0, len(PROMPT))
+
+
+def test_each_rank_loads_to_slots_of_its_own() -> None:
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("r", PROMPT))
+    below.every(lambda rank: rank.hit("r"))
+    below.every(lambda rank: rank.load("r"))
+
+    orders = [executor.take(CopyToDevice)[0] for executor in below.ranks.executors]
+
+    first = SLOTS // PAGE_TOKENS
+    assert [each.transfers[0].destinations for each in orders] == [
+        (0, 1, 2, 3),
+        (first, first + 1, first + 2, first + 3),
+    ]
+
+
+def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> None:
+    below = published(store=False)
+    operation = loading(below)
+    below.ranks.executors[0].said.append(Ended(operation, ok=True))
+    below.ranks.executors[1].said.append(Ended(operation, ok=False))
+    below.ranks.step()
+    assert below.every(lambda rank: rank.ended()) == []
+    below.ranks.report(Quiesced(operation))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.ended()) == [("r2", False)]
+    assert below.every(lambda rank: rank.hit("r")) == 0
+    assert below.every(lambda rank: rank.known("r").landed) == (0, 0)
+    counts = below.below[0].waiting.counts
+    assert (counts.ready, counts.failed, counts.tokens) == (0, 1, 0)
+
+
+def test_what_several_loads_brought_one_after_the_other_is_one_piece() -> None:
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("r", PROMPT))
+    unit = PAGE_TOKENS
+    below.every(lambda rank: rank.hit("r", unit))
+    below.every(lambda rank: rank.load("r", unit, unit))
+    below.ranks.settle()
+    assert below.every(lambda rank: rank.ended()) == [("r2", True)]
+
+    assert below.every(lambda rank: rank.hit("r", 2 * unit)) == 2 * unit
+    below.every(lambda rank: rank.load("r", 2 * unit))
+    below.ranks.settle()
+    below.every(lambda rank: rank.ended())
+
+    assert below.every(lambda rank: rank.known("r").landed) == (unit, 4 * unit)
+
+
+def test_a_load_that_continues_no_other_is_a_piece_of_its_own() -> None:
+    """What was loaded before it has been evicted, or somebody else has computed in between."""
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("r", PROMPT))
+    unit = PAGE_TOKENS
+    below.every(lambda rank: rank.hit("r"))
+    below.every(lambda rank: rank.load("r", 0, unit))
+    below.ranks.settle()
+    below.every(lambda rank: rank.ended())
+
+    below.every(lambda rank: rank.hit("r", 2 * unit))
+    below.every(lambda rank: rank.load("r", 2 * unit))
+    below.ranks.settle()
+    below.every(lambda rank: rank.ended())
+
+    assert below.every(lambda rank: rank.known("r").landed) == (2 * unit, 4 * unit)
+
+
+def test_what_is_loaded_for_an_aborted_request_is_awaited_and_may_be_used() -> None:
+    below = published(store=False)
+    operation = loading(below)
+
+    name = below.every(lambda rank: rank.known("r").name)
+    below.every(lambda rank: rank.forget("r"))
+    assert below.every(lambda rank: rank.waiting.get("r")) is None
+    assert below.every(lambda rank: rank.waiting.loads) == 1
+    assert below.every(lambda rank: rank.ended()) == []
+    below.ranks.report(Ended(operation, ok=True))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.ended()) == [(name, True)]
+    assert below.every(lambda rank: rank.waiting.loads) == 0
+    assert not below.every(lambda rank: name in rank.host.inspection.requests)
+
+
+def test_an_aborted_request_that_loads_nothing_is_forgotten_at_once() -> None:
+    below = published()
+    below.every(lambda rank: rank.arrive("r", LONGER))
+    name = below.every(lambda rank: rank.known("r").name)
+
+    assert below.every(lambda rank: rank.forget("r"))
+
+    assert not below.every(lambda rank: name in rank.host.inspection.requests)
+    assert not below.every(lambda rank: rank.forget("r"))
+
+
+def test_what_was_loaded_while_the_weights_changed_is_not_used() -> None:
+    below = published(store=False)
+    operation = loading(below)
+
+    below.every(lambda rank: rank.waiting.begin_anew())
+    below.every(lambda rank: rank.weights.change("2", None, None))
+    below.ranks.report(Ended(operation, ok=True))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.ended()) == [("r2", False)]
+    counts = below.below[0].waiting.counts
+    assert (counts.ready, counts.failed, counts.tokens) == (0, 0, 0)
+    assert below.every(lambda rank: rank.waiting.get("r")) is None
+
+
+def test_a_request_that_comes_again_has_another_name() -> None:
+    below = published()
+    for _ in range(2):
+        below.every(lambda rank: rank.arrive("r", LONGER))
+        below.every(lambda rank: rank.forget("r"))
+
+    below.every(lambda rank: rank.arrive("r", LONGER))
+
+    assert below.every(lambda rank: rank.known("r").name) == "r4"
+
+
+def test_a_retracted_request_waits_for_its_backup_and_then_finds_it() -> None:
+    below = RanksBelow()
+    below.every(lambda rank: rank.arrive("r", PROMPT, held_by="b1"))
+    assert below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+    assert [each.given(LookUp) for each in below.ranks.executors] == [[], []]
+    below.every(lambda rank: rank.host.back_up("b1", PROMPT, range(PAGES)))
+    below.every(lambda rank: rank.host.begin_backups())
+    for executor in below.ranks.executors:
+        executor.obey_only(CopyToHost)
+    below.ranks.step()
+
+    below.every(lambda rank: rank.waiting.go_on(rank.known("r"), 0))
+
+    assert not below.every(lambda rank: rank.waiting.is_busy(rank.known("r")))
+    assert below.every(lambda rank: rank.hit("r")) == len(PROMPT)

@@ -1,0 +1,222 @@
+"""Rule R16 under SGLang: what was computed with other weights is neither found nor written."""
+
+import pytest
+
+from lockstep.coordinator.divergence import first_difference
+from lockstep.errors import DivergenceError
+from lockstep.ranks.orders import LookUp, Put
+from tests.kit.ranks.in_turn import PAGE_TOKENS
+from tests.kit.sglang.below_the_tree import INITIAL, RanksBelow
+
+PROMPT = list(range(4 * PAGE_TOKENS))
+
+
+def change(below: RanksBelow, version: str | None = None, path: str | None = None) -> None:
+    """Let all ranks take other weights, and empty their trees."""
+    below.every(lambda rank: rank.waiting.begin_anew())
+    below.every(lambda rank: rank.running.begin_anew())
+    below.every(lambda rank: rank.weights.change(version, path, "auto" if path else None))
+    below.every(lambda rank: rank.weights.tree_is_new())
+    below.every(lambda rank: rank.weights.changed(well=True))
+    below.ranks.step()
+
+
+def found(below: RanksBelow) -> int:
+    """Return how much of the prompt a request finds in host memory."""
+    below.every(lambda rank: rank.arrive("asks", PROMPT))
+    below.ranks.settle()
+    hit = below.every(lambda rank: rank.hit("asks"))
+    below.every(lambda rank: rank.forget("asks"))
+    return hit
+
+
+def written(below: RanksBelow) -> set[bytes]:
+    """Let a request compute the prompt; return the keys under which it is written to storage."""
+    below.every(lambda rank: rank.compute("writes", PROMPT))
+    below.ranks.obey()
+    orders = [order for each in below.ranks.executors for order in each.given(Put)]
+    below.ranks.settle()
+    below.every(lambda rank: rank.running.ended("writes"))
+    return {key for order in orders for each in order.transfers for key in each.keys}
+
+
+def asked(below: RanksBelow) -> set[bytes]:
+    """Return the keys under which a request asks storage for the prompt."""
+    below.every(lambda rank: rank.arrive("asks", PROMPT))
+    orders = [order for each in below.ranks.executors for order in each.take(LookUp)]
+    below.every(lambda rank: rank.forget("asks"))
+    return {key for order in orders for key in order.needs[0].keys}
+
+
+def test_nothing_of_other_weights_is_found() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+    assert found(below) == len(PROMPT)
+
+    change(below, "2")
+
+    assert found(below) == 0
+
+
+def test_what_is_in_host_memory_of_a_version_that_comes_back_is_found_again() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+    change(below, "2")
+    below.publish("second", PROMPT)
+    assert found(below) == len(PROMPT)
+    change(below, "3")
+    assert found(below) == 0
+
+    change(below, "2")
+    assert found(below) == len(PROMPT)
+    change(below, INITIAL)
+    assert found(below) == len(PROMPT)
+
+
+def test_the_same_files_read_in_the_same_way_are_the_same_version() -> None:
+    below = RanksBelow()
+    change(below, path="/step 100")
+    below.publish("first", PROMPT)
+    change(below, path="/step 200")
+    assert found(below) == 0
+
+    change(below, path="/step 100")
+
+    assert found(below) == len(PROMPT)
+
+
+def test_two_versions_are_written_under_different_keys_and_each_always_under_its_own() -> None:
+    below, other = RanksBelow(), RanksBelow()
+    keys: list[set[bytes]] = [written(below)]
+    for version in ("2", "3"):
+        change(below, version)
+        keys.append(written(below))
+
+    change(other, "3")
+
+    assert [len(each) for each in keys] == [4, 4, 4]
+    assert len(set[bytes]().union(*keys)) == 12
+    assert keys[2] <= asked(other)
+
+
+def test_weights_without_a_name_hide_everything_and_write_nothing_to_storage() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+
+    change(below)
+
+    assert found(below) == 0
+    assert asked(below) == set()
+    assert written(below) == set()
+    assert found(below) == len(PROMPT)
+
+
+def test_of_two_updates_without_a_name_the_second_hides_what_the_first_has() -> None:
+    below = RanksBelow()
+    change(below)
+    below.publish("first", PROMPT)
+    assert found(below) == len(PROMPT)
+
+    change(below)
+
+    assert found(below) == 0
+
+
+def test_a_version_after_one_without_a_name_finds_nothing_of_it_and_is_written_again() -> None:
+    below, other = RanksBelow(), RanksBelow()
+    for each in (below, other):
+        change(each)
+    below.publish("first", PROMPT)
+
+    change(below, "2")
+    assert found(below) == 0
+    keys = written(below)
+    change(other, "2")
+
+    assert len(keys) == 4
+    assert keys <= asked(other)
+
+
+def test_weights_that_come_back_after_one_without_a_name_have_keys_that_mean_them_alone() -> None:
+    one, other = RanksBelow(), RanksBelow()
+    for below, versions in ((one, (None, "2", INITIAL)), (other, (None, INITIAL, "2"))):
+        for version in versions:
+            change(below, version)
+
+    assert written(one).isdisjoint(written(other))
+
+
+def test_the_tree_is_stale_from_the_update_on_until_it_is_emptied() -> None:
+    weights = RanksBelow(1).below[0].weights
+    stale = [weights.tree_is_stale]
+
+    weights.change("2", None, None)
+    stale.append(weights.tree_is_stale)
+    weights.tree_is_new()
+    stale.append(weights.tree_is_stale)
+    weights.changed(well=True)
+    stale.append(weights.tree_is_stale)
+
+    assert stale == [False, True, False, False]
+
+
+def test_after_an_update_that_failed_everywhere_nobody_can_name_the_weights() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+    below.every(lambda rank: rank.weights.change("2", None, None))
+    below.every(lambda rank: rank.weights.tree_is_new())
+    below.publish("second", PROMPT)
+
+    below.every(lambda rank: rank.weights.changed(well=False))
+    below.ranks.step()
+
+    assert below.every(lambda rank: rank.weights.tree_is_stale)
+    assert found(below) == 0
+    assert asked(below) == set()
+    change(below, INITIAL)
+    assert len(written(below)) == 4
+
+
+def test_ranks_of_which_one_could_not_take_the_weights_are_named() -> None:
+    below = RanksBelow()
+    below.every(lambda rank: rank.weights.change("2", None, None))
+
+    for rank, well in zip(below.below, (True, False), strict=True):
+        rank.weights.changed(well=well)
+
+    with pytest.raises(DivergenceError):
+        below.ranks.step()
+    journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
+    told = first_difference(journals) or ""
+    assert "rank 0: engine new weights were taken True" in told, told
+    assert "rank 1: engine new weights were taken False" in told
+
+
+def test_ranks_that_take_different_weights_are_named() -> None:
+    below = RanksBelow()
+
+    for rank, version in zip(below.below, "23", strict=True):
+        rank.weights.change(version, None, None)
+
+    journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
+    told = first_difference(journals) or ""
+    assert "rank 0: engine weights become 2" in told, told
+    assert "rank 1: engine weights become 3" in told
+
+
+def test_after_a_clear_nothing_from_before_is_found_and_another_clear_is_another() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+    keys = [asked(below)]
+    for _ in range(2):
+        below.every(lambda rank: rank.weights.clear())
+        keys.append(asked(below))
+        assert_nothing_is_found_until_it_is_computed(below)
+
+    assert len(set[bytes]().union(*keys)) == sum(map(len, keys)) > 0
+
+
+def assert_nothing_is_found_until_it_is_computed(below: RanksBelow) -> None:
+    assert found(below) == 0
+    below.publish("again", PROMPT)
+    assert found(below) == len(PROMPT)

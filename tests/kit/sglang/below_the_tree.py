@@ -1,0 +1,158 @@
+"""What several ranks keep below SGLang's trees, on real caches whose I/O a test tells."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from lockstep.integrations.sglang.lent_backups import LentBackups
+from lockstep.integrations.sglang.namespaces import Namespaces
+from lockstep.integrations.sglang.running import RunningRequests
+from lockstep.integrations.sglang.slots import AttentionSlots
+from lockstep.integrations.sglang.waiting import Load, Waiting, WaitingRequests
+from lockstep.integrations.sglang.weights import WeightsVersions
+from lockstep.ranks.config import WritePolicy
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import CopyToHost, Direction, Fence
+from lockstep.ranks.replica.tree.tokens import as_token_bytes
+from tests.kit.ranks.in_turn import PAGE_TOKENS, HostRanksInTurn
+from tests.kit.sglang.sent import Allocator, Sent
+
+T = TypeVar("T")
+
+SLOTS = 40 * PAGE_TOKENS
+INITIAL = "files 0"
+"""The name of the weights of the start."""
+
+
+@dataclass
+class KnownAdapters:
+    """What adapters count as, by the ids that SGLang has for them."""
+
+    names: dict[str, str | None] = field(default_factory=dict[str, str | None])
+
+    def identify(self, lora_id: str) -> str | None:
+        """Return what an adapter's weights are."""
+        return self.names.get(lora_id)
+
+
+class RankBelow:
+    """One rank's part. SGLang has given it other slots than the other ranks."""
+
+    def __init__(self, host: HostCache, policy: WritePolicy, threshold_tokens: int) -> None:
+        self.host = host
+        self.slots = AttentionSlots(Allocator(SLOTS, host.rank * SLOTS), PAGE_TOKENS)
+        self.unlocked: list[Any] = []
+        """The locks that were given back, in their order."""
+        self.waiting = WaitingRequests(host, threshold_tokens)
+        self.backups = LentBackups(host, self.unlocked.append)
+        self.running = RunningRequests(self.backups, self.slots, policy)
+        self.adapters = KnownAdapters()
+        self.namespaces = Namespaces(host, self.adapters)
+        self.weights = WeightsVersions(host, self.namespaces, INITIAL, named)
+
+    def rows(self, tokens: int, first: int = 0) -> torch.Tensor:
+        """Return the slots of so many tokens on this rank."""
+        start = self.host.rank * SLOTS + first
+        return torch.arange(start, start + tokens)
+
+    def arrive(
+        self,
+        handle: str,
+        tokens: Sequence[int],
+        device_tokens: int = 0,
+        *,
+        held_by: str | None = None,
+    ) -> None:
+        """Let a request arrive under the weights of now."""
+        namespace = self.namespaces.of(Sent(handle, tokens))
+        assert namespace is not None
+        data = as_token_bytes(tokens)
+        self.waiting.arrive(handle, data, namespace, device_tokens, held_by=held_by)
+
+    def forget(self, handle: str) -> bool:
+        """Forget a request that waits; say whether it was known."""
+        return self.waiting.forget(handle) is not None
+
+    def known(self, handle: str) -> Waiting:
+        """Return a request that waits."""
+        waiting = self.waiting.get(handle)
+        assert waiting is not None
+        return waiting
+
+    def hit(self, handle: str, device_tokens: int = 0) -> int:
+        """Return what can be loaded for a request that waits."""
+        return self.waiting.hit(self.known(handle), device_tokens)
+
+    def load(self, handle: str, device_tokens: int = 0, tokens: int | None = None) -> None:
+        """Begin to load what the last hit has promised, or the first `tokens` of it."""
+        waiting = self.known(handle)
+        count = waiting.prefix - device_tokens if tokens is None else tokens
+        reserved = self.slots.reserve(count, 0, lambda full, window: None)
+        assert reserved is not None
+        anchor = f"anchor of {handle}"
+        load = Load(device_tokens, device_tokens + count, reserved, anchor)
+        self.waiting.begin_load(waiting, load)
+        self.host.begin_loads()
+
+    def ended(self) -> list[tuple[str, bool]]:
+        """Return the loads that have ended, by the request's name, and whether they are good."""
+        return [(waiting.name, good) for waiting, _, good in self.waiting.ended()]
+
+    def compute(
+        self, handle: str, tokens: Sequence[int], *, shared: int = 0, backed_up: int | None = None
+    ) -> None:
+        """Let a request be admitted, and compute, of which the tree takes `backed_up` tokens."""
+        if handle not in self.running:
+            self.arrive(handle, tokens)
+            waiting = self.waiting.forget(handle)
+            assert waiting is not None
+            waiting.prefix = shared
+            self.running.admitted(handle, waiting)
+        count = len(tokens) if backed_up is None else backed_up
+        self.running.computed(
+            Sent(handle, tokens), self.rows(count), lambda: f"lock of {handle} at {count}"
+        )
+        self.host.begin_backups()
+
+
+def named(version: str | None, path: str | None, load_format: str | None) -> str | None:
+    """Name weights by the user's version, or by the path and how it is read."""
+    return version if version is not None else path and f"{path} as {load_format}"
+
+
+class RanksBelow:
+    """The parts of all ranks, which are told the same."""
+
+    def __init__(
+        self,
+        ranks: int = 2,
+        *,
+        policy: WritePolicy = WritePolicy.WRITE_THROUGH,
+        threshold_tokens: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.ranks = HostRanksInTurn(ranks, **settings)
+        self.below = [RankBelow(host, policy, threshold_tokens) for host in self.ranks.caches]
+
+    def every(self, command: Callable[[RankBelow], T]) -> T:
+        """Tell every rank the same; return the answer, which must be the same everywhere."""
+        answers = [command(each) for each in self.below]
+        assert all(answer == answers[0] for answer in answers), answers
+        return answers[0]
+
+    def publish(self, handle: str, tokens: Sequence[int]) -> None:
+        """Let host memory have what a request has computed under the weights of now."""
+        self.every(lambda rank: rank.compute(handle, tokens))
+        self.ranks.settle()
+        self.every(lambda rank: rank.backups.collect())
+        self.every(lambda rank: rank.running.ended(handle))
+
+    def check_copied_before_it_went_on(self) -> None:
+        """Check that each rank was told to begin one copy, and then to wait for it."""
+        for executor in self.ranks.executors:
+            [copy], [fence] = executor.given(CopyToHost), executor.given(Fence)
+            assert executor.begun == [Direction.TO_HOST]
+            assert executor.orders == [copy, fence]
+            assert fence.operations == (copy.operation,)

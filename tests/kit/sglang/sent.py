@@ -1,0 +1,92 @@
+"""Requests, batches and a tree's locks with the attributes that SGLang's have, for tests without it."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import torch
+
+from lockstep.integrations.sglang.contract import KvRow, SglangRequest
+
+
+@dataclass
+class Row:
+    """Where a request's KV lies."""
+
+    req_pool_idx: Any = 0
+    kv_committed_len: int = 0
+
+
+@dataclass
+class Sent:
+    """A request with the attributes that SGLang's has; its handle is its name."""
+
+    rid: str = "r"
+    prompt: InitVar[Sequence[int]] = ()
+    output: InitVar[Sequence[int]] = ()
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    lora_id: str | None = None
+    kv: KvRow = field(default_factory=Row)
+    last_node: Any = 0
+    prefix_len: int = 0
+    extend_end: int | None = None
+    is_retracted: bool = False
+    multimodal_inputs: object | None = None
+    input_embeds: object | None = None
+    positional_embed_overrides: object | None = None
+    cache_request_handle: Any = field(init=False)
+    origin_input_ids: "array[int]" = field(init=False)
+    output_ids: "array[int]" = field(init=False)
+    full_untruncated_fill_ids: "array[int]" = field(init=False)
+
+    def __post_init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.cache_request_handle = self.rid
+        self.origin_input_ids, self.output_ids = array("q", prompt), array("q", output)
+        self.full_untruncated_fill_ids = array("q", [*prompt, *output])
+
+    def finished(self) -> bool:
+        """Say that it goes on."""
+        return False
+
+
+@dataclass
+class Mode:
+    """What kind of pass a batch is."""
+
+    name: str
+
+    def is_extend(self) -> bool:
+        """Say whether it computes prompts."""
+        return self.name != "DECODE"
+
+
+@dataclass
+class Computed:
+    """One batch."""
+
+    reqs: Sequence[SglangRequest]
+    forward_mode: Any = field(default_factory=lambda: Mode("EXTEND"))
+
+
+class Allocator:
+    """Gives slots of one pool away in order, and keeps what was given back."""
+
+    def __init__(self, tokens: int, first: int = 0) -> None:
+        self.slots = list(range(first, first + tokens))
+
+    def available_size(self) -> int:
+        """Return how many slots are free."""
+        return len(self.slots)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        """Take slots; None where there are too few."""
+        if need_size > len(self.slots):
+            return None
+        taken, self.slots = self.slots[:need_size], self.slots[need_size:]
+        return torch.tensor(taken, dtype=torch.int64)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        """Take slots back."""
+        self.slots += free_index.tolist()

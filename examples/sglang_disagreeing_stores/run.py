@@ -38,6 +38,7 @@ from tests.kit.sglang.requests import Answer, RankReport, Request  # noqa: E402 
 RANKS = 2
 DEADLINE_S = 60.0
 """Twelve answers take seconds: what is not there by then hangs."""
+COMPILE_S = 300.0
 
 PAGE_TOKENS = 16
 REQUESTS = [
@@ -70,21 +71,24 @@ class Cache:
     files_of_rank_1: str
 
 
-def with_hicache(folder: Path, model: Path, store: Path) -> RunningEngine:
-    """SGLang with HiCache and its store of files."""
+def with_hicache(folder: Path, model: Path, store: Path, **others: Any) -> RunningEngine:
+    """SGLang with HiCache and its store of files; `others` are flags that differ."""
     return RunningEngine(
         folder,
         model,
         tp=RANKS,
         plugins=("lockstep_probe", "cpu_hicache"),
-        environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(store)},
+        environment={
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(store),
+            "TORCH_EXTENSIONS_DIR": str(model.parent / "compiled"),
+        },
         hicache_io_backend="direct",
         hicache_mem_layout="page_first_direct",
         hicache_storage_backend="file",
         # It would not ask storage for prompts as short as these.
         hicache_storage_backend_extra_config=json.dumps({"prefetch_threshold": PAGE_TOKENS}),
         **SMALL,
-        **TIERS,
+        **TIERS | others,
     )
 
 
@@ -159,33 +163,67 @@ LONG_NAME = re.compile(r"\b([0-9a-f]{8})[-\w/]{24,}")
 def pages_of_rank_1(cache: Cache, store: Path) -> list[Path]:
     """Return the files of rank 1's pages, oldest first; a few other files have other sizes."""
     files = [path for path in store.glob(cache.files_of_rank_1) if path.is_file()]
+    if not files:
+        sys.exit(f"{cache.name} has stored nothing, so nothing can be lost: see above")
     [(size, _)] = Counter(path.stat().st_size for path in files).most_common(1)
     pages = [path for path in files if path.stat().st_size == size]
     return sorted(pages, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def serve(engine: RunningEngine, name: str, stock: list[Answer], of_stock: set[str]) -> bool:
-    """Send all prompts at once, and print what came of it; return whether all was right and in time.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What SGLang does without either cache."""
 
-    `stock` is the reference, and `of_stock` are the collectives that SGLang has without either cache.
+    answers: list[Answer]
+    collectives: set[str]
+
+
+def compile_for_hicache(folder: Path, model: Path) -> None:
+    """Let HiCache compile its hash of pages, which it does when it first asks its storage.
+
+    Until then it finds nothing there. This request waits for it.
     """
-    print(f"  {name:9}", end="", flush=True)
-    before, said = engine.ranks()[0], len(engine.log())
+    policy = {"hicache_storage_prefetch_policy": "wait_complete"}
+    with with_hicache(folder / "first", model, folder / "stores" / "first", **policy) as engine:
+        engine.generate(REQUESTS[:1], deadline_s=COMPILE_S)
+
+
+def run_with(
+    cache: Cache, folder: Path, model: Path, store: Path, stock: Reference, *, times: int = 1
+) -> bool:
+    """Start SGLang and serve all prompts; return whether each time all was right and in time."""
     began = time.monotonic()
     try:
-        answers = engine.generate(REQUESTS, deadline_s=DEADLINE_S)
+        with cache.start(folder, model, store) as engine:
+            began = time.monotonic()
+            good = [serve(engine, cache.name, stock) for _ in range(times)]
+            # What is on its way to storage is written before it ends.
+            stuck = engine.shutdown()
     except EngineEndedError as error:
-        why = str(error).partition(";")[0]
-        print(f"NOT ANSWERED after {time.monotonic() - began:.0f} s: {why}")
-        tell_log(engine.log()[said:])
+        why, _, log = str(error).partition(";")
+        print(f"  {cache.name:9}NOT ANSWERED after {time.monotonic() - began:.0f} s: {why}")
+        tell_log(log)
         return False
+    if stuck:
+        print(f"{'':11}{len(stuck)} processes did not end, and were killed")
+    return all(good) and not stuck
+
+
+def serve(engine: RunningEngine, name: str, stock: Reference) -> bool:
+    """Send all prompts at once, and print what came of it; return whether all was right."""
+    before, said = engine.ranks()[0], len(engine.log())
+    began = time.monotonic()
+    answers = engine.generate(REQUESTS, deadline_s=DEADLINE_S)
     seconds = time.monotonic() - began
     after = engine.ranks()[0]
-    right = sum(one.tokens == other.tokens for one, other in zip(stock, answers, strict=True))
+    pairs = zip(stock.answers, answers, strict=True)
+    right = sum(one.tokens == other.tokens for one, other in pairs)
     verdict = "right" if right == len(answers) else "WRONG"
     cached = " ".join(str(answer.cached_tokens) for answer in answers)
-    print(f"{verdict}: {right} of {len(answers)} as stock  {seconds:4.1f} s  cached {cached}")
-    print(f"{'':11}{agreement(before, after, of_stock)}")
+    print(
+        f"  {name:9}{verdict}: {right} of {len(answers)} as stock  {seconds:4.1f} s  cached {cached}"
+    )
+    print(f"{'':11}{agreement(before, after, stock.collectives)}")
     tell_log(engine.log()[said:])
     return right == len(answers)
 
@@ -229,30 +267,30 @@ def main() -> int:
         folder, verdicts = Path(name), dict[str, bool]()
         model = folder / "model"
         tiny_llama.make(model)
+        print("HiCache compiles its hash of pages ...", flush=True)
+        compile_for_hicache(folder, model)
         print(f"SGLang on {RANKS} ranks, {len(REQUESTS)} prompts at once:")
         print("without HiCache and without Lockstep")
         plugins = ("lockstep_probe",)
         with RunningEngine(folder / "stock", model, tp=RANKS, plugins=plugins, **SMALL) as engine:
-            stock = engine.generate(REQUESTS, deadline_s=DEADLINE_S)
-            of_stock = set(engine.ranks()[0].collectives)
-        print(f"  the reference: {len({tuple(each.tokens) for each in stock})} different answers")
+            answers = engine.generate(REQUESTS, deadline_s=DEADLINE_S)
+            stock = Reference(answers, set(engine.ranks()[0].collectives))
+        print(f"  the reference: {len({tuple(each.tokens) for each in answers})} different answers")
         print("empty stores; then the same again, which host memory has")
         for cache in CACHES:
-            store = folder / "stores" / cache.name
-            with cache.start(folder / cache.name, model, store) as engine:
-                good = [serve(engine, cache.name, stock, of_stock) for _ in range(2)]
-                # What is on its way to storage is written before they end.
-                engine.shutdown()
-            verdicts[cache.name] = all(good)
+            place, store = folder / cache.name, folder / "stores" / cache.name
+            verdicts[cache.name] = run_with(cache, place, model, store, stock, times=2)
         for number, (case, spoil) in enumerate(CASES):
             print(case)
             for cache in CACHES:
-                store = folder / f"case{number}" / cache.name
+                place, store = (
+                    folder / f"{cache.name}{number}",
+                    folder / f"case{number}" / cache.name,
+                )
                 shutil.copytree(folder / "stores" / cache.name, store)
                 if spoil is not None:
                     spoil(pages_of_rank_1(cache, store))
-                with cache.start(folder / f"{cache.name}{number}", model, store) as engine:
-                    verdicts[cache.name] &= serve(engine, cache.name, stock, of_stock)
+                verdicts[cache.name] &= run_with(cache, place, model, store, stock)
     return 0 if verdicts["Lockstep"] else 1
 
 

@@ -28,11 +28,11 @@ JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores \
-	bench bench-engines demo clean
+	sglang-disagreeing-stores bench bench-engines demo clean
 
 help:  ## Print this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
-		while IFS='|' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+		while IFS='|' read -r name text; do printf '  make %-26s %s\n' "$$name" "$$text"; done
 
 install: $(VENV)/.installed  ## Install Lockstep and its command, .venv/bin/lockstep.
 
@@ -71,6 +71,9 @@ gpu:  ## Run the tests and the benchmark that need a GPU: make gpu PYTHON=python
 
 disagreeing-stores: install-engines  ## Show vLLM's answers when one rank's store has lost a page.
 	$(ENGINES)/bin/python examples/disagreeing_stores/run.py
+
+sglang-disagreeing-stores: install-engines  ## Show SGLang's, with HiCache and with Lockstep.
+	$(ENGINES)/bin/python examples/sglang_disagreeing_stores/run.py
 
 bench: install  ## Measure, and print the table of results.
 	$(BIN)/python -m lockstep.benchmarks

@@ -100,6 +100,7 @@ class Controls:
             "digest": stats.digest,
             "pages_corrupt": stats.pages_corrupt,
             "round_us": times[len(times) // 2] if times else 0.0,
+            "rounds_s": sum(times) / 1e6,
         }
 
     def _decide(self, propose: "Callable[[], Future[None]]") -> str:

@@ -34,10 +34,11 @@ from sglang.srt.runtime_context import get_memory
 from ...errors import InternalError
 from ...ranks.config import WritePolicy
 from ...ranks.host_cache import HostCache
-from .contract import Node, SglangRequest
+from .contract import Lock, Node, SglangRequest
 from .controls import Controls
 from .host_gauge import HostGauge
 from .lent_backups import LentBackups
+from .matches import shortened, with_hit
 from .namespaces import Namespaces
 from .running import RunningRequests, token_bytes
 from .slots import WINDOW_POOL, Slots
@@ -93,17 +94,17 @@ class LockstepRadixCache(UnifiedRadixCache):
             if get_memory().hicache_storage_backend is not None:
                 return result
             # SGLang does not ask whether it may be admitted, and would; so it shall come to load it.
-            return _with_hit(result, self.page_size, 0, result.last_device_node)
+            return with_hit(result, self.page_size, 0, result.last_device_node)
         start, end = waiting.landed
         if start < min(device_tokens, end):
-            before = self._match_tree(_shortened(params, start))
+            before = self._match_tree(shortened(params, start))
             hit = device_tokens - before.device_prefix_len
-            return _with_hit(before, hit, 0, result.last_device_node)
+            return with_hit(before, hit, 0, result.last_device_node)
         hit = self._waiting.hit(waiting, device_tokens)
         if not hit:
             return result
         window = self._window_tokens(device_tokens, device_tokens + hit)
-        return _with_hit(result, hit, window, result.last_device_node)
+        return with_hit(result, hit, window, result.last_device_node)
 
     def is_backuped(self, node: Node) -> bool:
         """Say yes: Lockstep asks by tokens, so any node will do to go on from."""
@@ -172,7 +173,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
-            self._running.computed(req, slots, lambda: self.lock(req.last_node))
+            self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
         """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
@@ -367,6 +368,22 @@ class LockstepRadixCache(UnifiedRadixCache):
             params.set_evicted_seqlen(ComponentType.SWA, window_from)
         self.insert(params)
 
+    def _keep(
+        self, request: SglangRequest, slots: torch.Tensor, count: int
+    ) -> tuple[Lock, torch.Tensor]:
+        """Lock the first tokens of a request, of all those that the tree has in `slots`.
+
+        A lock keeps no more of windows than the one that ends with its node. So fewer tokens than the
+        tree has need a lock of their own, as far as their window is whole.
+        """
+        node = request.last_node
+        if count < len(slots):
+            tokens = request.full_untruncated_fill_ids[:count]
+            key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
+            match = self._match_tree(MatchPrefixParams(key=key))
+            node, count = match.last_device_node, match.device_prefix_len
+        return self.lock(node), slots[:count]
+
     def _window_tokens(self, start: int, end: int) -> int:
         """Return how many of the last tokens of a load have windows; 0 for a model without."""
         first = self._lower.host.needed_from(end).get(WINDOW_POOL)
@@ -379,19 +396,3 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Order copies behind the pass that may still write, or read, their slots."""
         stream = self._lower.stream
         return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return a match that goes on with `hit` tokens on the host, up to the node `best`."""
-    return result._replace(
-        host_hit_length=hit,
-        swa_host_hit_length=window,
-        last_host_node=best,
-        best_match_node=best,
-    )
-
-
-def _shortened(params: MatchPrefixParams, tokens: int) -> MatchPrefixParams:
-    key = params.key
-    shorter = RadixKey(key.token_ids, key.extra_key, limit=tokens, cache_salt=key.cache_salt)
-    return MatchPrefixParams(key=shorter)

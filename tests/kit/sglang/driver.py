@@ -100,7 +100,7 @@ class Driver:
                 "max_new_tokens": request.output_tokens,
                 "ignore_eos": True,
             },
-            return_logprob=True,
+            return_logprob=request.logprobs,
             stream=watched,
             cache_salt=request.salt,
             extra_key=request.extra_key,

@@ -1,7 +1,7 @@
 """SGLang with Lockstep says what stock SGLang says: the same tokens, and the same log-probabilities.
 
-Bit for bit where a request is in a batch of its own and has the same prefix cached, as in the reference;
-else within a tolerance, since sums over other chunks come out otherwise in their last digits.
+Within a tolerance, since sums over other chunks come out otherwise in their last digits: what is cached
+decides what is computed, and more is cached here.
 """
 
 from collections.abc import Generator

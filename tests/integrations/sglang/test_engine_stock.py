@@ -88,6 +88,15 @@ def test_what_is_cached_and_what_is_beside_a_request_changes_its_last_digits_onl
     assert warm > cold > 0
 
 
+def test_ranks_that_are_forked_answer_bit_for_bit_as_ranks_that_are_spawned(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with RunningEngine(tmp_path, model, plugins=(PROBE,), fresh=True) as engine:
+        answers = engine.generate(mixed_requests(), together=False)
+
+    assert differences(stock_tp2.cold, answers) == []
+
+
 def test_one_rank_launches_no_collective(stock_tp1: Stock) -> None:
     assert [report.collectives for report in stock_tp1.after] == [{}]
 
@@ -145,6 +154,16 @@ def test_adapters_are_served_and_share_nothing_with_each_other(
     assert [answer.cached_tokens for answer in answers] == [0, 0, 0, 192]
     assert len({tuple(answer.tokens) for answer in answers}) == 3
     assert differences(answers[1:2], answers[3:], tolerance=TOLERANCE) == []
+
+
+def test_requests_that_were_retracted_are_answered_as_without(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with RunningEngine(tmp_path, model, plugins=(PROBE,), faults={"retract_every": 5}) as engine:
+        answers = engine.generate(mixed_requests())
+
+    assert sum(answer.retractions for answer in answers) > 0
+    assert differences(stock_tp2.cold, answers, tolerance=TOLERANCE) == []
 
 
 def test_hicache_answers_as_stock_does_from_host_memory_and_from_files(

@@ -4,7 +4,9 @@ Counted are iterations and collectives of `torch.distributed`, from the moment i
 begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collective_rpc` calls on every
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
-fail to load weights.
+fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
+`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
+room.
 """
 
 import inspect
@@ -68,6 +70,13 @@ class Probe:
         self.rank = torch.distributed.get_rank()
         if self.is_afflicted("lie_on_rank"):
             _let_it_find_nothing(scheduler.tree_cache)
+        if self.is_afflicted("loads_fail_on_rank"):
+            _let_loads_fail()
+        if "retract_every" in self.faults:
+            # SGLang's own, for its tests; it reads the environment when it is imported.
+            module: Any = import_module("sglang.srt.managers.scheduler")
+            module.TEST_RETRACT = True
+            module.TEST_RETRACT_INTERVAL = self.faults["retract_every"]
 
     def is_afflicted(self, fault: str) -> bool:
         """Whether a fault was asked for on this rank."""
@@ -153,6 +162,19 @@ def _let_it_find_nothing(cache: Any) -> None:
         return base.zero_match_result(cache, match(params), params.key.extra_key)
 
     cache.match_prefix = nothing
+
+
+def _let_loads_fail() -> None:
+    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
+    orders: Any = import_module("lockstep.ranks.orders")
+    copy: Callable[..., None] = copies._copy
+
+    def copy_and_fail(self: Any, job: Any) -> None:
+        copy(self, job)
+        if job.direction is orders.Direction.TO_DEVICE:
+            raise RuntimeError("planted: this load fails once its bytes are there")
+
+    copies._copy = copy_and_fail
 
 
 def _caller() -> str:

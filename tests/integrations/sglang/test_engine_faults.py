@@ -1,0 +1,98 @@
+"""What is wrong on one rank alone: all ranks hear of it, and go on alike or end by name."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.sglang.engine import EngineEndedError, RunningEngine
+from tests.kit.sglang.lockstep import lockstep_engine
+from tests.kit.sglang.requests import Request, differences
+from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+REQUESTS = mixed_requests()
+LONG = Request(tokens=range(3, 303), output_tokens=4)
+SIZES_DIFFER = "Received data size doesn't match expected size"
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A folder with a store for each of two ranks, which have written them."""
+    folder = tmp_path_factory.mktemp("written")
+    with lockstep_engine(folder, model, store=f"file://{folder}/{{rank}}") as engine:
+        engine.generate(REQUESTS)
+        assert engine.shutdown() == []
+    return folder
+
+
+def test_a_rank_that_lost_every_second_object_shortens_the_prefix_for_everyone(
+    stores: Path, tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    lost = sorted(path for path in (stores / "1" / "objects").rglob("*") if path.is_file())[::2]
+    for path in lost:
+        path.unlink()
+
+    with lockstep_engine(tmp_path, model, store=f"file://{stores}/{{rank}}") as engine:
+        answers = engine.generate(REQUESTS)
+        states = [each.state for each in engine.ranks()]
+
+    assert lost
+    assert differences(stock_tp2.cold, answers, tolerance=TOLERANCE) == []
+    assert states[0]["digest"] == states[1]["digest"]
+    assert states[0]["rounds"] == states[1]["rounds"]
+
+
+def test_loads_that_fail_on_one_rank_are_computed_on_all(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with lockstep_engine(tmp_path, model, faults={"loads_fail_on_rank": 1}) as engine:
+        engine.generate(REQUESTS)
+        engine.flush()
+        answers = engine.generate(REQUESTS)
+        states = [each.state for each in engine.ranks()]
+
+    assert differences(stock_tp2.cold, answers, tolerance=TOLERANCE) == []
+    assert [state["loads"] for state in states] == [0, 0]
+    assert states[0]["loads_failed"] == states[1]["loads_failed"] > 0
+    assert states[0]["digest"] == states[1]["digest"]
+
+
+def test_with_witness_ranks_that_would_compute_different_batches_are_named_before_they_do(
+    tmp_path: Path, model: Path
+) -> None:
+    log = log_of_a_lie(
+        lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}, extra={"witness": True})
+    )
+
+    assert "rank 0: engine batch EXTEND [['request-1-1-', 288, 300]]" in log
+    assert "rank 1: engine batch EXTEND [['request-1-1-', 0, 256]]" in log
+    assert SIZES_DIFFER not in log
+
+
+def test_without_witness_they_are_named_beside_the_error_of_the_engine_s_own_collective(
+    tmp_path: Path, model: Path
+) -> None:
+    log = log_of_a_lie(lockstep_engine(tmp_path, model, faults={"lie_on_rank": 1}))
+
+    assert SIZES_DIFFER in log
+    assert "rank 1 was to compute the batch ('EXTEND', [['request-1-1-', 0, 256]])" in log
+
+
+def test_weights_that_one_rank_cannot_load_end_the_group_by_name(
+    tmp_path: Path, model: Path, other_model: Path
+) -> None:
+    with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
+        with pytest.raises(EngineEndedError):
+            engine.update_weights(other_model)
+        log = engine.log()
+
+    assert "new weights were taken" in log
+
+
+def log_of_a_lie(engine: RunningEngine) -> str:
+    """Send a prompt twice to an engine of which one rank finds nothing the second time."""
+    with engine:
+        with pytest.raises(EngineEndedError):
+            engine.generate([LONG, LONG], together=False)
+        return engine.log()

@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 REQUESTS = mixed_requests(12)
 LONG = Request(tokens=range(3, 303), output_tokens=120)
 SHORT = Request(tokens=range(3, 303), output_tokens=4)
-CROWD = [Request(tokens=range(3 + at, 103 + at), output_tokens=40) for at in range(16)]
+CROWD = [
+    Request(tokens=range(3 + at, 103 + at), output_tokens=40, logprobs=False) for at in range(24)
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +36,18 @@ def host_tokens(answers: list[Answer]) -> int:
 def test_fifty_retracted_requests_load_what_they_had_and_say_the_same(
     tmp_path: Path, model: Path
 ) -> None:
-    with lockstep_engine(tmp_path / "all", model, faults={"retract_every": 5}) as engine:
+    """Pages of four tokens, since a request decodes only a few before its next retraction."""
+    pages = {"page_size": 4, "extra": {"host_pages": 4800}}
+    with lockstep_engine(tmp_path / "all", model, faults={"retract_every": 5}, **pages) as engine:
         together = engine.generate(CROWD)
         states = [report.state for report in engine.ranks()]
-    with lockstep_engine(tmp_path / "alone", model) as engine:
+    with lockstep_engine(tmp_path / "alone", model, **pages) as engine:
         alone = engine.generate(CROWD, together=False)
 
-    retractions = sum(answer.retractions for answer in together)
-    assert differences(alone, together, tolerance=TOLERANCE) == []
-    assert retractions >= 50
-    assert [state["retracted"] for state in states] == [retractions] * 2
-    assert states[0]["loads"] > retractions / 2
+    assert differences(alone, together) == []
+    assert sum(answer.retractions for answer in together) >= 50
+    assert states[0]["retracted"] == states[1]["retracted"] > 0
+    assert states[0]["loads"] == states[1]["loads"] >= states[0]["retracted"] / 2
     assert states[0]["digest"] == states[1]["digest"]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+import torch
+
 from tests.kit.sglang.driver import POLLED_S, STARTED
 from tests.kit.sglang.processes import Place, end_group, start_forked, start_fresh
 from tests.kit.sglang.processes import environment as environment_on_a_cpu
@@ -176,6 +178,23 @@ class RunningEngine:
         self.ask("rpc", method="lockstep_probe", keywords={"folder": str(self.folder)})
         paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
         return [RankReport(**json.loads(path.read_text())) for path in paths]
+
+    def kv(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return what the ranks have of a prompt, [side, layer, token, head, element] of all heads."""
+        given = {"folder": str(self.folder), "tokens": list(tokens)}
+        self.ask("rpc", method="lockstep_dump", keywords=given)
+        shards = [torch.load(self.folder / f"kv{rank}.pt") for rank in range(self._tp)]
+        return torch.cat(shards, dim=3)
+
+    def plant(self, tokens: Sequence[int], kv: torch.Tensor) -> None:
+        """Put KV into the place of what an engine of one rank has of a prompt."""
+        path = self.folder / "planted.pt"
+        torch.save(kv, path)
+        self.ask(
+            "rpc",
+            method="lockstep_plant",
+            keywords={"path": str(path), "tokens": list(tokens)},
+        )
 
     def shutdown(self) -> list[int]:
         """Let the ranks close their caches and end; return the processes that had to be killed."""

@@ -18,7 +18,7 @@ class Request:
     """The name of an adapter that the engine has loaded."""
     priority: int | None = None
     logprobs: bool = True
-    """SGLang computes the output of a retracted request anew if it wants log-probabilities."""
+    """SGLang computes again what a request with them had decoded before it was retracted."""
     abort_after: int | None = None
     """Abort it once so many tokens have come out; 0: as soon as it has been sent to the scheduler."""
 

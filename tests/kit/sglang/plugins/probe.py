@@ -5,9 +5,14 @@ begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collectiv
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
+<<<<<<< HEAD
 `{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
 have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
 forward pass, though there is room.
+=======
+`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
+room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV of a prompt on the device.
+>>>>>>> sglang
 """
 
 import inspect
@@ -15,6 +20,7 @@ import json
 import os
 import threading
 import time
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from importlib import import_module
@@ -156,6 +162,34 @@ def register() -> None:
     for name in COLLECTIVES:
         register_hook(f"torch.distributed.distributed_c10d.{name}", counted(name), kinds.AROUND)
     scheduler.lockstep_probe = tell
+    scheduler.lockstep_dump = _dump
+    scheduler.lockstep_plant = _plant
+
+
+def _dump(scheduler: Any, folder: str, tokens: list[int]) -> None:
+    """Write the KV that this rank has of a prompt, as [side, layer, token, head, element]."""
+    slots, sides = _kv_of(scheduler, tokens)
+    found = torch.stack([torch.stack([layer[slots] for layer in side]) for side in sides])
+    torch.save(found, Path(folder, f"kv{torch.distributed.get_rank()}.pt"))
+
+
+def _plant(scheduler: Any, path: str, tokens: list[int]) -> None:
+    """Put KV of other origin into the place of what this rank has of a prompt."""
+    slots, sides = _kv_of(scheduler, tokens)
+    planted = torch.load(path)
+    for side, layers in zip(sides, planted, strict=True):
+        for layer, kv in zip(side, layers, strict=True):
+            layer[slots[: kv.shape[0]]] = kv
+
+
+def _kv_of(scheduler: Any, tokens: list[int]) -> tuple[torch.Tensor, Any]:
+    cache = scheduler.tree_cache
+    keys: Any = import_module("sglang.srt.mem_cache.radix_cache")
+    base: Any = import_module("sglang.srt.mem_cache.base_prefix_cache")
+    key = keys.RadixKey(array("q", tokens))
+    match = cache.match_prefix(base.MatchPrefixParams(key=key))
+    pool = cache.token_to_kv_pool_allocator.get_kvcache()
+    return cache.path_device_indices(match.last_device_node), (pool.k_buffer, pool.v_buffer)
 
 
 def _let_it_find_nothing(cache: Any) -> None:

@@ -34,13 +34,12 @@ from sglang.srt.runtime_context import get_memory
 from ...errors import InternalError
 from ...ranks.config import WritePolicy
 from ...ranks.host_cache import HostCache
-from .contract import Lock, Node, SglangRequest
+from .contract import Node, SglangRequest
 from .controls import Controls
 from .host_gauge import HostGauge
 from .lent_backups import LentBackups
-from .matches import shortened, with_hit
 from .namespaces import Namespaces
-from .running import RunningRequests, token_bytes
+from .running import Kept, RunningRequests, token_bytes
 from .slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 from .weights import WeightsVersions
@@ -94,17 +93,17 @@ class LockstepRadixCache(UnifiedRadixCache):
             if get_memory().hicache_storage_backend is not None:
                 return result
             # SGLang does not ask whether it may be admitted, and would; so it shall come to load it.
-            return with_hit(result, self.page_size, 0, result.last_device_node)
+            return _with_hit(result, self.page_size, 0, result.last_device_node)
         start, end = waiting.landed
         if start < min(device_tokens, end):
-            before = self._match_tree(shortened(params, start))
+            before = self._match_tree(_shortened(params, start))
             hit = device_tokens - before.device_prefix_len
-            return with_hit(before, hit, 0, result.last_device_node)
+            return _with_hit(before, hit, 0, result.last_device_node)
         hit = self._waiting.hit(waiting, device_tokens)
         if not hit:
             return result
         window = self._window_tokens(device_tokens, device_tokens + hit)
-        return with_hit(result, hit, window, result.last_device_node)
+        return _with_hit(result, hit, window, result.last_device_node)
 
     def is_backuped(self, node: Node) -> bool:
         """Say yes: Lockstep asks by tokens, so any node will do to go on from."""
@@ -295,16 +294,7 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def lockstep_state(self) -> Mapping[str, Any]:
         """Return what this rank has done so far; for tests and for whoever hunts a fault."""
-        return self.lockstep.state() | {
-            "loads": self._waiting.counts.ready,
-            "loads_failed": self._waiting.counts.failed,
-            "loaded_tokens": self._waiting.counts.tokens,
-            "backups": self._backups.counts.backups,
-            "backed_up_tokens": self._backups.counts.tokens,
-            "retracted": self._backups.counts.retracted,
-            "loading": self._waiting.loads,
-            "keeping": len(self._backups),
-        }
+        return self.lockstep.state() | self._waiting.state() | self._backups.state()
 
     @property
     def _lower(self) -> Below:
@@ -355,11 +345,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Let the tree take over what was loaded."""
         self._lower.slots.hand_over(load.reserved)
         before = self.path_device_indices(load.anchor.node)[: load.start]
-        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end]
+        tokens = array("q", np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].tolist())
         params = InsertParams(
-            key=RadixKey(
-                array("q", tokens.tolist()), waiting.extra_key, cache_salt=waiting.cache_salt
-            ),
+            key=RadixKey(tokens, waiting.extra_key, cache_salt=waiting.cache_salt),
             value=torch.cat([before, load.reserved.slots.to(before)]),
             prev_prefix_len=load.start,
         )
@@ -368,13 +356,11 @@ class LockstepRadixCache(UnifiedRadixCache):
             params.set_evicted_seqlen(ComponentType.SWA, window_from)
         self.insert(params)
 
-    def _keep(
-        self, request: SglangRequest, slots: torch.Tensor, count: int
-    ) -> tuple[Lock, torch.Tensor]:
-        """Lock the first tokens of a request, of all those that the tree has in `slots`.
+    def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
+        """Lock the first tokens of what the tree has of a request, in `slots`.
 
-        A lock keeps no more of windows than the one that ends with its node. So fewer tokens than the
-        tree has need a lock of their own, as far as their window is whole.
+        A lock keeps that window only that ends with its node: fewer tokens than the tree has are
+        another node's, as far as their window is whole.
         """
         node = request.last_node
         if count < len(slots):
@@ -396,3 +382,19 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Order copies behind the pass that may still write, or read, their slots."""
         stream = self._lower.stream
         return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
+    """Return a match that goes on with `hit` tokens on the host, up to the node `best`."""
+    return result._replace(
+        host_hit_length=hit,
+        swa_host_hit_length=window,
+        last_host_node=best,
+        best_match_node=best,
+    )
+
+
+def _shortened(params: MatchPrefixParams, tokens: int) -> MatchPrefixParams:
+    key = params.key
+    shorter = RadixKey(key.token_ids, key.extra_key, limit=tokens, cache_salt=key.cache_salt)
+    return MatchPrefixParams(key=shorter)

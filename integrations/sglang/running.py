@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from .contract import Handle, Lock, SglangRequest
 from .lent_backups import LentBackups
 from .slots import Slots
 from .waiting import Waiting
+
+Kept: TypeAlias = tuple[Lock, torch.Tensor]
+"""What keeps tokens in the tree, and their slots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +50,11 @@ class RunningRequests:
         self._known[handle] = _Running(waiting.namespace, waiting.prefix)
 
     def computed(
-        self,
-        request: SglangRequest,
-        tree_tokens: int,
-        keep: Callable[[int], tuple[Lock, torch.Tensor]],
+        self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
     ) -> None:
         """Back up what the tree has of a request, which is `tree_tokens`.
 
-        `keep` locks so many of the first tokens, or fewer, and returns the lock with their slots.
+        `keep` locks so many of the first tokens, or fewer.
         """
         running = self._known[request.cache_request_handle]
         count = tree_tokens

@@ -7,6 +7,7 @@ have left behind is gone from the windows' pool, and what is loaded has windows 
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,11 @@ DECODING = [
 """They share no prefix, and outgrow together what `TIGHT` has for them."""
 
 WINDOWS = "cpu_windows"
-TIGHT = {"max_total_tokens": 1024, "max_running_requests": 6, "chunked_prefill_size": 128}
+TIGHT: dict[str, Any] = {
+    "max_total_tokens": 1024,
+    "max_running_requests": 6,
+    "chunked_prefill_size": 128,
+}
 FREED_AT_ONCE = {"SGLANG_SWA_EVICTION_INTERVAL": "1"}
 """SGLang frees a window that a request has left in the next step, not after 128 tokens."""
 
@@ -192,3 +197,25 @@ def test_a_poisoned_page_of_either_pool_shows_if_it_is_loaded(
 
     assert by_tier(poisoned, "host") > 0
     assert len(differences(cold, poisoned, tolerance=10 * TOLERANCE)) == len(cold)
+
+
+def test_what_was_shared_is_written_with_the_window_before_its_end(
+    tmp_path: Path, windowed_model: Path
+) -> None:
+    """Under `write_through_selective`, where a backup ends before the prompt does."""
+    shared = [*range(2, 194)]
+    tails = [Request(tokens=[*shared, *range(at, at + 70)]) for at in range(200, 400, 40)]
+    engine = lockstep_engine(
+        tmp_path,
+        windowed_model,
+        tp=1,
+        plugins=(*PLUGINS, WINDOWS),
+        hicache_write_policy="write_through_selective",
+    )
+    with engine:
+        cold = engine.generate(tails, together=False)
+        engine.flush()
+        again = engine.generate(tails[-1:])
+
+    assert differences(cold[-1:], again, tolerance=TOLERANCE) == []
+    assert by_tier(again, "host") == len(shared)

@@ -157,7 +157,9 @@ def test_aborts_of_what_waits_and_of_what_runs_leave_nothing_behind(served: Serv
     ] * len(served.stock.collectives)
 
 
-def test_aborts_of_what_is_loaded_give_its_slots_back(served: Served) -> None:
+def test_aborts_of_what_could_be_loaded_leave_what_comes_after_them_as_it_is(
+    served: Served,
+) -> None:
     served.engine.generate(REQUESTS)
     served.engine.flush()
 

@@ -345,9 +345,10 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Let the tree take over what was loaded."""
         self._lower.slots.hand_over(load.reserved)
         before = self.path_device_indices(load.anchor.node)[: load.start]
-        tokens = array("q", np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].tolist())
+        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].astype(np.int64)
+        ids = array("q", tokens.tobytes())
         params = InsertParams(
-            key=RadixKey(tokens, waiting.extra_key, cache_salt=waiting.cache_salt),
+            key=RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt),
             value=torch.cat([before, load.reserved.slots.to(before)]),
             prev_prefix_len=load.start,
         )
@@ -359,8 +360,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
         """Lock the first tokens of what the tree has of a request, in `slots`.
 
-        A lock keeps that window only that ends with its node: fewer tokens than the tree has are
-        another node's, as far as their window is whole.
+        A lock keeps the window that ends with its node, and no other: fewer tokens take another node.
         """
         node = request.last_node
         if count < len(slots):

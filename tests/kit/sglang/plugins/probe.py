@@ -5,14 +5,11 @@ begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collectiv
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
-<<<<<<< HEAD
+`{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
 `{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
 have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
-forward pass, though there is room.
-=======
-`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
-room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV of a prompt on the device.
->>>>>>> sglang
+forward pass, though there is room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV
+of a prompt on the device.
 """
 
 import inspect
@@ -53,6 +50,12 @@ COLLECTIVES = (
     "send",
 )
 """What of `torch.distributed` several ranks enter together; one that calls another counts as one."""
+
+STORE_FAULTS = (
+    "fault.seed=1&fault.delay=0.1&fault.delay_ms=20&fault.error=0.05&fault.lost=0.05&fault.lie=0.05"
+    "&fault.flip=0.03&fault.torn=0.02&fault.short=0.02&fault.wrong=0.02"
+)
+"""How often each goes wrong."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
@@ -159,6 +162,8 @@ def register() -> None:
     register_hook(f"{place}._process_hicache_events", count_iteration, kinds.BEFORE)
     weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     register_hook(f"{weights}.update_weights_from_disk", fail_to_load, kinds.AROUND)
+    if "store_fails_on_rank" in probe.faults:
+        _let_the_store_fail(probe.faults["store_fails_on_rank"])
     for name in COLLECTIVES:
         register_hook(f"torch.distributed.distributed_c10d.{name}", counted(name), kinds.AROUND)
     scheduler.lockstep_probe = tell
@@ -200,6 +205,18 @@ def _let_it_find_nothing(cache: Any) -> None:
         return base.zero_match_result(cache, match(params), params.key.extra_key)
 
     cache.match_prefix = nothing
+
+
+def _let_the_store_fail(rank: int) -> None:
+    opening: Any = import_module("lockstep.ranks.opening")
+    make: Callable[[str], Any] = opening.make_backend
+
+    def make_failing(uri: str) -> Any:
+        if torch.distributed.get_rank() != rank:
+            return make(uri)
+        return make(f"fault+{uri}{'&' if '?' in uri else '?'}{STORE_FAULTS}")
+
+    opening.make_backend = make_failing
 
 
 def _let_loads_fail() -> None:

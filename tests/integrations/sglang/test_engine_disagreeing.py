@@ -1,0 +1,54 @@
+"""One rank's store fails in every way for ten thousand iterations of the scheduler."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kit.sglang.engine import RunningEngine
+from tests.kit.sglang.lockstep import lockstep_engine
+from tests.kit.sglang.requests import RankReport, differences
+from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ITERATIONS = 10_000
+REQUESTS = mixed_requests()
+
+
+def serve(engine: RunningEngine, stock: Stock, iterations: int) -> list[str]:
+    """Serve the requests again and again, from storage where it has them; return what differs."""
+    told: list[str] = []
+    done = 0
+    while done < iterations:
+        engine.flush()
+        told += differences(stock.cold, engine.generate(REQUESTS), tolerance=TOLERANCE)
+        done = engine.ranks()[0].iterations
+    return told
+
+
+def collectives_of(reports: Sequence[RankReport]) -> list[tuple[int, int]]:
+    """The rounds of each rank, and how many of them each iteration does not account for."""
+    return [(each.state["collectives"], each.state["rounds"]) for each in reports]
+
+
+def test_ranks_whose_stores_disagree_stay_alike_for_ten_thousand_iterations(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    store = f"file://{tmp_path}/{{rank}}"
+    few = {"host_pages": 200}
+    faults = {"store_fails_on_rank": 1}
+    with lockstep_engine(tmp_path, model, store=store, extra=few, faults=faults) as engine:
+        told = serve(engine, stock_tp2, ITERATIONS)
+        reports = engine.ranks()
+        stuck = engine.shutdown()
+
+    first, second = reports
+    assert told == []
+    assert stuck == []
+    assert first.iterations >= ITERATIONS
+    assert first.state["digest"] == second.state["digest"]
+    assert first.iterations == second.iterations
+    assert [rounds for _, rounds in collectives_of(reports)] == [first.state["rounds"]] * 2
+    assert all(collectives == rounds for collectives, rounds in collectives_of(reports))
+    assert second.state["pages_corrupt"] > 0

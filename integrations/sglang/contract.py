@@ -73,9 +73,13 @@ class PagedAllocator(Protocol):
 class WindowAllocator(Protocol):
     """Gives slots of two pools away: full attention's, and the windows' beside some of them."""
 
-    full_attn_allocator: PagedAllocator
-    swa_attn_allocator: PagedAllocator
     full_to_swa_index_mapping: torch.Tensor
+
+    @property
+    def full_attn_allocator(self) -> PagedAllocator: ...
+
+    @property
+    def swa_attn_allocator(self) -> PagedAllocator: ...
 
     def set_full_to_swa_mapping(
         self, full_indices: torch.Tensor, swa_indices: torch.Tensor

@@ -73,6 +73,15 @@ class LentBackups:
         """Forget what is kept: the tree that it was kept in is gone."""
         self._kept = dict.fromkeys(self._kept)
 
+    def state(self) -> dict[str, int]:
+        """Return how many backups there were and are."""
+        return {
+            "backups": self.counts.backups,
+            "backed_up_tokens": self.counts.tokens,
+            "retracted": self.counts.retracted,
+            "keeping": len(self),
+        }
+
     def _begin(self, tokens: bytes, device_pages: Mapping[str, Pages], namespace: str) -> str:
         self._given += 1
         name = f"b{self._given}"

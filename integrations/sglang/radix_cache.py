@@ -39,7 +39,7 @@ from .controls import Controls
 from .host_gauge import HostGauge
 from .lent_backups import LentBackups
 from .namespaces import Namespaces
-from .running import RunningRequests, token_bytes
+from .running import Kept, RunningRequests, token_bytes
 from .slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 from .weights import WeightsVersions
@@ -172,7 +172,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
-            self._running.computed(req, slots, lambda: self.lock(req.last_node))
+            self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
         """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
@@ -294,16 +294,7 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def lockstep_state(self) -> Mapping[str, Any]:
         """Return what this rank has done so far; for tests and for whoever hunts a fault."""
-        return self.lockstep.state() | {
-            "loads": self._waiting.counts.ready,
-            "loads_failed": self._waiting.counts.failed,
-            "loaded_tokens": self._waiting.counts.tokens,
-            "backups": self._backups.counts.backups,
-            "backed_up_tokens": self._backups.counts.tokens,
-            "retracted": self._backups.counts.retracted,
-            "loading": self._waiting.loads,
-            "keeping": len(self._backups),
-        }
+        return self.lockstep.state() | self._waiting.state() | self._backups.state()
 
     @property
     def _lower(self) -> Below:
@@ -355,10 +346,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._lower.slots.hand_over(load.reserved)
         before = self.path_device_indices(load.anchor.node)[: load.start]
         tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].astype(np.int64)
+        ids = array("q", tokens.tobytes())
         params = InsertParams(
-            key=RadixKey(
-                array("q", tokens.tobytes()), waiting.extra_key, cache_salt=waiting.cache_salt
-            ),
+            key=RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt),
             value=torch.cat([before, load.reserved.slots.to(before)]),
             prev_prefix_len=load.start,
         )
@@ -366,6 +356,19 @@ class LockstepRadixCache(UnifiedRadixCache):
             window_from = load.end - load.reserved.window.numel()
             params.set_evicted_seqlen(ComponentType.SWA, window_from)
         self.insert(params)
+
+    def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
+        """Lock the first tokens of what the tree has of a request, in `slots`.
+
+        A lock keeps the window that ends with its node, and no other: fewer tokens take another node.
+        """
+        node = request.last_node
+        if count < len(slots):
+            tokens = request.full_untruncated_fill_ids[:count]
+            key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
+            match = self._match_tree(MatchPrefixParams(key=key))
+            node, count = match.last_device_node, match.device_prefix_len
+        return self.lock(node), slots[:count]
 
     def _window_tokens(self, start: int, end: int) -> int:
         """Return how many of the last tokens of a load have windows; 0 for a model without."""

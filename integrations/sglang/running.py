@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from .contract import Handle, Lock, SglangRequest
 from .lent_backups import LentBackups
 from .slots import Slots
 from .waiting import Waiting
+
+Kept: TypeAlias = tuple[Lock, torch.Tensor]
+"""What keeps tokens in the tree, and their slots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,19 +50,22 @@ class RunningRequests:
         self._known[handle] = _Running(waiting.namespace, waiting.prefix)
 
     def computed(
-        self, request: SglangRequest, slots: torch.Tensor, lock: Callable[[], Lock]
+        self, request: SglangRequest, tree_tokens: int, keep: Callable[[int], Kept]
     ) -> None:
-        """Back up what the tree has of a request, in `slots`; `lock` keeps it until that is over."""
+        """Back up what the tree has of a request, which is `tree_tokens`.
+
+        `keep` locks so many of the first tokens, or fewer.
+        """
         running = self._known[request.cache_request_handle]
-        count = len(slots)
+        count = tree_tokens
         if self.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             count = min(count, running.shared)
         if count <= running.backed_up:
             return
         running.backed_up = count
-        tokens = token_bytes(request.full_untruncated_fill_ids, count)
-        pages = self.slots.pages_of(slots[:count])
-        self.backups.keep(tokens, pages, running.namespace, lock())
+        lock, slots = keep(count)
+        tokens = token_bytes(request.full_untruncated_fill_ids, len(slots))
+        self.backups.keep(tokens, self.slots.pages_of(slots), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
         """Save the whole pages of a request whose slots, in its `row`, are given away at once.

@@ -186,6 +186,15 @@ class WaitingRequests:
         """How many loads are under way."""
         return sum(each.load is not None for each in [*self._known.values(), *self._leaving])
 
+    def state(self) -> dict[str, int]:
+        """Return how many loads there were and are."""
+        return {
+            "loads": self.counts.ready,
+            "loads_failed": self.counts.failed,
+            "loaded_tokens": self.counts.tokens,
+            "loading": self.loads,
+        }
+
     def _prefetch(self, waiting: Waiting, device_tokens: int) -> None:
         if len(waiting) - device_tokens >= max(1, self.prefetch_threshold_tokens):
             self.host.prefetch(waiting.name, waiting.tokens, waiting.namespace)

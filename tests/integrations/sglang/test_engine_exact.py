@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.sglang.counting import by_tier, rounds_beyond_iterations
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import Answer, RankReport, Request, differences
+from tests.kit.sglang.requests import Request, differences
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -40,19 +41,6 @@ def served(
     stock: Stock = request.getfixturevalue(f"stock_tp{tp}")
     with lockstep_engine(folder, model, tp=tp, store=f"file://{store}") as engine:
         yield Served(engine, stock, store)
-
-
-def by_tier(answers: list[Answer], tier: str) -> int:
-    """How many tokens of all answers came from one tier."""
-    return sum(answer.cached_by_tier.get(tier, 0) for answer in answers)
-
-
-def rounds_beyond_iterations(before: list[RankReport], after: list[RankReport]) -> list[int]:
-    """How many more rounds than iterations each rank has had."""
-    return [
-        (end.state["rounds"] - begin.state["rounds"]) - (end.iterations - begin.iterations)
-        for begin, end in zip(before, after, strict=True)
-    ]
 
 
 def test_cold_and_warm_from_host_memory(served: Served) -> None:

@@ -1,126 +1,174 @@
-"""Slots of SGLang's pools are taken and given back whole; those of windows lie beside the last ones."""
+"""Slots of SGLang's pools are pages of Lockstep's, and go to the tree or back as they were taken."""
 
-from collections.abc import Callable
-
+import numpy as np
 import torch
 
-from lockstep.integrations.sglang.contract import PagedAllocator
-from lockstep.integrations.sglang.slots import WINDOW_POOL, AttentionSlots, Reserved, WindowSlots
+from lockstep.integrations.sglang.slots import WINDOW_POOL, AttentionSlots, WindowSlots
 from lockstep.ranks.orders import KV_POOL
-from tests.kit.sglang.sent import Allocator
+from lockstep.ranks.replica.operations.lent import NO_PAGE
+from tests.kit.sglang.slot_allocators import SlotAllocator, WindowedAllocator
 
-UNIT = 4
-
-
-class TwoPools:
-    """SGLang's allocator of a model with windows: which slot of a window stands beside which."""
-
-    def __init__(self, tokens: int, window_tokens: int) -> None:
-        self.full_attn_allocator: PagedAllocator = Allocator(tokens, first=UNIT)
-        self.swa_attn_allocator: PagedAllocator = Allocator(window_tokens, first=UNIT)
-        self.full_to_swa_index_mapping = torch.full((tokens + UNIT,), 99)
-
-    def set_full_to_swa_mapping(
-        self, full_indices: torch.Tensor, swa_indices: torch.Tensor
-    ) -> None:
-        self.full_to_swa_index_mapping[full_indices] = swa_indices
-
-    def clear_full_to_swa_mapping(self, full_indices: torch.Tensor) -> None:
-        self.full_to_swa_index_mapping[full_indices] = 0
+PAGE = 4
 
 
-def freeing(allocator: PagedAllocator, *slots: int) -> Callable[[int, int], object]:
-    """Return what makes room by evicting such slots."""
-    return lambda tokens, window_tokens: allocator.free(torch.tensor(slots))
+def no_room(tokens: int, window_tokens: int) -> None:
+    """Evict nothing."""
 
 
-def no_room(tokens: int, window_tokens: int) -> object:
-    return None
+def windowed(full_pages: int = 8, window_pages: int = 8) -> tuple[WindowedAllocator, WindowSlots]:
+    """Return an allocator of two pools, and its slots."""
+    allocator = WindowedAllocator(full_pages, window_pages, PAGE)
+    return allocator, WindowSlots(allocator, PAGE)
 
 
-def test_slots_of_a_load_are_its_pages() -> None:
-    slots = AttentionSlots(Allocator(12, first=4), UNIT)
+def free_pages(allocator: WindowedAllocator) -> tuple[int, int]:
+    """Return how many pages of full attention and of windows are free."""
+    return (
+        len(allocator.full_attn_allocator.free_pages),
+        len(allocator.swa_attn_allocator.free_pages),
+    )
 
-    reserved = slots.reserve(8, 0, no_room)
+
+def test_a_page_is_where_its_slots_are() -> None:
+    slots = AttentionSlots(SlotAllocator(8, PAGE), PAGE)
+
+    found = slots.pages_of(torch.tensor([20, 21, 22, 23, 4, 5, 6, 7]))
+
+    assert {name: pages.tolist() for name, pages in found.items()} == {KV_POOL: [5, 1]}
+
+
+def test_attention_takes_slots_for_all_tokens_and_gives_them_back() -> None:
+    allocator = SlotAllocator(3, PAGE)
+    slots = AttentionSlots(allocator, PAGE)
+
+    reserved = slots.reserve(2 * PAGE, 0, no_room)
 
     assert reserved is not None
-    assert reserved.slots.tolist() == list(range(4, 12))
+    assert reserved.window is None
     assert reserved.pages[KV_POOL].tolist() == [1, 2]
-    slots.hand_over(reserved)
+    assert slots.reserve(2 * PAGE, 0, no_room) is None
+    slots.give_back(reserved)
+    assert allocator.free_pages == [1, 2, 3]
 
 
-def test_room_is_made_for_what_is_short() -> None:
-    allocator = Allocator(4)
+def test_attention_has_what_is_short_evicted() -> None:
+    allocator = SlotAllocator(3, PAGE)
+    slots = AttentionSlots(allocator, PAGE)
+    held = allocator.alloc(2 * PAGE)
+    assert held is not None
     asked: list[tuple[int, int]] = []
 
     def make_room(tokens: int, window_tokens: int) -> None:
         asked.append((tokens, window_tokens))
-        allocator.free(torch.arange(8, 12))
+        allocator.free(held)
 
-    reserved = AttentionSlots(allocator, UNIT).reserve(8, 0, make_room)
+    reserved = slots.reserve(2 * PAGE, 0, make_room)
+
+    assert asked == [(PAGE, 0)]
+    assert reserved is not None
+
+
+def test_a_window_that_a_request_has_left_has_no_page() -> None:
+    allocator, slots = windowed()
+    allocator.swa_attn_allocator.alloc(PAGE)
+    prefix = allocator.give(3 * PAGE)
+    allocator.free_windows(prefix[: 2 * PAGE])
+
+    found = slots.pages_of(prefix)
+
+    assert found[KV_POOL].tolist() == [1, 2, 3]
+    assert found[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, 4]
+
+
+def test_pages_are_int32_as_a_cache_takes_them() -> None:
+    allocator, slots = windowed()
+
+    found = slots.pages_of(allocator.give(2 * PAGE).to(torch.int32))
+
+    assert {pages.dtype for pages in found.values()} == {np.dtype(np.int32)}
+
+
+def test_only_the_last_tokens_of_a_load_take_windows() -> None:
+    allocator, slots = windowed()
+
+    reserved = slots.reserve(5 * PAGE, 2 * PAGE, no_room)
 
     assert reserved is not None
-    assert asked == [(4, 0)]
+    assert reserved.pages[KV_POOL].tolist() == [1, 2, 3, 4, 5]
+    assert reserved.pages[WINDOW_POOL].tolist() == [NO_PAGE, NO_PAGE, NO_PAGE, 1, 2]
+    assert free_pages(allocator) == (3, 6)
 
 
-def test_where_no_room_can_be_made_nothing_is_taken() -> None:
-    allocator = Allocator(4)
+def test_a_load_within_one_window_takes_a_window_for_each_token() -> None:
+    _, slots = windowed()
 
-    assert AttentionSlots(allocator, UNIT).reserve(8, 0, no_room) is None
-    assert allocator.available_size() == 4
+    reserved = slots.reserve(2 * PAGE, 2 * PAGE, no_room)
+
+    assert reserved is not None
+    assert reserved.pages[WINDOW_POOL].tolist() == [1, 2]
 
 
-def test_what_a_load_did_not_fill_is_given_back() -> None:
-    allocator = Allocator(8)
-    slots = AttentionSlots(allocator, UNIT)
-    reserved = slots.reserve(8, 0, no_room)
+def test_of_each_pool_what_is_short_is_evicted() -> None:
+    allocator, slots = windowed(full_pages=4, window_pages=4)
+    prefix = allocator.give(3 * PAGE)
+    allocator.free_windows(prefix[:PAGE])
+    asked: list[tuple[int, int]] = []
+
+    def make_room(tokens: int, window_tokens: int) -> None:
+        asked.append((tokens, window_tokens))
+        allocator.free_windows(prefix[PAGE:])
+        allocator.full_attn_allocator.free(prefix)
+
+    reserved = slots.reserve(4 * PAGE, 3 * PAGE, make_room)
+
+    assert asked == [(3 * PAGE, PAGE)]
+    assert reserved is not None
+
+
+def test_a_load_that_one_pool_has_no_room_for_takes_nothing_of_the_other() -> None:
+    allocator, slots = windowed(full_pages=8, window_pages=1)
+
+    assert slots.reserve(4 * PAGE, 2 * PAGE, no_room) is None
+    assert free_pages(allocator) == (8, 1)
+
+    allocator, slots = windowed(full_pages=1, window_pages=8)
+
+    assert slots.reserve(4 * PAGE, 2 * PAGE, no_room) is None
+    assert free_pages(allocator) == (1, 8)
+
+
+def test_a_load_that_failed_gives_the_slots_of_both_pools_back() -> None:
+    allocator, slots = windowed()
+    reserved = slots.reserve(5 * PAGE, 2 * PAGE, no_room)
     assert reserved is not None
 
     slots.give_back(reserved)
 
-    assert allocator.available_size() == 8
+    assert free_pages(allocator) == (8, 8)
+    assert not allocator.full_to_swa_index_mapping.any()
 
 
-def test_only_the_last_tokens_of_a_load_have_windows() -> None:
-    pools = TwoPools(16, 8)
-    slots = WindowSlots(pools, UNIT)
+def test_a_window_is_beside_its_token_only_once_it_is_loaded() -> None:
+    _, slots = windowed()
+    reserved = slots.reserve(3 * PAGE, PAGE, no_room)
+    assert reserved is not None
 
-    reserved = slots.reserve(12, 8, no_room)
+    before = slots.pages_of(reserved.slots)
+    slots.hand_over(reserved)
+    after = slots.pages_of(reserved.slots)
+
+    assert before[WINDOW_POOL].tolist() == [NO_PAGE] * 3
+    assert after[WINDOW_POOL].tolist() == reserved.pages[WINDOW_POOL].tolist()
+    assert after[KV_POOL].tolist() == reserved.pages[KV_POOL].tolist()
+
+
+def test_what_was_loaded_is_freed_as_what_was_computed() -> None:
+    allocator, slots = windowed()
+    reserved = slots.reserve(3 * PAGE, PAGE, no_room)
     assert reserved is not None
     slots.hand_over(reserved)
 
-    assert reserved.pages[KV_POOL].tolist() == [1, 2, 3]
-    assert reserved.pages[WINDOW_POOL].tolist() == [-1, 1, 2]
-    found = slots.pages_of(reserved.slots)
-    assert found[KV_POOL].tolist() == [1, 2, 3]
-    assert found[WINDOW_POOL].tolist() == [-1, 1, 2]
+    allocator.free_windows(reserved.slots[2 * PAGE :])
+    allocator.full_attn_allocator.free(reserved.slots)
 
-
-def test_a_window_for_which_there_is_no_room_takes_nothing_of_full_attention_either() -> None:
-    pools = TwoPools(16, 4)
-
-    assert WindowSlots(pools, UNIT).reserve(12, 8, no_room) is None
-    assert pools.full_attn_allocator.available_size() == 16
-    assert pools.swa_attn_allocator.available_size() == 4
-
-
-def test_room_is_made_in_each_of_the_two_pools() -> None:
-    pools = TwoPools(16, 4)
-    make_room = freeing(pools.swa_attn_allocator, 20, 21, 22, 23)
-
-    assert WindowSlots(pools, UNIT).reserve(12, 8, make_room) is not None
-
-
-def test_both_pools_get_back_what_a_load_did_not_fill() -> None:
-    pools = TwoPools(16, 8)
-    slots = WindowSlots(pools, UNIT)
-    for window_tokens in (0, 8):
-        reserved = slots.reserve(12, window_tokens, no_room)
-        assert_given_back(slots, pools, reserved)
-
-
-def assert_given_back(slots: WindowSlots, pools: TwoPools, reserved: Reserved | None) -> None:
-    assert reserved is not None
-    slots.give_back(reserved)
-    assert pools.full_attn_allocator.available_size() == 16
-    assert pools.swa_attn_allocator.available_size() == 8
+    assert free_pages(allocator) == (8, 8)

@@ -35,5 +35,5 @@ def lockstep_engine(
     **arguments: Any,
 ) -> RunningEngine:
     """Return an engine with Lockstep, not started, with room for few prompts on the device."""
-    flags = {**CROWDED, **lockstep_flags(store, **(extra or {})), **arguments}
+    flags: dict[str, Any] = {**CROWDED, **lockstep_flags(store, **(extra or {})), **arguments}
     return RunningEngine(folder, model, tp=tp, **flags)

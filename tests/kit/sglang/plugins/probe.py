@@ -6,8 +6,10 @@ rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOC
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
-`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
-room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV of a prompt on the device.
+`{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
+have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
+forward pass, though there is room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV
+of a prompt on the device.
 """
 
 import inspect
@@ -80,6 +82,9 @@ class Probe:
             _let_it_find_nothing(scheduler.tree_cache)
         if self.is_afflicted("loads_fail_on_rank"):
             _let_loads_fail()
+        for pool in ("attention", "windows"):
+            if self.is_afflicted(f"{pool}_poisoned_on_rank"):
+                _poison_loads("kv" if pool == "attention" else "window")
         if "retract_every" in self.faults:
             # SGLang's own, for its tests; it reads the environment when it is imported.
             module: Any = import_module("sglang.srt.managers.scheduler")
@@ -225,6 +230,24 @@ def _let_loads_fail() -> None:
             raise RuntimeError("planted: this load fails once its bytes are there")
 
     copies._copy = copy_and_fail
+
+
+def _poison_loads(pool: str) -> None:
+    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
+    orders: Any = import_module("lockstep.ranks.orders")
+    copy: Callable[..., None] = copies._copy
+
+    def copy_and_poison(self: Any, job: Any) -> None:
+        copy(self, job)
+        if job.direction is not orders.Direction.TO_DEVICE:
+            return
+        for transfer in job.transfers:
+            if transfer.pool == pool:
+                for _, device in self._pools[pool].slabs:
+                    # Every float32 is 0.747 then.
+                    device[:, list(transfer.destinations)] = 0x3F
+
+    copies._copy = copy_and_poison
 
 
 def _caller() -> str:

@@ -53,6 +53,7 @@ class SglangRequest(Protocol):
     origin_input_ids: "array[int]"
     output_ids: "array[int]"
     full_untruncated_fill_ids: "array[int]"
+    sampling_params: Any
     multimodal_inputs: object | None
     input_embeds: object | None
     positional_embed_overrides: object | None

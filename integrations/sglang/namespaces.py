@@ -3,8 +3,8 @@
 import json
 from typing import Protocol
 
-from .adapters import without_adapter
 from .contract import SglangRequest
+from .identity.adapters import without_adapter
 
 NOT_KNOWN = (
     "not known on this rank, which could not read its files or found them changed, and names it in its"

@@ -15,7 +15,7 @@ from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from .engine_layout import EnginePool, engine_pools
-from .identity import Identity
+from .identity.identity import Identity
 from .namespaces import Namespaces
 from .radix_cache import Below, LockstepRadixCache
 from .refusals import require_supported

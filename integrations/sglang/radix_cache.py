@@ -10,24 +10,19 @@ give commands to this rank's replica, and each iteration of the scheduler is one
 """
 
 import contextlib
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
-    EvictParams,
     InitLoadBackParams,
-    InsertParams,
     MatchPrefixParams,
     MatchResult,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
 
@@ -38,10 +33,11 @@ from .contract import Node, SglangRequest
 from .controls import Controls
 from .host_gauge import HostGauge
 from .lent_backups import LentBackups
+from .loads import Loads
 from .namespaces import Namespaces
 from .running import Kept, RunningRequests, token_bytes
-from .slots import WINDOW_POOL, Slots
-from .waiting import Load, Waiting, WaitingRequests
+from .slots import Slots
+from .waiting import Waiting, WaitingRequests
 from .weights import WeightsVersions
 
 
@@ -70,6 +66,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().__init__(params)
         host = below.host
         self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
+        self._loads = Loads(self, self._match_tree, self._waiting, host, below.slots)
         self._backups = LentBackups(host, self.unlock)
         self._weights = below.weights
         self._running = RunningRequests(self._backups, below.slots, below.write_policy)
@@ -102,7 +99,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         hit = self._waiting.hit(waiting, device_tokens)
         if not hit:
             return result
-        window = self._window_tokens(device_tokens, device_tokens + hit)
+        window = self._loads.window_tokens(device_tokens, device_tokens + hit)
         return _with_hit(result, hit, window, result.last_device_node)
 
     def is_backuped(self, node: Node) -> bool:
@@ -115,7 +112,11 @@ class LockstepRadixCache(UnifiedRadixCache):
     def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
         """Say whether a request may be admitted in this step."""
         waiting = self._waiting.get(request)
-        return waiting is None or not self._is_held(waiting, waiting.prefix)
+        if waiting is None:
+            return True
+        return not (
+            self._is_held(waiting, waiting.prefix) or self._waiting.waits_for_others(waiting)
+        )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
         """Return how many tokens storage has brought for a request, and from which one on."""
@@ -141,14 +142,9 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
             # A request that was retracted since has taken host pages.
             return None
-        end = device_tokens + params.host_hit_length
-        window = self._window_tokens(device_tokens, end)
-        anchor = self.lock(node)
-        reserved = self._lower.slots.reserve(end - device_tokens, window, self._make_room)
-        if reserved is None:
-            self.unlock(anchor)
+        if not self._loads.begin(waiting, node, device_tokens, params.host_hit_length):
             return 0, node
-        self._waiting.begin_load(waiting, Load(device_tokens, end, reserved, anchor))
+        self._loads.begin_beside(waiting)
         with self._behind_forward():
             self._lower.host.begin_loads()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
@@ -321,6 +317,7 @@ class LockstepRadixCache(UnifiedRadixCache):
                     device_tokens,
                     extra_key=request.extra_key,
                     cache_salt=request.cache_salt,
+                    room=_room_of(request) + self.page_size,
                     held_by=self._running.saved_by(handle),
                 )
         return waiting
@@ -333,29 +330,8 @@ class LockstepRadixCache(UnifiedRadixCache):
     def _follow(self) -> None:
         """Do what a verdict has brought about."""
         self._backups.collect()
-        for waiting, load, good in self._waiting.ended():
-            if good:
-                self._insert(waiting, load)
-            else:
-                self._lower.slots.give_back(load.reserved)
-            self.unlock(load.anchor)
+        self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
-
-    def _insert(self, waiting: Waiting, load: Load) -> None:
-        """Let the tree take over what was loaded."""
-        self._lower.slots.hand_over(load.reserved)
-        before = self.path_device_indices(load.anchor.node)[: load.start]
-        tokens = np.frombuffer(waiting.tokens, dtype=np.int32)[: load.end].astype(np.int64)
-        ids = array("q", tokens.tobytes())
-        params = InsertParams(
-            key=RadixKey(ids, waiting.extra_key, cache_salt=waiting.cache_salt),
-            value=torch.cat([before, load.reserved.slots.to(before)]),
-            prev_prefix_len=load.start,
-        )
-        if load.reserved.window is not None:
-            window_from = load.end - load.reserved.window.numel()
-            params.set_evicted_seqlen(ComponentType.SWA, window_from)
-        self.insert(params)
 
     def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
         """Lock the first tokens of what the tree has of a request, in `slots`.
@@ -370,18 +346,17 @@ class LockstepRadixCache(UnifiedRadixCache):
             node, count = match.last_device_node, match.device_prefix_len
         return self.lock(node), slots[:count]
 
-    def _window_tokens(self, start: int, end: int) -> int:
-        """Return how many of the last tokens of a load have windows; 0 for a model without."""
-        first = self._lower.host.needed_from(end).get(WINDOW_POOL)
-        return 0 if first is None else end - max(start, first)
-
-    def _make_room(self, tokens: int, window_tokens: int) -> None:
-        self.evict_for_alloc(EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens))
-
     def _behind_forward(self) -> contextlib.AbstractContextManager[Any]:
         """Order copies behind the pass that may still write, or read, their slots."""
         stream = self._lower.stream
         return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _room_of(request: SglangRequest) -> int:
+    """Return how many tokens a request has, with those that it may decode."""
+    limit: int = request.sampling_params.max_new_tokens
+    decodes = max(0, limit - len(request.output_ids))
+    return len(request.full_untruncated_fill_ids) + decodes
 
 
 def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:

@@ -19,6 +19,9 @@ from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import Handle, Lock
 from .slots import Reserved
 
+TOGETHER_STEPS = 3
+"""How many steps a request that has landed waits for those that were to land with it."""
+
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -29,6 +32,8 @@ class Load:
     reserved: Reserved
     anchor: Lock
     """Keeps on the device what the load continues."""
+    step: int = 0
+    """The step in which it began."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +47,8 @@ class Waiting:
     namespace: str
     extra_key: str | None
     cache_salt: str | None
+    room: int = 0
+    """How many tokens it needs on the device in all, with what it is to decode."""
     held_by: str | None = None
     """A backup that has to end first: what it was retracted with."""
     prefix: int = 0
@@ -50,6 +57,8 @@ class Waiting:
     """The load that is under way."""
     landed: tuple[int, int] = (0, 0)
     """From which token to which one loads have brought it to the device."""
+    landed_at: int | None = None
+    """The step in which it has landed."""
     dropped: bool = False
     """It was aborted while it was loaded."""
     unwanted: bool = False
@@ -80,10 +89,16 @@ class WaitingRequests:
     _leaving: list[Waiting] = field(default_factory=list[Waiting])
     """Requests that were aborted while they were loaded."""
     _arrivals: int = 0
+    _steps: int = 0
 
     def get(self, handle: Handle) -> Waiting | None:
         """Return a request that waits, if it is known."""
         return self._known.get(handle)
+
+    def after(self, first: Waiting) -> list[Waiting]:
+        """Return those that came after one, in their order."""
+        known = list(self._known.values())
+        return known[known.index(first) + 1 :]
 
     def arrive(
         self,
@@ -94,12 +109,13 @@ class WaitingRequests:
         *,
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        room: int = 0,
         held_by: str | None = None,
     ) -> Waiting:
         """Note a request, and begin to bring what storage has of it."""
         self._arrivals += 1
         waiting = Waiting(
-            f"r{self._arrivals}", tokens, namespace, extra_key, cache_salt, held_by=held_by
+            f"r{self._arrivals}", tokens, namespace, extra_key, cache_salt, room, held_by=held_by
         )
         self._known[handle] = waiting
         if held_by is None:
@@ -119,6 +135,25 @@ class WaitingRequests:
             or not self.host.prefetch_done(waiting.name)
         )
 
+    def waits_for_others(self, waiting: Waiting) -> bool:
+        """Say whether a request had better not be visited in this step, for loads of other ones.
+
+        One that came later than a request that is being loaded would find no room, and SGLang would
+        look for none until a request ends. One that has landed waits a little for those whose loads
+        began with its own, so that one batch computes them all.
+        """
+        if waiting.landed_at is not None:
+            return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
+                each.load is not None and each.load.step <= waiting.landed_at
+                for each in self._known.values()
+            )
+        for each in self._known.values():
+            if each is waiting:
+                return False
+            if each.load is not None:
+                return True
+        return False
+
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
         """Return how many tokens can be loaded beyond those that are on the device; whole pages."""
         found = self.host.hit(
@@ -135,6 +170,7 @@ class WaitingRequests:
             load.reserved.pages,
             device_tokens=load.start,
         )
+        load.step = self._steps
         waiting.load = load
 
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
@@ -142,6 +178,7 @@ class WaitingRequests:
 
         Nothing touches their slots any more, which are the caller's from here on.
         """
+        self._steps += 1
         for waiting in [*self._known.values(), *self._leaving]:
             load = waiting.load
             if load is None:
@@ -156,7 +193,7 @@ class WaitingRequests:
             self.counts.tokens += load.end - load.start if good else 0
             if good:
                 start = waiting.landed[0] if waiting.landed[1] == load.start else load.start
-                waiting.landed = start, load.end
+                waiting.landed, waiting.landed_at = (start, load.end), self._steps
             if waiting.dropped:
                 self._leaving.remove(waiting)
                 self.host.release(waiting.name)

@@ -1,6 +1,7 @@
 """Adapters: pages of one are no hit for another, and are found again by their weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_adapters_share_nothing_and_are_found_in_storage_by_their_weights_after_
 ) -> None:
     make_llama_adapter(tmp_path / "one", seed=1)
     make_llama_adapter(tmp_path / "other", seed=2)
-    flags = {
+    flags: dict[str, Any] = {
         **CROWDED,
         **lockstep_flags(f"file://{tmp_path}/store"),
         "plugins": ("lockstep", PROBE, "cpu_adapters"),

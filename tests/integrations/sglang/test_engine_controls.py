@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_fifty_retracted_requests_load_what_they_had_and_say_the_same(
     tmp_path: Path, model: Path
 ) -> None:
     """Pages of four tokens, since a request decodes only a few before its next retraction."""
-    pages = {"page_size": 4, "extra": {"host_pages": 4800}}
+    pages: dict[str, Any] = {"page_size": 4, "extra": {"host_pages": 4800}}
     with lockstep_engine(tmp_path / "all", model, faults={"retract_every": 5}, **pages) as engine:
         together = engine.generate(CROWD)
         states = [report.state for report in engine.ranks()]

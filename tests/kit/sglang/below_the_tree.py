@@ -112,7 +112,9 @@ class RankBelow:
             self.running.admitted(handle, waiting)
         count = len(tokens) if backed_up is None else backed_up
         self.running.computed(
-            Sent(handle, tokens), self.rows(count), lambda: f"lock of {handle} at {count}"
+            Sent(handle, tokens),
+            count,
+            lambda kept: (f"lock of {handle} at {kept}", self.rows(kept)),
         )
         self.host.begin_backups()
 

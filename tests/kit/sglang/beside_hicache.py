@@ -27,7 +27,21 @@ PROMPTS, SHARED, LENGTH, OUTPUT = 12, 64, 464, 24
 ROUNDS = 3
 PAIRS = 7
 
-Make = Callable[[Path, Path], RunningEngine]
+Make = Callable[[Path, Path, Path], RunningEngine]
+"""Returns an engine that runs in a folder, with a model and files in another folder."""
+
+
+def with_hicache(folder: Path, model: Path, store: Path) -> RunningEngine:
+    """Return an engine with HiCache."""
+    return hicache_engine(folder, model, store=store)
+
+
+def with_lockstep(folder: Path, model: Path, store: Path) -> RunningEngine:
+    """Return an engine with Lockstep."""
+    return lockstep_engine(folder, model, store=f"file://{store}")
+
+
+MAKERS: dict[str, Make] = {"HiCache": with_hicache, "Lockstep": with_lockstep}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,9 @@ def prompts() -> list[Request]:
 def measure(folder: Path, model: Path, make: Make) -> Measured:
     """Serve both workloads with engines that `make` returns."""
     requests = prompts()
-    with make(folder / "first", model) as engine:
-        engine.generate(requests)
+    store = folder / "store"
+    with make(folder / "first", model, store) as engine:
+        answers = engine.generate(requests)
         before = engine.ranks()[0]
         began = time.perf_counter()
         for _ in range(ROUNDS):
@@ -70,7 +85,7 @@ def measure(folder: Path, model: Path, make: Make) -> Measured:
         engine.flush()
         engine.shutdown()
     cached = _cached(answers)
-    with make(folder / "second", model) as engine:
+    with make(folder / "second", model, store) as engine:
         began = time.perf_counter()
         answers = engine.generate(requests)
         storage_s = time.perf_counter() - began
@@ -87,16 +102,8 @@ def main() -> None:
         tiny_llama.make(model)
         for pair in range(pairs):
             folder = Path(place) / str(pair)
-            makers: dict[str, Make] = {
-                "HiCache": lambda at, model, store=folder / "hicache": hicache_engine(
-                    at, model, store=store
-                ),
-                "Lockstep": lambda at, model, store=folder / "lockstep": lockstep_engine(
-                    at, model, store=f"file://{store}"
-                ),
-            }
-            for name in sorted(makers, reverse=bool(pair % 2)):
-                measured = measure(folder / f"{name} runs", model, makers[name])
+            for name in sorted(MAKERS, reverse=bool(pair % 2)):
+                measured = measure(folder / name, model, MAKERS[name])
                 found[name].append(measured)
                 sys.stdout.write(f"{_line(name, measured)}\n")
                 sys.stdout.flush()

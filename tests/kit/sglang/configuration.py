@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep.integrations.sglang.kv_identity import Resolved
+from lockstep.integrations.sglang.identity.kv_identity import Resolved
 
 FIELDS: Mapping[str, object] = {
     "device.device": "cuda",

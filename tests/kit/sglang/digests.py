@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lockstep.integrations.sglang.kv_identity import configuration_digest
+from lockstep.integrations.sglang.identity.kv_identity import configuration_digest
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ def counted(folder: Path, *, tp_size: int = 1, **environment: str) -> str:
     )
     import_module("sglang.srt.runtime_context").publish(arguments, role="test")
     model = import_module("sglang.srt.configs.model_config").ModelConfig
-    resolved = import_module("lockstep.integrations.sglang.resolved").resolved
+    resolved = import_module("lockstep.integrations.sglang.identity.resolved").resolved
     found = configuration_digest(resolved(model.from_server_args(arguments)))
     for name in environment:
         del os.environ[name]

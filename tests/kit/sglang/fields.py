@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.integrations.proven_out import names_by_owner, names_of
-from lockstep.integrations.sglang.environment import ENVIRONMENT_PROVEN_OUT, READ_BESIDE
-from lockstep.integrations.sglang.proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES
+from lockstep.integrations.sglang.identity.environment import ENVIRONMENT_PROVEN_OUT, READ_BESIDE
+from lockstep.integrations.sglang.identity.proven_out import (
+    CLASSES_PROVEN_OUT,
+    FIELDS_PROVEN_OUT,
+    FILES,
+)
 from tests.kit.sglang.keyed_fields import KEYED
 
 NAME = r"""["']([A-Z][A-Z0-9_]+)["']"""

@@ -33,6 +33,7 @@ class Sent:
     prefix_len: int = 0
     extend_end: int | None = None
     is_retracted: bool = False
+    sampling_params: Any = None
     multimodal_inputs: object | None = None
     input_embeds: object | None = None
     positional_embed_overrides: object | None = None

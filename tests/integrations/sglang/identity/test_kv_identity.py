@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.kv_identity import Resolved, configuration_digest, weights_of
+from lockstep.integrations.sglang.identity.kv_identity import (
+    Resolved,
+    configuration_digest,
+    weights_of,
+)
 from lockstep.integrations.weights import FileDigests
 from tests.kit.sglang.configuration import Graphs, Model, Pretrained, engine
 from tests.kit.source_tree import ROOT
@@ -17,7 +21,7 @@ from tests.kit.source_tree import ROOT
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHERE = "the extra config"
 ANOTHER_PROCESS = """
-from tests.integrations.sglang.test_kv_identity import counted_in_order_of_hashes
+from tests.integrations.sglang.identity.test_kv_identity import counted_in_order_of_hashes
 print(counted_in_order_of_hashes(), end="")
 """
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...errors import ConfigError
-from ..canonical import DIGEST_CHARACTERS, Json, canonical, digest, tell_parts
-from ..model_weights import LoadedWeights, remedy, unreadable
-from ..proven_out import names_by_owner, names_of
-from ..weights import FileDigests, weights_digest
+from ....errors import ConfigError
+from ...canonical import DIGEST_CHARACTERS, Json, canonical, digest, tell_parts
+from ...model_weights import LoadedWeights, remedy, unreadable
+from ...proven_out import names_by_owner, names_of
+from ...weights import FileDigests, weights_digest
 from .environment import ENVIRONMENT_PROVEN_OUT
 from .proven_out import CLASSES_PROVEN_OUT, FIELDS_PROVEN_OUT, FILES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.integrations.sglang.adapters import FROM_TENSORS, Adapters, without_adapter
+from lockstep.integrations.sglang.identity.adapters import FROM_TENSORS, Adapters, without_adapter
 from lockstep.integrations.weights import FileDigests
 
 

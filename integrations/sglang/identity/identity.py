@@ -7,13 +7,13 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
-from ...errors import ConfigError
-from ..settings import PluginSettings
-from ..weights import FileDigests
+from ....errors import ConfigError
+from ...settings import PluginSettings
+from ...weights import FileDigests
+from ..settings import WHERE
 from .adapters import Adapters
 from .kv_identity import configuration_digest, weights_of
 from .resolved import resolved
-from .settings import WHERE
 
 log = logging.getLogger("sglang.lockstep")
 

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from ..adapters import AdapterWeights, LoadedAdapter
-from ..weights import FileDigests
+from ...adapters import AdapterWeights, LoadedAdapter
+from ...weights import FileDigests
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What SGLang's KV is, apart from the tokens: weights, adapters, configuration (rule R16)."""

@@ -31,9 +31,9 @@ from ...ranks.config import WritePolicy
 from ...ranks.host_cache import HostCache
 from .contract import Node, SglangRequest
 from .controls import Controls
-from .host_gauge import HostGauge
 from .lent_backups import LentBackups
 from .loads import Loads
+from .metrics import CopyCounters, HostGauge
 from .namespaces import Namespaces
 from .running import Kept, RunningRequests, token_bytes
 from .slots import Slots
@@ -74,6 +74,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         self.lockstep = Controls(host, witness=below.witness)
         """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
         self.token_to_kv_pool_host = HostGauge(host)
+        self._copied = CopyCounters(host)
         self._below = below
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
@@ -198,6 +199,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         with self._behind_forward():
             below.host.begin_loads()
             below.host.begin_backups()
+        if self.metrics_collector is not None:
+            self._copied.tell(self.metrics_collector)
         idle, self._idle = self._idle, False
         below.host.end_step(idle_s=below.idle_wait_s if idle else 0.0)
 

@@ -25,7 +25,8 @@ CROWD = [
 def engine(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Generator[RunningEngine]:
     """Two ranks with a store, for tests that leave it as it was."""
     folder = tmp_path_factory.mktemp("lockstep")
-    with lockstep_engine(folder, model, store=f"file://{folder}/store") as started:
+    store = f"file://{folder}/store"
+    with lockstep_engine(folder, model, store=store, enable_metrics=True) as started:
         yield started
 
 
@@ -122,6 +123,29 @@ def test_a_store_is_detached_and_another_attached_while_the_engine_runs(
     assert differences(stock_tp2.cold[:12], without, tolerance=TOLERANCE) == []
     assert differences(stock_tp2.cold[:12], answers, tolerance=TOLERANCE) == []
     assert {answer.cached_by_tier["storage_backend"] for answer in answers[1:]} == {"file"}
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "hicache_host_used_tokens",
+        "hicache_host_total_tokens",
+        "hicache_backup_bytes_total",
+        "load_back_bytes_total",
+    ],
+)
+def test_sglang_s_metrics_tell_of_host_memory_and_copies(
+    engine: RunningEngine, metric: str
+) -> None:
+    engine.generate(REQUESTS)
+    engine.flush()
+    engine.generate(REQUESTS)
+
+    lines = engine.ask("metrics").splitlines()
+
+    told = [line for line in lines if line.startswith(f"sglang:{metric}{{")]
+    assert told
+    assert float(told[0].rpartition(" ")[2]) > 0
 
 
 def test_ranks_that_are_asked_to_close_end_in_time(engine: RunningEngine) -> None:

@@ -7,6 +7,7 @@ from .cache_init_params import CacheInitParams
 
 class UnifiedRadixCache:
     req_to_token_pool: Any
+    metrics_collector: Any | None
     token_to_kv_pool_allocator: Any
     page_size: int
     ongoing_load_back: dict[int, Any]

@@ -15,12 +15,8 @@ _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerO
 _FLUSHES = "sglang.srt.managers.scheduler_components.flush_wrapper.SchedulerFlushWrapper"
 _SESSIONS = "sglang.srt.session.session_controller"
 
-_UPDATES = (
-    "update_weights_from_disk",
-    "update_weights_from_distributed",
-    "update_weights_from_tensor",
-    "update_weights_from_ipc",
-)
+_UPDATES = ("update_weights_from_disk", "update_weights_from_ipc")
+_UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
 
 _ACTIVITY = "_lockstep_activity"
 """What a session is given: its `_Activity`."""
@@ -55,6 +51,8 @@ def register_hooks() -> None:
     register(f"{_SCHEDULER}.flush_cache", before_flush, HookType.BEFORE)
     for name in _UPDATES:
         register(f"{_UPDATER}.{name}", around_update, HookType.AROUND)
+    for name in _UPDATES_IN_SESSION:
+        register(f"{_UPDATER}.{name}", around_update_in_session, HookType.AROUND)
     register(f"{_UPDATER}.release_memory_occupation", before_sleep, HookType.BEFORE)
     register(f"{_STREAMER}._get_storage_backend_type", storage_type, HookType.AROUND)
     register(f"{_SCHEDULER}.run_batch", around_batch, HookType.AROUND)
@@ -95,6 +93,13 @@ def around_update(original: Callable[..., Any], updater: Any, request: Any) -> A
     outcome = original(updater, request)
     cache.weights_changed(well=outcome.success)
     return outcome
+
+
+def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """Do the same within a session of updates; outside one SGLang refuses and changes nothing."""
+    if updater._session is None:  # noqa: SLF001
+        return original(updater, request)
+    return around_update(original, updater, request)
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:

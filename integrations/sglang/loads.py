@@ -64,7 +64,7 @@ class Loads:
         for waiting in self._waiting.after(first):
             if rows <= 0 or room <= 0:
                 return
-            if self._waiting.is_busy(waiting):
+            if not len(waiting) or self._waiting.is_busy(waiting):
                 continue
             match = self._match(MatchPrefixParams(key=_key(waiting, len(waiting))))
             start = match.device_prefix_len

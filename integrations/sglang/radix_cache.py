@@ -85,7 +85,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             return result
         device_tokens = result.device_prefix_len
         waiting = self._waiting_for(request, params.key, device_tokens)
-        if waiting is None:
+        if waiting is None or not len(waiting):
             return result
         if self._is_held(waiting, device_tokens):
             if get_memory().hicache_storage_backend is not None:
@@ -310,7 +310,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             # Another one of the same name, or the same one after it has computed more.
             self._waiting.forget(handle)
             waiting = None
-        if waiting is None and count and not self._weights.tree_is_stale:
+        if waiting is None and not self._weights.tree_is_stale:
             namespace = self._lower.namespaces.of(request)
             if namespace is not None:
                 waiting = self._waiting.arrive(

@@ -53,6 +53,15 @@ def test_fifty_retracted_requests_load_what_they_had_and_say_the_same(
     assert states[0]["digest"] == states[1]["digest"]
 
 
+def test_what_a_request_with_less_than_a_page_decodes_is_kept_too(engine: RunningEngine) -> None:
+    [first] = engine.generate([Request(tokens=range(3, 13), output_tokens=40)])
+    engine.flush()
+
+    [second] = engine.generate([Request(tokens=[*range(3, 13), *first.tokens])])
+
+    assert second.cached_by_tier["host"] == 48
+
+
 def test_weights_that_come_back_find_their_pages_in_host_memory(
     engine: RunningEngine, model: Path, other_model: Path, stock_tp2: Stock
 ) -> None:

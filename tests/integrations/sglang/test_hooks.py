@@ -257,6 +257,21 @@ def test_an_update_of_weights_lies_between_its_two_notes() -> None:
     ]
 
 
+@pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])
+def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
+    session: object, told: int
+) -> None:
+    scheduler = Scheduler(object())
+    updater = SimpleNamespace(scheduler=scheduler, _session=session)
+    request = SimpleNamespace(weight_version=None)
+    refused = SimpleNamespace(success=False)
+
+    outcome = hooks.around_update_in_session(lambda *_: refused, updater, request)
+
+    assert outcome is refused
+    assert len(scheduler.told) == told
+
+
 def test_copies_end_before_a_flush_and_before_memory_is_taken_away() -> None:
     scheduler = Scheduler(object())
 

@@ -165,9 +165,7 @@ def _rows(
     return column, [_paged(each, page_tokens, AxisOrder.TOKENS_FIRST) for each in layers]
 
 
-def _replicated(
-    columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int
-) -> EnginePool:
+def _replicated(columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int) -> EnginePool:
     return EnginePool(
         PageLayout(page_tokens=page_tokens, columns=tuple(columns)),
         {column.name: tensors for column, tensors in columns.items()},

@@ -14,7 +14,7 @@ STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
 
 @cache
 def begin() -> None:
-    """Make SGLang importable on a CPU, and publish a configuration. The first call takes its imports."""
+    """Make SGLang importable on a CPU, and publish a configuration; the first call imports it."""
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     # At the end: a real package comes before what stands in for it.
     sys.path.append(str(STAND_INS))

@@ -110,9 +110,9 @@ def _sparse(dtype: torch.dtype, width: int, *, skipped: int | None = None) -> Ki
     def expected(numbers: torch.Tensor, rank: int, ranks: int) -> Held:
         stored = torch.uint8 if dtype.itemsize == 1 else dtype
         index = {
-            f"index {layer}": _spread(
-                numbers, torch.arange(1), INDEX_BYTES + 4, 7 + layer, 251
-            ).to(torch.uint8)[:, 0]
+            f"index {layer}": _spread(numbers, torch.arange(1), INDEX_BYTES + 4, 7 + layer, 251).to(
+                torch.uint8
+            )[:, 0]
             for layer in range(LAYERS)
             if layer != skipped
         }

@@ -4,8 +4,10 @@ A test does by hand what SGLang's scheduler does with a request, in the same ord
 the cache; the requests are SGLang's own. In the place of a forward pass, known numbers are written.
 """
 
+import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from lockstep.coordinator.collective import Collective
 from lockstep.ranks.config import CacheConfig, WritePolicy
 from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.orders import KV_POOL, Direction
 from tests.kit.sglang import here
 from tests.kit.sglang.known_bytes import KINDS, Held, numbers_of
 
@@ -25,6 +27,11 @@ MEM_CACHE = "sglang.srt.mem_cache"
 COMMON, BASE = f"{MEM_CACHE}.common", f"{MEM_CACHE}.base_prefix_cache"
 BATCH = "sglang.srt.managers.schedule_batch"
 OURS = "lockstep.integrations.sglang"
+
+
+def _by_version(version: str | None, path: str | None, load_format: str | None) -> str | None:
+    """Name weights by what the user calls them."""
+    return version
 
 
 class NoAdapters:
@@ -68,14 +75,10 @@ class Rig:
         self.cache = self._cache(write_policy, eviction_policy)
         self._names = count()
 
-    def _open(
-        self, collective: Collective, host_pages: int, settings: dict[str, Any]
-    ) -> HostCache:
+    def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
         engine_pools = here.of(f"{OURS}.engine_layout", "engine_pools")
         pool = engine_pools(self.pool, self.page_tokens, self.ranks)[KV_POOL]
-        config = CacheConfig(
-            model="numbers", layout=pool.layout, host_pages=host_pages, **settings
-        )
+        config = CacheConfig(model="numbers", layout=pool.layout, host_pages=host_pages, **settings)
         return HostCache.open(config, {KV_POOL: pool.lend(self.rank, self.ranks)}, collective)
 
     def _cache(self, write_policy: WritePolicy, eviction_policy: str) -> Any:
@@ -86,7 +89,7 @@ class Rig:
             host=self.host,
             slots=here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens),
             namespaces=namespaces,
-            weights=weights(self.host, namespaces, "w0", lambda version, path, how: version),
+            weights=weights(self.host, namespaces, "w0", _by_version),
             write_policy=write_policy,
             prefetch_threshold_tokens=0,
             idle_wait_s=0.05,
@@ -225,7 +228,7 @@ class Rig:
         raise AssertionError(f"{request.rid} is not admitted")
 
     def serve(self, tokens: Sequence[int], **keys: str) -> int:
-        """Serve a prompt from its beginning to its end; return how many tokens it had not to compute."""
+        """Serve a prompt from beginning to end; return how many tokens it had not to compute."""
         request = self.admitted(self.request(tokens, **keys))
         cached: int = request.prefix_len
         self.extend(request)
@@ -239,6 +242,27 @@ class Rig:
             if not self.cache.lockstep_state()["keeping"]:
                 return
         raise AssertionError("backups do not end")
+
+    @contextmanager
+    def copies(self, direction: Direction, *, fail: bool = False) -> Generator[None]:
+        """Hold this rank's copies in a direction until the block ends, or let them `fail`."""
+        executor: Any = self.host._executor
+        copies, ended = executor._copies, threading.Event()
+        copy = copies._copy
+
+        def held(job: Any) -> None:
+            if job.direction is direction:
+                if fail:
+                    raise RuntimeError("planted: this copy fails")
+                assert ended.wait(60)
+            copy(job)
+
+        copies._copy = held
+        try:
+            yield
+        finally:
+            ended.set()
+            copies._copy = copy
 
     # The tree and the allocator, and what slots hold.
 
@@ -282,7 +306,7 @@ class Rig:
         self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
 
     def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
-        """Name the columns and layers in which the tree's slots of tokens do not hold what is theirs."""
+        """Name the columns and layers in which the tree's slots of tokens hold something else."""
         held = self.held(self.slots_of(tokens, **keys))
         expected = self.kind.expected(numbers_of(tokens), self.rank, self.ranks)
         assert held.keys() == expected.keys()
@@ -317,4 +341,6 @@ class Rig:
 
     def _key(self, tokens: Sequence[int], **keys: str) -> Any:
         radix_key = here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")
-        return radix_key(array("q", tokens), keys.get("extra_key"), cache_salt=keys.get("cache_salt"))
+        return radix_key(
+            array("q", tokens), keys.get("extra_key"), cache_salt=keys.get("cache_salt")
+        )

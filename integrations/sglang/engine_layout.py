@@ -8,7 +8,7 @@ same page.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -141,14 +141,15 @@ def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
 def _rows(
     info: LatentBuffers, kind: str, page_tokens: int
 ) -> tuple[Column, Sequence[torch.Tensor]]:
-    layers = info.buffers
-    if not isinstance(layers, tuple) or info.scales is not None or info.page_size != page_tokens:
+    whole = isinstance(info.buffers, tuple)
+    if not whole or info.scales is not None or info.page_size != page_tokens:
         raise ConfigError(
-            f"the model's {kind} has {'one tensor' if isinstance(layers, tuple) else 'several tensors'}"
+            f"the model's {kind} has {'one tensor' if whole else 'several tensors'}"
             f" for each layer, {'no scales' if info.scales is None else 'scales beside its KV'} and"
             f" pages of {info.page_size} tokens; Lockstep serves one tensor without scales, with pages"
             f" of {page_tokens}"
         )
+    layers = cast("tuple[torch.Tensor, ...]", info.buffers)
     if len(layers) != info.device_layer_num:
         raise ConfigError(
             f"the model's {kind} has {len(layers)} of {info.device_layer_num} layers on this rank, and"

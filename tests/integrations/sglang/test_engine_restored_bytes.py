@@ -7,10 +7,12 @@ back, and every element that a request finds is compared.
 """
 
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.ranks.config import WritePolicy
 from lockstep.ranks.orders import Direction
@@ -111,8 +113,8 @@ def test_what_every_rank_has_alike_is_stored_once(tmp_path: Path) -> None:
             tokens = prompt(rigs.ranks[0], 10, 5)
             rigs.serve(tokens)
             rigs.settled()
-        files = (tmp_path / kind / "objects").rglob("*")
-        stored[kind] = sum(each.is_file() for each in files)
+        files = [each for each in (tmp_path / kind).rglob("*") if each.is_file()]
+        stored[kind] = sum(b"/kv/" in each.read_bytes() for each in files)
 
     assert stored == {"attention": 10, "latent": 5, "sparse": 5}
 
@@ -194,7 +196,7 @@ def test_more_than_the_host_holds_is_computed_again_and_is_never_wrong() -> None
     with Rigs(pages=16, host_pages=8) as rigs:
         [rig] = rigs.ranks
         prompts = [prompt(rig, 100 * each, 5) for each in range(1, 6)]
-        found, wrong = [], []
+        found, wrong = list[int](), list[str]()
         for tokens in prompts * 3:
             found.append(rig.serve(tokens))
             wrong += rig.wrong(tokens[:-1])
@@ -209,7 +211,7 @@ def test_more_than_the_host_holds_is_computed_again_and_is_never_wrong() -> None
 
 def test_a_backup_keeps_its_pages_until_it_has_ended(rig: Rig) -> None:
     tokens = prompt(rig, 10, 4)
-    with rig.copies(Direction.TO_HOST):
+    with rig.copies_held(Direction.TO_HOST):
         rig.serve(tokens)
         before = rig.cache.lockstep_state()["keeping"], rig.evict(rig.size)
         for _ in range(5):
@@ -229,7 +231,7 @@ def test_a_load_that_fails_on_one_rank_leaves_nothing_on_any() -> None:
         tokens = prompt(rigs.ranks[0], 10, 4)
         rigs.serve(tokens)
         rigs.every(evict_and_spoil)
-        with rigs.ranks[1].copies(Direction.TO_DEVICE, fail=True):
+        with rigs.ranks[1].copies_failing(Direction.TO_DEVICE):
             cached = rigs.serve(tokens)
 
         assert cached == [0, 0]
@@ -282,7 +284,7 @@ def test_what_is_loaded_is_in_no_tree_before_it_is_there(rig: Rig) -> None:
     rig.serve(tokens)
     evict_and_spoil(rig)
 
-    with rig.copies(Direction.TO_DEVICE):
+    with rig.copies_held(Direction.TO_DEVICE):
         request = loading(rig, tokens)
         for _ in range(5):
             rig.step()
@@ -299,11 +301,11 @@ def test_a_load_of_what_another_has_computed_meanwhile_is_given_back(rig: Rig) -
     request = loading(rig, tokens)
 
     rig.insert(tokens[:-1])
-    slots = rig.slots_of(tokens[:-1]).tolist()
+    slots = rig.slots_of(tokens[:-1])
     rig.admitted(request)
 
     assert request.prefix_len == 4 * rig.page_tokens
-    assert rig.slots_of(tokens[:-1]).tolist() == slots
+    assert torch.equal(rig.slots_of(tokens[:-1]), slots)
     assert rig.lost() == 0
     assert rig.wrong(tokens[:-1]) == []
     rig.extend(request)
@@ -384,7 +386,7 @@ def test_an_abort_of_a_load_gives_its_slots_back_when_nothing_touches_them(rig: 
     tokens = prompt(rig, 10, 4)
     rig.serve(tokens)
     evict_and_spoil(rig)
-    with rig.copies(Direction.TO_DEVICE):
+    with rig.copies_held(Direction.TO_DEVICE):
         request = loading(rig, tokens)
         rig.abort(request)
         for _ in range(5):
@@ -417,7 +419,7 @@ def test_an_abort_of_what_has_landed_leaves_it_in_the_tree(rig: Rig) -> None:
 
 def test_an_abort_of_a_running_request_keeps_what_its_backups_read(rig: Rig) -> None:
     tokens = prompt(rig, 10, 4)
-    with rig.copies(Direction.TO_HOST):
+    with rig.copies_held(Direction.TO_HOST):
         request = rig.admitted(rig.request(tokens))
         rig.extend(request)
         rig.end(request, checkpoint=False)
@@ -442,6 +444,30 @@ def test_a_retracted_request_comes_back_with_all_whole_pages_that_it_had(rig: Ri
 
     assert request.prefix_len == 5 * rig.page_tokens
     assert rig.wrong([*tokens, *answer][: 5 * rig.page_tokens]) == []
+    rig.extend(request)
+    rig.end(request)
+
+
+def test_a_retraction_gives_nothing_away_before_it_is_copied(rig: Rig) -> None:
+    tokens = prompt(rig, 10, 3)
+    request = rig.admitted(rig.request(tokens))
+    rig.extend(request)
+    rig.generate(request, list(range(500, 509)))
+    rig.settled()
+    free = rig.allocator.available_size()
+
+    with ThreadPoolExecutor(1) as thread:
+        with rig.copies_held(Direction.TO_HOST):
+            retracting = thread.submit(rig.retract, request)
+            waited, _ = wait([retracting], timeout=0.3)
+            during = rig.allocator.available_size()
+        retracting.result()
+
+    assert (waited, during) == (set(), free)
+    evict_and_spoil(rig)
+    rig.admitted(request)
+    assert request.prefix_len == 5 * rig.page_tokens
+    assert rig.wrong([*tokens, *range(500, 509)][: 5 * rig.page_tokens]) == []
     rig.extend(request)
     rig.end(request)
 

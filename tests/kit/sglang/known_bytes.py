@@ -175,7 +175,10 @@ def _rows(pool: Any) -> dict[str, torch.Tensor]:
 
 
 def _held_by(tensors: Callable[[Any], dict[str, torch.Tensor]]) -> Callable[..., Held]:
-    return lambda pool, slots: {name: each[slots] for name, each in tensors(pool).items()}
+    def held(pool: Any, slots: torch.Tensor) -> Held:
+        return {name: each[slots] for name, each in tensors(pool).items()}
+
+    return held
 
 
 def _write_by(tensors: Callable[[Any], dict[str, torch.Tensor]]) -> Callable[..., None]:

@@ -6,7 +6,7 @@ the cache; the requests are SGLang's own. In the place of a forward pass, known 
 
 import threading
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ from lockstep.ranks.config import CacheConfig, WritePolicy
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, Direction
 from tests.kit.sglang import here
-from tests.kit.sglang.known_bytes import KINDS, Held, numbers_of
+from tests.kit.sglang.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
 """Tokens of the longest request."""
@@ -244,24 +244,43 @@ class Rig:
         raise AssertionError("backups do not end")
 
     @contextmanager
-    def copies(self, direction: Direction, *, fail: bool = False) -> Generator[None]:
-        """Hold this rank's copies in a direction until the block ends, or let them `fail`."""
-        executor: Any = self.host._executor
-        copies, ended = executor._copies, threading.Event()
+    def copies_held(self, direction: Direction) -> Generator[None]:
+        """Hold this rank's copies in a direction until the block ends."""
+        ended = threading.Event()
+        with self._before_copies(direction, lambda: ended.wait(60)):
+            try:
+                yield
+            finally:
+                ended.set()
+
+    @contextmanager
+    def copies_failing(
+        self, direction: Direction, fails: Callable[[], bool] = lambda: True
+    ) -> Generator[None]:
+        """Let this rank's copies in a direction fail until the block ends, where `fails` says so."""
+
+        def fail() -> None:
+            if fails():
+                raise RuntimeError("planted: this copy fails")
+
+        with self._before_copies(direction, fail):
+            yield
+
+    @contextmanager
+    def _before_copies(self, direction: Direction, act: Callable[[], object]) -> Generator[None]:
+        host: Any = self.host
+        copies = host._executor._copies
         copy = copies._copy
 
-        def held(job: Any) -> None:
+        def act_and_copy(job: Any) -> None:
             if job.direction is direction:
-                if fail:
-                    raise RuntimeError("planted: this copy fails")
-                assert ended.wait(60)
+                act()
             copy(job)
 
-        copies._copy = held
+        copies._copy = act_and_copy
         try:
             yield
         finally:
-            ended.set()
             copies._copy = copy
 
     # The tree and the allocator, and what slots hold.
@@ -307,14 +326,19 @@ class Rig:
 
     def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
         """Name the columns and layers in which the tree's slots of tokens hold something else."""
-        held = self.held(self.slots_of(tokens, **keys))
+        return self._wrong(self.slots_of(tokens, **keys), tokens)
+
+    def wrong_of(self, request: Any) -> list[str]:
+        """Name the columns and layers in which a running request's slots hold something else."""
+        count = request.kv.kv_committed_len
+        slots = self.rows.req_to_token[request.kv.req_pool_idx][:count].long()
+        return self._wrong(slots, [*request.origin_input_ids, *request.output_ids][:count])
+
+    def _wrong(self, slots: torch.Tensor, tokens: Sequence[int]) -> list[str]:
+        held = self.kind.held(self.pool, slots)
         expected = self.kind.expected(numbers_of(tokens), self.rank, self.ranks)
         assert held.keys() == expected.keys()
         return [name for name in held if not torch.equal(held[name], expected[name])]
-
-    def held(self, slots: torch.Tensor) -> Held:
-        """Return what slots hold."""
-        return self.kind.held(self.pool, slots)
 
     def spoil(self) -> None:
         """Overwrite every slot that is free."""

@@ -30,7 +30,7 @@ class Rigs:
     def serve(self, tokens: Sequence[int], **keys: str) -> list[int]:
         """Serve a prompt on every rank; return how many tokens each had not to compute."""
         requests = self.every(lambda rig: rig.request(tokens, **keys))
-        self._admitted(requests)
+        self.every(lambda rig: rig.admitted(requests[rig.rank]))
         cached = [request.prefix_len for request in requests]
         self.every(lambda rig: rig.extend(requests[rig.rank]))
         self.every(lambda rig: rig.end(requests[rig.rank]))
@@ -39,9 +39,6 @@ class Rigs:
     def settled(self) -> None:
         """Run iterations until every backup has ended; the ranks agree on when that is."""
         self.every(lambda rig: rig.settled())
-
-    def _admitted(self, requests: Sequence[Any]) -> None:
-        self.every(lambda rig: rig.admitted(requests[rig.rank]))
 
     def _at_once(self, command: Callable[[Any], T], members: Sequence[Any]) -> list[T]:
         running = [self._threads.submit(command, each) for each in members]

@@ -109,6 +109,18 @@ class MhaBuffers(Protocol):
     scales: object | None
 
 
+class LatentBuffers(Protocol):
+    """How the tensors of a pool of latent attention look."""
+
+    buffers: object
+    """A tuple of one tensor [tokens, 1, elements] for each layer, or an object with other ones."""
+    device_layer_num: int
+    page_size: int
+    kv_cache_dim: int
+    dtype: torch.dtype
+    scales: object | None
+
+
 class Batch(Protocol):
     """What one forward pass computes."""
 

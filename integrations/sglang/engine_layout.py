@@ -2,11 +2,13 @@
 
 SGLang keeps keys and values as [tokens, heads, elements] for each layer; the slots of a page follow
 each other. On the host and in storage a page has its heads first, so ranks of any TP size find theirs.
+Of latent attention every rank has the same, and so has the index of sparse attention, which lies in the
+same page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,10 +16,10 @@ from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
 from ...ranks.executor.engine_pages import AxisOrder, EnginePages, dtype_name
 from ...ranks.orders import KV_POOL
-from .contract import MhaBuffers
+from .contract import LatentBuffers, MhaBuffers
 from .slots import WINDOW_POOL
 
-KEYS, VALUES = "k", "v"
+KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +34,7 @@ class EnginePool:
     @property
     def device_pages(self) -> int:
         """How many pages there are, with the one that SGLang uses for nothing."""
-        return len(self.tensors[KEYS][0])
+        return len(next(iter(self.tensors.values()))[0])
 
     def lend(self, rank: int, world_size: int) -> EnginePages:
         """Return the tensors as pages that a cache copies to and from."""
@@ -100,6 +102,78 @@ def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> Engine
     )
 
 
+def _latent(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+    """Describe latent attention, which every rank keeps alike."""
+    del tp_size
+    [info] = pool.get_device_pool_infos()
+    column, tensors = _rows(info.buffer_info, type(pool).__name__, page_tokens)
+    return {KV_POOL: _replicated({column: tensors}, page_tokens)}
+
+
+def _sparse(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+    """Describe latent attention with the keys and scales of an index beside each of its pages."""
+    latent = _latent(pool, page_tokens, tp_size)[KV_POOL]
+    if pool.index_kpool != 1 or pool.index_page_size != page_tokens:
+        raise ConfigError(
+            f"the model's {type(pool).__name__} keeps one index key for {pool.index_kpool} tokens, and"
+            f" {pool.index_page_size} to a page of {page_tokens} tokens; Lockstep serves one for each"
+            " token; run without --radix-cache-backend"
+        )
+    # A layer that takes over what another one has chosen has no index of its own.
+    layers = [each for each in pool.index_k_with_scale_buffer if len(each)]
+    if not layers:
+        return {KV_POOL: latent}
+    row = layers[0].shape[1]
+    # A page has all its keys and then all its scales. It is copied whole, so any division will do.
+    column = Column(
+        name=INDEX,
+        layers=len(layers),
+        heads=1,
+        elements=row // page_tokens,
+        dtype=dtype_name(layers[0].dtype),
+        replicated=True,
+    )
+    paged = [each.view(len(each), page_tokens, 1, row // page_tokens) for each in layers]
+    [of_latent] = latent.layout.columns
+    return {KV_POOL: _replicated({of_latent: latent.tensors[LATENT], column: paged}, page_tokens)}
+
+
+def _rows(
+    info: LatentBuffers, kind: str, page_tokens: int
+) -> tuple[Column, Sequence[torch.Tensor]]:
+    whole = isinstance(info.buffers, tuple)
+    if not whole or info.scales is not None or info.page_size != page_tokens:
+        raise ConfigError(
+            f"the model's {kind} has {'one tensor' if whole else 'several tensors'}"
+            f" for each layer, {'no scales' if info.scales is None else 'scales beside its KV'} and"
+            f" pages of {info.page_size} tokens; Lockstep serves one tensor without scales, with pages"
+            f" of {page_tokens}"
+        )
+    layers = cast("tuple[torch.Tensor, ...]", info.buffers)
+    if len(layers) != info.device_layer_num:
+        raise ConfigError(
+            f"the model's {kind} has {len(layers)} of {info.device_layer_num} layers on this rank, and"
+            " Lockstep serves ranks that have all of them; run without --radix-cache-backend"
+        )
+    column = Column(
+        name=LATENT,
+        layers=len(layers),
+        heads=1,
+        elements=info.kv_cache_dim,
+        dtype=dtype_name(info.dtype),
+        replicated=True,
+    )
+    return column, [_paged(each, page_tokens, AxisOrder.TOKENS_FIRST) for each in layers]
+
+
+def _replicated(columns: Mapping[Column, Sequence[torch.Tensor]], page_tokens: int) -> EnginePool:
+    return EnginePool(
+        PageLayout(page_tokens=page_tokens, columns=tuple(columns)),
+        {column.name: tensors for column, tensors in columns.items()},
+        AxisOrder.TOKENS_FIRST,
+    )
+
+
 def _paged(tensor: torch.Tensor, page_tokens: int, order: AxisOrder) -> torch.Tensor:
     """Return one layer with an axis for its pages."""
     if order is AxisOrder.HEADS_FIRST:
@@ -114,5 +188,7 @@ _ORDERS = {"nhd": AxisOrder.TOKENS_FIRST, "hnd": AxisOrder.HEADS_FIRST}
 _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
     "MHATokenToKVPool": _attention,
     "SWAKVPool": _windows,
+    "MLATokenToKVPool": _latent,
+    "DSATokenToKVPool": _sparse,
 }
 """The classes of SGLang's pools. A class derived from one of them is another layout."""

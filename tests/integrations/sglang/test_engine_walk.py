@@ -1,0 +1,39 @@
+"""Random walks of requests over SGLang's own tree and pools: ranks stay alike, and no byte is wrong.
+
+The pool is small, so requests retract each other; the host is small too. Copies of rank 0 take long at
+times, and some loads of rank 1 fail. Each rank has a store of its own, which loses objects, lies about
+others and is late.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.sglang.rigs import Rigs
+from tests.kit.sglang.walk import Walk
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(300),
+    # SGLang imports modules when it first needs them.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+FAULTS = "fault.lost=0.3&fault.lie=0.1&fault.delay=0.1"
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", ["attention", "latent"])
+def test_requests_find_what_is_theirs_on_every_rank_however_they_come(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
+    store = (
+        f"fault+file://{tmp_path}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}" if seed % 2 else None
+    )
+    with Rigs(2, kind=kind, pages=28, host_pages=(40, 12)[seed // 2 % 2], store=store) as rigs:
+        walk = Walk(rigs, seed)
+
+        walk.run(200)
+
+        assert walk.wrong == []
+        assert walk.served > 5

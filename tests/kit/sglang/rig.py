@@ -1,0 +1,370 @@
+"""One rank's radix cache over SGLang's own allocator and pools, without a model or a scheduler.
+
+A test does by hand what SGLang's scheduler does with a request, in the same order, by the same calls of
+the cache; the requests are SGLang's own. In the place of a forward pass, known numbers are written.
+"""
+
+import threading
+from array import array
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+
+from lockstep.coordinator.collective import Collective
+from lockstep.ranks.config import CacheConfig, WritePolicy
+from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.orders import KV_POOL, Direction
+from tests.kit.sglang import here
+from tests.kit.sglang.known_bytes import KINDS, numbers_of
+
+LONGEST = 1024
+"""Tokens of the longest request."""
+
+MEM_CACHE = "sglang.srt.mem_cache"
+COMMON, BASE = f"{MEM_CACHE}.common", f"{MEM_CACHE}.base_prefix_cache"
+BATCH = "sglang.srt.managers.schedule_batch"
+OURS = "lockstep.integrations.sglang"
+
+
+def _by_version(version: str | None, path: str | None, load_format: str | None) -> str | None:
+    """Name weights by what the user calls them."""
+    return version
+
+
+class NoAdapters:
+    """Knows no adapter."""
+
+    def identify(self, lora_id: str) -> str | None:
+        return None
+
+
+class Rig:
+    """One rank. `pages` are those of the device; each rank is made at the same time as the others."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        *,
+        kind: str = "attention",
+        pages: int = 32,
+        host_pages: int = 64,
+        write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
+        eviction_policy: str = "lru",
+        **settings: Any,
+    ) -> None:
+        self.kind = KINDS[kind]
+        self.rank, self.ranks = collective.rank, collective.world_size
+        self.page_tokens = self.kind.page_tokens
+        self.size = pages * self.page_tokens
+        self.pool = self.kind.make(self.size, self.ranks)
+        self.allocator = here.of(f"{MEM_CACHE}.allocator", "PagedTokenToKVPoolAllocator")(
+            size=self.size,
+            page_size=self.page_tokens,
+            dtype=self.pool.dtype,
+            device="cpu",
+            kvcache=self.pool,
+            need_sort=False,
+        )
+        self.rows = here.of(f"{MEM_CACHE}.memory_pool", "ReqToTokenPool")(
+            size=16, max_context_len=LONGEST, device="cpu", enable_memory_saver=False
+        )
+        self.host = self._open(collective, host_pages, settings)
+        self.cache = self._cache(write_policy, eviction_policy)
+        self._names = count()
+
+    def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
+        engine_pools = here.of(f"{OURS}.engine_layout", "engine_pools")
+        pool = engine_pools(self.pool, self.page_tokens, self.ranks)[KV_POOL]
+        config = CacheConfig(model="numbers", layout=pool.layout, host_pages=host_pages, **settings)
+        return HostCache.open(config, {KV_POOL: pool.lend(self.rank, self.ranks)}, collective)
+
+    def _cache(self, write_policy: WritePolicy, eviction_policy: str) -> Any:
+        full = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType").FULL
+        namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(self.host, NoAdapters())
+        weights = here.of(f"{OURS}.weights", "WeightsVersions")
+        below = here.of(f"{OURS}.radix_cache", "Below")(
+            host=self.host,
+            slots=here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens),
+            namespaces=namespaces,
+            weights=weights(self.host, namespaces, "w0", _by_version),
+            write_policy=write_policy,
+            prefetch_threshold_tokens=0,
+            idle_wait_s=0.05,
+            witness=False,
+            stream=None,
+        )
+        params = here.of(f"{MEM_CACHE}.cache_init_params", "CacheInitParams")(
+            disable=False,
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=self.page_tokens,
+            eviction_policy=eviction_policy,
+            tree_components=(full,),
+        )
+        return here.of(f"{OURS}.radix_cache", "LockstepRadixCache")(params, below)
+
+    # A request, from when it comes until it has ended.
+
+    def request(self, tokens: Sequence[int], **keys: str) -> Any:
+        """Let a request arrive: it is matched once, and waits. `keys`: extra_key, cache_salt."""
+        request = here.of(BATCH, "Req")(
+            rid=f"request {next(self._names)}",
+            origin_input_text="",
+            origin_input_ids=array("q", tokens),
+            sampling_params=here.of("sglang.srt.sampling.sampling_params", "SamplingParams")(
+                temperature=0, max_new_tokens=64
+            ),
+            **keys,
+        )
+        self.arrive(request)
+        return request
+
+    def arrive(self, request: Any) -> None:
+        """Match a request for the first time, or for the first time after a retraction."""
+        request.init_next_round_input(self.cache)
+
+    def admit(self, request: Any) -> bool:
+        """Try to take a request into the batch; False: it is to be tried again in a later step."""
+        handle, cache = request.cache_request_handle, self.cache
+        if not cache.check_prefetch_progress(handle):
+            return False
+        request.init_next_round_input(cache)
+        kept = cache.lock(request.last_node)
+        try:
+            if request.host_hit_length > 0 and not self._load(request):
+                return False
+            request.lock = cache.lock(request.last_node)
+        finally:
+            cache.unlock(kept)
+        cache.finish_storage_prefetch_admission(handle, fulfilled_tokens=0, reason=None)
+        assert self.rows.alloc([request]) is not None
+        prefix = request.prefix_len
+        row = request.kv.req_pool_idx
+        self.rows.write((row, slice(0, prefix)), cache.prefix_device_indices(request).int())
+        request.kv.kv_allocated_len = request.kv.kv_committed_len = prefix
+        return True
+
+    def _load(self, request: Any) -> bool:
+        params = here.of(BASE, "InitLoadBackParams")(
+            best_match_node=request.best_match_node,
+            host_hit_length=request.host_hit_length,
+            req=request,
+        )
+        loaded = self.cache.init_load_back(params)
+        if loaded is None:
+            return False
+        tokens, request.last_node = loaded
+        assert tokens in (0, request.host_hit_length)
+        request.prefix_len += tokens
+        request.kv.cache_protected_len = request.prefix_len
+        return True
+
+    def extend(self, request: Any, end: int | None = None) -> None:
+        """Compute a request's prompt up to a token, as one chunk, and let the tree take it over."""
+        request.extend_end = len(request.full_untruncated_fill_ids) if end is None else end
+        self._compute(request, request.extend_end)
+        here.of(COMMON, "checkpoint_kv_cache")(request, self.cache)
+        self.cache.flush_pending_backups()
+
+    def generate(self, request: Any, tokens: Sequence[int]) -> None:
+        """Let a request have more tokens, and compute their KV."""
+        request.output_ids.extend(tokens)
+        self._compute(request, len(request.origin_input_ids) + len(request.output_ids))
+
+    def _compute(self, request: Any, end: int) -> None:
+        start, row = request.kv.kv_allocated_len, self.rows.req_to_token[request.kv.req_pool_idx]
+        slots = self._slots(row[start - 1] if start else None, start, end)
+        row[start:end] = slots.int()
+        request.kv.kv_allocated_len = request.kv.kv_committed_len = end
+        known = [*request.origin_input_ids, *request.output_ids][:end]
+        self.write(slots, numbers_of(known)[start:])
+
+    def _slots(self, last: torch.Tensor | None, start: int, end: int) -> torch.Tensor:
+        """Take slots for tokens: the rest of the page of the last one, and pages beyond."""
+        unit = self.page_tokens
+        rest = min(-start % unit, end - start)
+        continued = torch.arange(1, rest + 1) + (0 if last is None else int(last))
+        beyond = -(-(end - start - rest) // unit) * unit
+        short = beyond - self.allocator.available_size()
+        if short > 0:
+            self.cache.evict_for_alloc(here.of(BASE, "EvictParams")(num_tokens=short))
+        taken = self.allocator.alloc(beyond)
+        assert taken is not None, "the device has no room"
+        return torch.cat([continued, taken])[: end - start]
+
+    def end(self, request: Any, *, checkpoint: bool = True) -> None:
+        """Let a request finish, whose tokens the tree takes over with `checkpoint`."""
+        request.finished_reason = here.of(BATCH, "FINISH_LENGTH")(len(request.output_ids))
+        here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=checkpoint)
+        self.cache.flush_pending_backups()
+
+    def retract(self, request: Any) -> None:
+        """Take a request out of the batch, its slots away, and let it wait again."""
+        here.of(COMMON, "release_kv_cache")(request, self.cache, checkpoint=False)
+        request.reset_for_retract()
+        self.arrive(request)
+
+    def abort(self, request: Any) -> None:
+        """Let a request go that waits."""
+        aborted = here.of(BASE, "CacheRequestOutcome").ABORT
+        self.cache.finish(request.cache_request_handle, aborted)
+
+    def step(self) -> None:
+        """Begin an iteration of the scheduler that has nothing to compute."""
+        self.cache.engine_idles()
+        self.cache.check_hicache_events()
+
+    # What a request does as a whole, on one rank.
+
+    def admitted(self, request: Any) -> Any:
+        """Run iterations until a request is in the batch."""
+        for _ in range(200):
+            self.step()
+            if self.admit(request):
+                return request
+        raise AssertionError(f"{request.rid} is not admitted")
+
+    def serve(self, tokens: Sequence[int], **keys: str) -> int:
+        """Serve a prompt from beginning to end; return how many tokens it had not to compute."""
+        request = self.admitted(self.request(tokens, **keys))
+        cached: int = request.prefix_len
+        self.extend(request)
+        self.end(request)
+        return cached
+
+    def settled(self) -> None:
+        """Run iterations until every backup has ended."""
+        for _ in range(200):
+            self.step()
+            if not self.cache.lockstep_state()["keeping"]:
+                return
+        raise AssertionError("backups do not end")
+
+    @contextmanager
+    def copies_held(self, direction: Direction) -> Generator[None]:
+        """Hold this rank's copies in a direction until the block ends."""
+        ended = threading.Event()
+        with self._before_copies(direction, lambda: ended.wait(60)):
+            try:
+                yield
+            finally:
+                ended.set()
+
+    @contextmanager
+    def copies_failing(
+        self, direction: Direction, fails: Callable[[], bool] = lambda: True
+    ) -> Generator[None]:
+        """Let this rank's copies in a direction fail until the block ends, where `fails` says so."""
+
+        def fail() -> None:
+            if fails():
+                raise RuntimeError("planted: this copy fails")
+
+        with self._before_copies(direction, fail):
+            yield
+
+    @contextmanager
+    def _before_copies(self, direction: Direction, act: Callable[[], object]) -> Generator[None]:
+        host: Any = self.host
+        copies = host._executor._copies
+        copy = copies._copy
+
+        def act_and_copy(job: Any) -> None:
+            if job.direction is direction:
+                act()
+            copy(job)
+
+        copies._copy = act_and_copy
+        try:
+            yield
+        finally:
+            copies._copy = copy
+
+    # The tree and the allocator, and what slots hold.
+
+    def match(self, tokens: Sequence[int], **keys: str) -> Any:
+        """Match tokens, for no request."""
+        return self.cache.match_prefix(
+            here.of(BASE, "MatchPrefixParams")(key=self._key(tokens, **keys))
+        )
+
+    def matched(self, tokens: Sequence[int], **keys: str) -> int:
+        """Return how many tokens are in the tree."""
+        found: int = self.match(tokens, **keys).device_prefix_len
+        return found
+
+    def insert(self, tokens: Sequence[int], *, priority: int = 0, **keys: str) -> int:
+        """Put whole pages of new slots into the tree; return how many tokens it had already."""
+        numbers = numbers_of(tokens)
+        slots = self._slots(None, 0, len(tokens))
+        self.write(slots, numbers)
+        params = here.of(BASE, "InsertParams")(
+            key=self._key(tokens, **keys), value=slots, priority=priority
+        )
+        before: int = self.cache.insert(params).prefix_len
+        return before
+
+    def evict(self, tokens: int) -> int:
+        """Evict as much from the tree; return how much it has been."""
+        found = self.cache.evict(here.of(BASE, "EvictParams")(num_tokens=tokens))
+        evicted: int = found.num_tokens_evicted
+        return evicted
+
+    def slots_of(self, tokens: Sequence[int], **keys: str) -> torch.Tensor:
+        """Return the slots of tokens that are all in the tree."""
+        found = self.match(tokens, **keys)
+        assert found.device_prefix_len == len(tokens)
+        slots: torch.Tensor = self.cache.path_device_indices(found.last_device_node)
+        return slots
+
+    def write(self, slots: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Write what a model would compute for tokens of such numbers."""
+        self.kind.write(self.pool, slots, self.kind.expected(numbers, self.rank, self.ranks))
+
+    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
+        """Name the columns and layers in which the tree's slots of tokens hold something else."""
+        return self._wrong(self.slots_of(tokens, **keys), tokens)
+
+    def wrong_of(self, request: Any) -> list[str]:
+        """Name the columns and layers in which a running request's slots hold something else."""
+        count = request.kv.kv_committed_len
+        slots = self.rows.req_to_token[request.kv.req_pool_idx][:count].long()
+        return self._wrong(slots, [*request.origin_input_ids, *request.output_ids][:count])
+
+    def _wrong(self, slots: torch.Tensor, tokens: Sequence[int]) -> list[str]:
+        held = self.kind.held(self.pool, slots)
+        expected = self.kind.expected(numbers_of(tokens), self.rank, self.ranks)
+        assert held.keys() == expected.keys()
+        return [name for name in held if not torch.equal(held[name], expected[name])]
+
+    def spoil(self) -> None:
+        """Overwrite every slot that is free."""
+        pages = self.allocator.get_all_free_pages()[:, None] * self.page_tokens
+        slots = (pages + torch.arange(self.page_tokens)).reshape(-1)
+        self.write(slots, torch.full((len(slots),), 4711))
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Return how many tokens of the device are available, evictable and protected."""
+        cache = self.cache
+        return (
+            self.allocator.available_size(),
+            cache.evictable_size(),
+            cache.protected_size(),
+        )
+
+    def lost(self) -> int:
+        """Return how many slots are neither free nor in the tree; those that requests run in count."""
+        return self.size - sum(self.sizes())
+
+    def close(self) -> None:
+        """End this rank; every rank does so at the same time."""
+        self.cache.release_host_resources()
+
+    def _key(self, tokens: Sequence[int], **keys: str) -> Any:
+        radix_key = here.of(f"{MEM_CACHE}.radix_cache", "RadixKey")
+        return radix_key(
+            array("q", tokens), keys.get("extra_key"), cache_salt=keys.get("cache_salt")
+        )

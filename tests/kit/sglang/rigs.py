@@ -1,0 +1,61 @@
+"""Ranks of one group in one process: each is a `Rig`, and each command goes to every rank."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from tests.kit.collectives.contract import PATIENCE_S
+from tests.kit.sglang import here
+from tests.kit.sglang.rig import Rig
+
+T = TypeVar("T")
+
+
+class Rigs:
+    """The ranks; a `with` block closes them. `settings` are those of `Rig`."""
+
+    def __init__(self, ranks: int = 1, **settings: Any) -> None:
+        here.begin()
+        group = InProcessGroup(ranks)
+        self._threads = ThreadPoolExecutor(ranks)
+        members = [group.member(rank) for rank in range(ranks)]
+        self.ranks: list[Rig] = self._at_once(lambda member: Rig(member, **settings), members)
+
+    def every(self, command: Callable[[Rig], T]) -> list[T]:
+        """Give each rank a command at the same time; return what they answer, by rank."""
+        return self._at_once(command, self.ranks)
+
+    def serve(self, tokens: Sequence[int], **keys: str) -> list[int]:
+        """Serve a prompt on every rank; return how many tokens each had not to compute."""
+        requests = self.every(lambda rig: rig.request(tokens, **keys))
+        self.every(lambda rig: rig.admitted(requests[rig.rank]))
+        cached = [request.prefix_len for request in requests]
+        self.every(lambda rig: rig.extend(requests[rig.rank]))
+        self.every(lambda rig: rig.end(requests[rig.rank]))
+        return cached
+
+    def settled(self) -> None:
+        """Run iterations until every backup has ended; the ranks agree on when that is."""
+        self.every(lambda rig: rig.settled())
+
+    def _at_once(self, command: Callable[[Any], T], members: Sequence[Any]) -> list[T]:
+        running = [self._threads.submit(command, each) for each in members]
+        return [each.result(PATIENCE_S) for each in running]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Ranks that a failed test has left at different points would wait for each other.
+        if error is None:
+            self.every(lambda rig: rig.close())
+        else:
+            self.every(lambda rig: rig.host.close(flush=False))
+        self._threads.shutdown(wait=False, cancel_futures=True)

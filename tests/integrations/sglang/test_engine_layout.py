@@ -56,7 +56,7 @@ class MHATokenToKVPool:
         return [SimpleNamespace(buffer_info=info)]
 
 
-class MLATokenToKVPool(MHATokenToKVPool):
+class MHATokenToKVPoolFP4(MHATokenToKVPool):
     """A pool of another class, though derived from that one."""
 
 
@@ -135,15 +135,15 @@ def another_layout() -> MHATokenToKVPool:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "another class": (
-        lambda: MLATokenToKVPool([], []),
-        "in a MLATokenToKVPool, and Lockstep serves MHATokenToKVPool, SWAKVPool",
+        lambda: MHATokenToKVPoolFP4([], []),
+        "in a MHATokenToKVPoolFP4, and Lockstep serves MHATokenToKVPool,",
     ),
     "scales": (lambda: pool(scales=object()), "scales beside its KV"),
     "another size of pages": (lambda: pool(page_size=1), "pages of 1 tokens; Lockstep serves nhd"),
     "another layout": (another_layout, "layout 'packed', no scales"),
     "windows in another class": (
-        lambda: SWAKVPool(pool(), MLATokenToKVPool([], [])),
-        "windows are beside a MLATokenToKVPool of 0 layers",
+        lambda: SWAKVPool(pool(), MHATokenToKVPoolFP4([], [])),
+        "windows are beside a MHATokenToKVPoolFP4 of 0 layers",
     ),
     "windows alone": (
         lambda: SWAKVPool(MHATokenToKVPool([], []), pool()),

@@ -45,7 +45,11 @@ class Controls:
         self._batch = batch_facts(batch, each=self._witness)
         self._host.witness("batch", *self._batch)
         if self._witness:
-            self._host.step(idle_s=VERDICT_S)
+            self.compare_now()
+
+    def compare_now(self) -> None:
+        """Run a round and wait for it: ranks that have come to differ end here, by name."""
+        self._host.step(idle_s=VERDICT_S)
 
     def batch_failed(self) -> None:
         """Say in the log what this rank was computing, and whether the other ranks were too."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from .identity.update import Update
+from .weights import Taken
+
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
@@ -17,6 +20,12 @@ _SESSIONS = "sglang.srt.session.session_controller"
 
 _UPDATES = ("update_weights_from_disk", "update_weights_from_ipc")
 _UPDATES_IN_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
+_LOADS_OF_ADAPTERS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
+
+_FLUSH_REFUSED = "Weights were updated"
+"""What SGLang's message begins with if an update failed only because the engine is busy."""
+_NOT_BEGUN = "Failed to get "
+"""What SGLang's message begins with if nothing was read of files."""
 
 _ACTIVITY = "_lockstep_activity"
 """What a session is given: its `_Activity`."""
@@ -53,6 +62,10 @@ def register_hooks() -> None:
         register(f"{_UPDATER}.{name}", around_update, HookType.AROUND)
     for name in _UPDATES_IN_SESSION:
         register(f"{_UPDATER}.{name}", around_update_in_session, HookType.AROUND)
+    register(f"{_UPDATER}.begin_weight_update", around_session_begin, HookType.AROUND)
+    register(f"{_UPDATER}.end_weight_update", around_session_end, HookType.AROUND)
+    for name in _LOADS_OF_ADAPTERS:
+        register(f"{_SCHEDULER}.{name}", after_adapter_load, HookType.AFTER)
     register(f"{_UPDATER}.release_memory_occupation", before_sleep, HookType.BEFORE)
     register(f"{_STREAMER}._get_storage_backend_type", storage_type, HookType.AROUND)
     register(f"{_SCHEDULER}.run_batch", around_batch, HookType.AROUND)
@@ -84,15 +97,23 @@ def before_sleep(updater: Any, request: Any) -> None:
 
 
 def around_update(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Begin a version of its own before the weights change, since SGLang flushes before it returns."""
+    """End all copies before the weights change, and take note of what has come of it."""
     cache = _lockstep(updater.scheduler)
     if cache is None:
         return original(updater, request)
     path, load_format = (getattr(request, name, None) for name in ("model_path", "load_format"))
-    cache.weights_change(request.weight_version, path, load_format if path else None)
+    cache.weights_may_change()
     outcome = original(updater, request)
-    cache.weights_changed(well=outcome.success)
+    update = Update(request.weight_version, path, load_format if path else None)
+    cache.weights_changed(_taken(outcome, of_files=path is not None), update)
     return outcome
+
+
+def _taken(outcome: Any, *, of_files: bool) -> Taken:
+    if outcome.success or outcome.message.startswith(_FLUSH_REFUSED):
+        return Taken.ALL
+    begun = not (of_files and outcome.message.startswith(_NOT_BEGUN))
+    return Taken.PERHAPS if begun else Taken.NOTHING
 
 
 def around_update_in_session(original: Callable[..., Any], updater: Any, request: Any) -> Any:
@@ -100,6 +121,32 @@ def around_update_in_session(original: Callable[..., Any], updater: Any, request
     if updater._session is None:  # noqa: SLF001
         return original(updater, request)
     return around_update(original, updater, request)
+
+
+def around_session_begin(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """Cache nothing while the weights come in parts, or another process writes them."""
+    cache = _lockstep(updater.scheduler)
+    # SGLang refuses a second session within one.
+    if cache is not None and updater._session is None:  # noqa: SLF001
+        cache.weights_session_begins()
+    return original(updater, request)
+
+
+def around_session_end(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """Go on with the weights that a session has brought."""
+    is_open = updater._session is not None  # noqa: SLF001
+    outcome = original(updater, request)
+    cache = _lockstep(updater.scheduler)
+    if cache is not None and is_open:
+        cache.weights_session_ends()
+    return outcome
+
+
+def after_adapter_load(outcome: Any, scheduler: Any, request: Any) -> None:
+    """Look at an adapter's files while they are what SGLang has read."""
+    cache = _lockstep(scheduler)
+    if cache is not None:
+        cache.adapters_were_loaded()
 
 
 def storage_type(original: Callable[..., str], streamer: Any) -> str:

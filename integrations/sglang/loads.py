@@ -55,7 +55,9 @@ class Loads:
         """Begin the loads of those that fit beside one, so that one batch computes them all.
 
         SGLang asks for one load in each iteration. Those that came after `first` are loaded with it as
-        far as the device has room for all that they need, and rows for them.
+        far as the device has room for all that they need, and rows for them. What running requests have
+        yet to decode is not counted: a load for which that leaves no room has come too early, and what
+        it has brought stays in the tree as long as nobody needs its slots.
         """
         tree = self._tree
         room = tree.token_to_kv_pool_allocator.available_size() + tree.full_evictable_size()

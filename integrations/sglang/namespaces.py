@@ -17,6 +17,7 @@ class Identifies(Protocol):
     """Tells adapters apart by their weights."""
 
     def identify(self, lora_id: str) -> str | None: ...
+    def look(self) -> None: ...
 
 
 class Witnessing(Protocol):
@@ -42,7 +43,7 @@ class Namespaces:
     """Returns the namespaces of requests, under the weights of now. Every rank asks in the same order.
 
     A version of the weights is a part of the namespace, so what was computed with others is not found,
-    and is found again when its version comes back.
+    and is found again when its version comes back. `weights.py` says when it is not.
     """
 
     def __init__(self, host: Witnessing, adapters: Identifies) -> None:
@@ -52,6 +53,10 @@ class Namespaces:
         """The name of the weights since the last update; empty while they are those of the start."""
         self.cleared = ""
         """Names the time since everything was given up; empty before the first time."""
+
+    def look(self) -> None:
+        """Read the weights of adapters that were loaded since the last call."""
+        self._adapters.look()
 
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None for one that is not to be cached."""

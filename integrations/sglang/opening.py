@@ -14,10 +14,11 @@ from ...ranks.config import CacheConfig, ComponentConfig, SlidingWindow
 from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
+from .below import Below
 from .engine_layout import EnginePool, engine_pools
 from .identity.identity import Identity
 from .namespaces import Namespaces
-from .radix_cache import Below, LockstepRadixCache
+from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
 from .settings import PoolSize, SglangSettings, parse
 from .slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
@@ -49,6 +50,7 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
     namespaces = Namespaces(host, identity.adapters(ctx.tp_worker))
+    namespaces.look()
     below = Below(
         host=host,
         slots=slots,

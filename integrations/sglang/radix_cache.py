@@ -11,7 +11,6 @@ give commands to this rank's replica, and each iteration of the scheduler is one
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,34 +26,15 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_memory
 
 from ...errors import InternalError
-from ...ranks.config import WritePolicy
-from ...ranks.host_cache import HostCache
+from .below import Below
 from .contract import Node, SglangRequest
 from .controls import Controls
 from .lent_backups import LentBackups
 from .loads import Loads
 from .metrics import CopyCounters, HostGauge
-from .namespaces import Namespaces
 from .running import Kept, RunningRequests, token_bytes
-from .slots import Slots
 from .waiting import Waiting, WaitingRequests
-from .weights import WeightsVersions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Below:
-    """What lies below the tree."""
-
-    host: HostCache
-    slots: Slots
-    namespaces: Namespaces
-    weights: WeightsVersions
-    write_policy: WritePolicy
-    prefetch_threshold_tokens: int
-    idle_wait_s: float
-    witness: bool
-    stream: torch.cuda.Stream | None
-    """The stream that writes the KV; None on a CPU."""
+from .weights import Taken, Update, WeightsVersions
 
 
 class LockstepRadixCache(UnifiedRadixCache):
@@ -71,6 +51,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._weights = below.weights
         self._running = RunningRequests(self._backups, below.slots, below.write_policy)
         self._idle = False
+        self._updating = False
+        """Whether an update of the weights runs, before which all copies have ended."""
         self.lockstep = Controls(host, witness=below.witness)
         """What hooks and endpoints ask of Lockstep beside the calls of a cache."""
         self.token_to_kv_pool_host = HostGauge(host)
@@ -216,6 +198,8 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def settle(self) -> None:
         """Run rounds until no copy touches a slot; every rank calls it at the same point."""
+        if self._updating:
+            return
         host, times = self._lower.host, self._lower.host.config.timeouts
         with self._behind_forward():
             host.begin_loads()
@@ -243,32 +227,48 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._below is not None:
             self.settle()
             self._backups.drop()
-            self._waiting.begin_anew()
-            self._running.begin_anew()
+            self._forget_all()
             self._weights.tree_is_new()
         super().reset()
 
-    def weights_change(
-        self, version: str | None, path: str | None, load_format: str | None
-    ) -> None:
-        """Find nothing any more that was computed with other weights than those that come now.
+    def weights_may_change(self) -> None:
+        """End all copies before an update of the weights, within which no round runs.
 
-        `version` names them, or the files that they are read from. Requests that run are not backed up
-        any more: they have KV of both. Until SGLang empties its tree, nothing is cached.
+        It may fail on one rank, where SGLang then does not flush and the others do.
         """
         self.settle()
-        self._waiting.begin_anew()
-        self._running.begin_anew()
-        self._weights.change(version, path, load_format)
+        self._updating = True
 
-    def weights_changed(self, *, well: bool) -> None:
-        """Take note of how an update has ended on this rank; ranks that differ in it end by name."""
-        self._weights.changed(well=well)
+    def weights_changed(self, taken: Taken, update: Update) -> None:
+        """Find nothing any more that was computed with other weights than those of now.
+
+        Requests that run are not backed up any more: they have KV of both. Nothing is cached while the
+        device has KV of other weights. Ranks on which the update has ended in other ways end here.
+        """
+        self._updating = False
+        if taken is not Taken.NOTHING:
+            self._forget_all()
+        self._weights.changed(taken, update, holds_nothing=self._holds_nothing)
+        self.lockstep.compare_now()
+
+    def weights_session_begins(self) -> None:
+        """Cache nothing until the session ends in which the weights come in parts."""
+        self.settle()
+        self._forget_all()
+        self._weights.begin_session()
+
+    def weights_session_ends(self) -> None:
+        """Go on with the weights that the session has brought."""
+        self._forget_all()
+        self._weights.end_session(holds_nothing=self._holds_nothing)
+
+    def adapters_were_loaded(self) -> None:
+        """Look at adapters as soon as they are loaded, before their files can change."""
+        self._lower.namespaces.look()
 
     def clear_storage_backend(self) -> bool:
         """Find nothing any more of what is in host memory and storage now."""
-        self._waiting.begin_anew()
-        self._running.begin_anew()
+        self._forget_all()
         self._weights.clear()
         return True
 
@@ -300,6 +300,18 @@ class LockstepRadixCache(UnifiedRadixCache):
         assert self._below is not None
         return self._below
 
+    @property
+    def _holds_nothing(self) -> bool:
+        """Whether neither the tree nor a request has any KV."""
+        rows = self.req_to_token_pool
+        kept = self.full_evictable_size() + self.full_protected_size()
+        return not kept and rows.available_size() == rows.size
+
+    def _forget_all(self) -> None:
+        """Neither load nor back up for any request that is known by now."""
+        self._waiting.begin_anew()
+        self._running.begin_anew()
+
     def _waiting_for(
         self, request: SglangRequest, key: RadixKey, device_tokens: int
     ) -> Waiting | None:
@@ -310,7 +322,7 @@ class LockstepRadixCache(UnifiedRadixCache):
             # Another one of the same name, or the same one after it has computed more.
             self._waiting.forget(handle)
             waiting = None
-        if waiting is None and not self._weights.tree_is_stale:
+        if waiting is None and self._weights.may_cache:
             namespace = self._lower.namespaces.of(request)
             if namespace is not None:
                 waiting = self._waiting.arrive(

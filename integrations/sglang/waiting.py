@@ -20,7 +20,11 @@ from .contract import Handle, Lock
 from .slots import Reserved
 
 TOGETHER_STEPS = 3
-"""How many steps a request that has landed waits for those that were to land with it."""
+"""How many steps a request that has landed waits for those that were to land with it.
+
+Loads that began together end a step or two apart: a rank reports a copy in the step after its end, and
+at a pipeline depth of 1 the verdict is applied in the next one.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,8 +142,9 @@ class WaitingRequests:
     def waits_for_others(self, waiting: Waiting) -> bool:
         """Say whether a request had better not be visited in this step, for loads of other ones.
 
-        One that came later than a request that is being loaded would find no room, and SGLang would
-        look for none until a request ends. One that has landed waits a little for those whose loads
+        SGLang visits requests in the order in which they came, since other policies are refused. One
+        that came later than a request that is being loaded would find no room, and SGLang would look
+        for none until a request ends. One that has landed waits a little for those whose loads
         began with its own, so that one batch computes them all.
         """
         if waiting.landed_at is not None:

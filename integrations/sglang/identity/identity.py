@@ -14,6 +14,7 @@ from ..settings import WHERE
 from .adapters import Adapters
 from .kv_identity import configuration_digest, weights_of
 from .resolved import resolved
+from .update import Update
 
 log = logging.getLogger("sglang.lockstep")
 
@@ -33,20 +34,19 @@ class Identity:
         self.configuration = configuration_digest(self._resolved)
         """All else that makes the KV what it is."""
 
-    def of_update(
-        self, version: str | None, path: str | None, load_format: str | None
-    ) -> str | None:
-        """Return the name of weights that are taken while the engine runs; None if they have none.
+    def of_update(self, update: Update) -> str | None:
+        """Return the name of weights that were taken while the engine runs; None if they have none.
 
-        The user's `version` stands for them, or the files that they are read from.
+        The user's version stands for them, or the files that they were read from.
         """
-        if version is not None:
-            return f"version {version}"
-        if path is None:
+        if update.version is not None:
+            return f"version {update.version}"
+        if update.path is None:
             return None
-        known = str(load_format or self._resolved.field("model", "load_format"))
+        known = str(update.load_format or self._resolved.field("model", "load_format"))
+        files = self._resolved.reloaded(update.path, known)
         try:
-            return weights_of(self._resolved.reloaded(path, known), None, self._digests, WHERE)
+            return weights_of(files, None, self._digests, WHERE)
         except ConfigError as error:
             log.warning("what is computed with the new weights is not stored: %s", error)
             return None

@@ -12,6 +12,8 @@ import pytest
 
 from lockstep.integrations.sglang import hooks
 from lockstep.integrations.sglang.controls import Controls
+from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.weights import Taken
 from tests.kit.ranks.in_turn import HostRanksInTurn
 
 TIMEOUT_S = 10.0
@@ -25,18 +27,18 @@ class Scheduler:
         self.idle = False
         note = self.told.append
 
-        def change(*what: object) -> None:
-            note(("change", *what))
-
-        def changed(*, well: bool) -> None:
-            note(("changed", well))
+        def changed(taken: Taken, update: Update) -> None:
+            note((taken, update))
 
         self.tree_cache = SimpleNamespace(
             lockstep=controls,
             engine_idles=lambda: note("idles"),
             settle=lambda: note("settles"),
-            weights_change=change,
+            weights_may_change=lambda: note("may change"),
             weights_changed=changed,
+            weights_session_begins=lambda: note("begins"),
+            weights_session_ends=lambda: note("ends"),
+            adapters_were_loaded=lambda: note("adapters"),
         )
 
     def flush_cache(self) -> bool:
@@ -232,29 +234,68 @@ def test_a_session_without_a_time_out_lasts(clocked: Clocked) -> None:
     assert list(sessions.sessions) == ["a"]
 
 
-def test_an_update_of_weights_lies_between_its_two_notes() -> None:
+FILES = SimpleNamespace(weight_version="7", model_path="/step", load_format="auto")
+TENSORS = SimpleNamespace(weight_version=None, load_format="direct")
+BUSY = "Weights were updated, but the cache was not flushed because requests are still running"
+NO_FILES = "Failed to get weights iterator: no files."
+
+
+@pytest.mark.parametrize(
+    ("request_", "success", "message", "told"),
+    [
+        (FILES, True, "", (Taken.ALL, Update("7", "/step", "auto"))),
+        (FILES, False, BUSY, (Taken.ALL, Update("7", "/step", "auto"))),
+        (FILES, False, NO_FILES, (Taken.NOTHING, Update("7", "/step", "auto"))),
+        (FILES, False, "Rolling back", (Taken.PERHAPS, Update("7", "/step", "auto"))),
+        (TENSORS, True, "", (Taken.ALL, Update())),
+        (TENSORS, False, NO_FILES, (Taken.PERHAPS, Update())),
+    ],
+    ids=["files", "busy", "no files", "rolled back", "tensors", "not all tensors"],
+)
+def test_copies_end_before_an_update_and_its_outcome_is_told_after_it(
+    request_: Any, success: bool, message: str, told: tuple[Taken, Update]
+) -> None:
     scheduler = Scheduler(object())
-    updater = SimpleNamespace(scheduler=scheduler)
 
     def update(updater: Any, request: Any) -> Any:
         scheduler.told.append("update")
-        return SimpleNamespace(success=request.goes_well)
+        return SimpleNamespace(success=success, message=message)
 
-    files = SimpleNamespace(
-        weight_version="7", model_path="/step", load_format="auto", goes_well=True
-    )
-    tensors = SimpleNamespace(weight_version=None, load_format="direct", goes_well=False)
-    outcomes = [hooks.around_update(update, updater, each).success for each in (files, tensors)]
+    outcome = hooks.around_update(update, SimpleNamespace(scheduler=scheduler), request_)
 
-    assert outcomes == [True, False]
-    assert scheduler.told == [
-        ("change", "7", "/step", "auto"),
-        "update",
-        ("changed", True),
-        ("change", None, None, None),
-        "update",
-        ("changed", False),
-    ]
+    assert outcome.success is success
+    assert scheduler.told == ["may change", "update", told]
+
+
+@pytest.mark.parametrize(("is_open", "told"), [(False, ["begins"]), (True, [])])
+def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
+    is_open: bool, told: list[str]
+) -> None:
+    scheduler = Scheduler(object())
+    updater = SimpleNamespace(scheduler=scheduler, _session=object() if is_open else None)
+
+    def begin(updater: Any, request: Any) -> None:
+        assert scheduler.told == told
+        updater._session = object()
+
+    def end(updater: Any, request: Any) -> None:
+        scheduler.told.append("end")
+        updater._session = None
+
+    hooks.around_session_begin(begin, updater, None)
+    hooks.around_session_end(end, updater, None)
+    # Without a session SGLang refuses to end one.
+    hooks.around_session_end(end, updater, None)
+
+    assert scheduler.told == [*told, "end", "ends", "end"]
+
+
+def test_adapters_are_looked_at_when_they_have_been_loaded() -> None:
+    scheduler = Scheduler(object())
+
+    hooks.after_adapter_load(object(), scheduler, None)
+
+    assert scheduler.told == ["adapters"]
 
 
 @pytest.mark.parametrize(("session", "told"), [(None, 0), (object(), 2)])
@@ -264,7 +305,7 @@ def test_an_update_outside_a_session_is_refused_and_nothing_is_forgotten_for_it(
     scheduler = Scheduler(object())
     updater = SimpleNamespace(scheduler=scheduler, _session=session)
     request = SimpleNamespace(weight_version=None)
-    refused = SimpleNamespace(success=False)
+    refused = SimpleNamespace(success=False, message="outside a session")
 
     outcome = hooks.around_update_in_session(lambda *_: refused, updater, request)
 
@@ -340,6 +381,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "idle": lambda: hooks.on_idle(Other()),
     "no cache yet": lambda: hooks.on_idle(SimpleNamespace()),
     "flush": lambda: hooks.before_flush(Other()),
+    "adapters": lambda: hooks.after_adapter_load(None, Other(), None),
     "sleep": lambda: hooks.before_sleep(SimpleNamespace(scheduler=Other()), None),
     "deferred flush": lambda: Flushes(Other(), 0).handle(1),
     "pending flush": lambda: Flushes(Other(), 0).check(),
@@ -381,7 +423,7 @@ def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPa
 
     hooks.register_hooks()
 
-    assert len(registered) == 13
+    assert len(registered) == 17
     assert all(place.startswith("sglang.srt.") for place in registered)
     # The name of a hook says where it stands.
     assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {

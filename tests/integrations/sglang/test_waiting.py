@@ -6,6 +6,8 @@ import pytest
 
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
+from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import SLOTS, RanksBelow
@@ -209,7 +211,7 @@ def test_what_was_loaded_while_the_weights_changed_is_not_used() -> None:
     operation = loading(below)
 
     below.every(lambda rank: rank.waiting.begin_anew())
-    below.every(lambda rank: rank.weights.change("2", None, None))
+    below.every(lambda rank: rank.weights.changed(Taken.ALL, Update("2"), holds_nothing=False))
     below.ranks.report(Ended(operation, ok=True))
     below.ranks.step()
 

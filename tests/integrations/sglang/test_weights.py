@@ -4,6 +4,8 @@ import pytest
 
 from lockstep.coordinator.divergence import first_difference
 from lockstep.errors import DivergenceError
+from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.orders import LookUp, Put
 from tests.kit.ranks.in_turn import PAGE_TOKENS
 from tests.kit.sglang.below_the_tree import INITIAL, RanksBelow
@@ -11,13 +13,26 @@ from tests.kit.sglang.below_the_tree import INITIAL, RanksBelow
 PROMPT = list(range(4 * PAGE_TOKENS))
 
 
-def change(below: RanksBelow, version: str | None = None, path: str | None = None) -> None:
+def change(
+    below: RanksBelow,
+    version: str | None = None,
+    path: str | None = None,
+    taken: Taken = Taken.ALL,
+) -> None:
     """Let all ranks take other weights, and empty their trees."""
+    update = Update(version, path, "auto" if path else None)
     below.every(lambda rank: rank.waiting.begin_anew())
     below.every(lambda rank: rank.running.begin_anew())
-    below.every(lambda rank: rank.weights.change(version, path, "auto" if path else None))
-    below.every(lambda rank: rank.weights.tree_is_new())
-    below.every(lambda rank: rank.weights.changed(well=True))
+    below.every(lambda rank: rank.weights.changed(taken, update, holds_nothing=True))
+    below.ranks.step()
+
+
+def in_session(below: RanksBelow, *versions: str | None, taken: Taken = Taken.ALL) -> None:
+    """Let all ranks take weights in so many parts, each under its own version."""
+    below.every(lambda rank: rank.weights.begin_session())
+    for version in versions:
+        change(below, version, taken=taken)
+    below.every(lambda rank: rank.weights.end_session(holds_nothing=True))
     below.ranks.step()
 
 
@@ -146,57 +161,122 @@ def test_weights_that_come_back_after_one_without_a_name_have_keys_that_mean_the
     assert written(one).isdisjoint(written(other))
 
 
-def test_the_tree_is_stale_from_the_update_on_until_it_is_emptied() -> None:
+@pytest.mark.parametrize(("holds_nothing", "cached"), [(True, True), (False, False)])
+def test_where_the_device_has_kv_of_before_nothing_is_cached_until_its_tree_is_new(
+    holds_nothing: bool, cached: bool
+) -> None:
     weights = RanksBelow(1).below[0].weights
-    stale = [weights.tree_is_stale]
+    assert weights.may_cache
 
-    weights.change("2", None, None)
-    stale.append(weights.tree_is_stale)
+    weights.changed(Taken.ALL, Update("2"), holds_nothing=holds_nothing)
+    assert weights.may_cache is cached
     weights.tree_is_new()
-    stale.append(weights.tree_is_stale)
-    weights.changed(well=True)
-    stale.append(weights.tree_is_stale)
 
-    assert stale == [False, True, False, False]
+    assert weights.may_cache
 
 
-def test_after_an_update_that_failed_everywhere_nobody_can_name_the_weights() -> None:
+def test_within_a_session_nothing_is_cached_even_in_a_new_tree() -> None:
+    weights = RanksBelow(1).below[0].weights
+
+    weights.begin_session()
+    weights.changed(Taken.ALL, Update("2"), holds_nothing=True)
+    weights.tree_is_new()
+    assert not weights.may_cache
+    weights.end_session(holds_nothing=True)
+
+    assert weights.may_cache
+
+
+def test_weights_that_came_in_parts_have_the_one_name_of_all_parts() -> None:
+    below, whole = RanksBelow(), RanksBelow()
+    in_session(below, "2", None, "2")
+    change(whole, "2")
+
+    keys = written(below)
+
+    assert len(keys) == 4
+    assert keys <= asked(whole)
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [("2", "3"), (None,), (), (INITIAL,)],
+    ids=["two names", "no name", "written by another process", "the name of before"],
+)
+def test_weights_that_came_in_parts_under_no_name_of_their_own_have_none(
+    versions: tuple[str | None, ...],
+) -> None:
     below = RanksBelow()
     below.publish("first", PROMPT)
-    below.every(lambda rank: rank.weights.change("2", None, None))
-    below.every(lambda rank: rank.weights.tree_is_new())
-    below.publish("second", PROMPT)
 
-    below.every(lambda rank: rank.weights.changed(well=False))
-    below.ranks.step()
+    in_session(below, *versions)
 
-    assert below.every(lambda rank: rank.weights.tree_is_stale)
+    assert found(below) == 0
+    assert written(below) == set()
+
+
+def test_one_part_that_nobody_knows_leaves_all_weights_without_a_name() -> None:
+    below = RanksBelow()
+
+    in_session(below, "2", "2", taken=Taken.PERHAPS)
+
+    assert written(below) == set()
+
+
+def test_after_an_update_that_failed_in_its_midst_nobody_can_name_the_weights() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+
+    change(below, "2", taken=Taken.PERHAPS)
+
     assert found(below) == 0
     assert asked(below) == set()
     change(below, INITIAL)
     assert len(written(below)) == 4
 
 
+def test_an_update_that_has_changed_nothing_leaves_all_as_it_was() -> None:
+    below = RanksBelow()
+    below.publish("first", PROMPT)
+
+    change(below, "2", taken=Taken.NOTHING)
+
+    assert found(below) == len(PROMPT)
+    assert below.every(lambda rank: rank.weights.may_cache)
+
+
+def test_weights_without_a_name_and_a_tree_of_before_are_warned_of_once_for_all_ranks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    below = RanksBelow()
+
+    below.every(lambda rank: rank.weights.changed(Taken.ALL, Update(), holds_nothing=False))
+
+    told = [each.message for each in caplog.records]
+    assert len(told) == 2
+    assert "weight_version" in told[0]
+    assert "flush" in told[1]
+
+
 def test_ranks_of_which_one_could_not_take_the_weights_are_named() -> None:
     below = RanksBelow()
-    below.every(lambda rank: rank.weights.change("2", None, None))
 
-    for rank, well in zip(below.below, (True, False), strict=True):
-        rank.weights.changed(well=well)
+    for rank, taken in zip(below.below, (Taken.ALL, Taken.PERHAPS), strict=True):
+        rank.weights.changed(taken, Update("2"), holds_nothing=True)
 
     with pytest.raises(DivergenceError):
         below.ranks.step()
     journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
     told = first_difference(journals) or ""
-    assert "rank 0: engine new weights were taken True" in told, told
-    assert "rank 1: engine new weights were taken False" in told
+    assert "rank 0: engine of new weights was taken all" in told, told
+    assert "rank 1: engine of new weights was taken nobody knows what of it" in told
 
 
 def test_ranks_that_take_different_weights_are_named() -> None:
     below = RanksBelow()
 
     for rank, version in zip(below.below, "23", strict=True):
-        rank.weights.change(version, None, None)
+        rank.weights.changed(Taken.ALL, Update(version), holds_nothing=True)
 
     journals = [each.inspection.journal.last(9) for each in below.ranks.caches]
     told = first_difference(journals) or ""

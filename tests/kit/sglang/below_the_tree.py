@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.lent_backups import LentBackups
 from lockstep.integrations.sglang.namespaces import Namespaces
 from lockstep.integrations.sglang.running import RunningRequests
@@ -35,6 +36,9 @@ class KnownAdapters:
     def identify(self, lora_id: str) -> str | None:
         """Return what an adapter's weights are."""
         return self.names.get(lora_id)
+
+    def look(self) -> None:
+        """Do nothing: the test knows them all."""
 
 
 class RankBelow:
@@ -119,9 +123,11 @@ class RankBelow:
         self.host.begin_backups()
 
 
-def named(version: str | None, path: str | None, load_format: str | None) -> str | None:
+def named(update: Update) -> str | None:
     """Name weights by the user's version, or by the path and how it is read."""
-    return version if version is not None else path and f"{path} as {load_format}"
+    if update.version is not None:
+        return update.version
+    return update.path and f"{update.path} as {update.load_format}"
 
 
 class RanksBelow:

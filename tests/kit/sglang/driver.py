@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -161,6 +162,29 @@ class Driver:
         success, message, _ = await self._tokenizer.update_weights_from_disk(wanted)
         return success, message
 
+    async def begin_update(self) -> None:
+        """Begin a session of updates of the weights."""
+        await self._tokenizer.begin_weight_update(self._messages.BeginWeightUpdateReqInput(), None)
+
+    async def end_update(self) -> None:
+        """End a session of updates of the weights."""
+        await self._tokenizer.end_weight_update(self._messages.EndWeightUpdateReqInput(), None)
+
+    async def send_weights(
+        self, path: str, part: int, parts: int, **fields: Any
+    ) -> tuple[bool, str]:
+        """Send one part of the weights of a model's folder to the ranks."""
+        serializer: Any = import_module("sglang.srt.utils").MultiprocessingSerializer
+        sent = _weights(path)[part::parts]
+        wanted = self._messages.UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[
+                serializer.serialize(sent) for _ in range(self._engine.server_args.tp_size)
+            ],
+            **fields,
+        )
+        success, message = await self._tokenizer.update_weights_from_tensor(wanted, None)
+        return success, message
+
     async def pause(self, mode: str) -> None:
         """Pause generation."""
         wanted = self._messages.PauseGenerationReqInput(mode=mode)
@@ -239,6 +263,13 @@ class Driver:
         with suppress(AssertionError):
             await _until(lambda: not any(map(_runs, pids)), within_s, "shutdown")
         return [pid for pid in pids if _runs(pid)]
+
+
+def _weights(path: str) -> list[tuple[str, Any]]:
+    """Return the tensors of a model's folder by their names, in the order of these."""
+    load: Any = import_module("safetensors.torch").load_file
+    tensors = [each for file in Path(path).glob("*.safetensors") for each in load(file).items()]
+    return sorted(tensors, key=lambda each: str(each[0]))
 
 
 def _runs(pid: int) -> bool:

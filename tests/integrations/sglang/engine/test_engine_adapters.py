@@ -17,11 +17,16 @@ NAMES = (None, "one", "other", "one")
 REQUESTS = [Request(tokens=range(9, 209), adapter=name) for name in NAMES]
 
 
-def served(engine: RunningEngine, adapters: Path) -> list[Answer]:
-    """Load both adapters, and answer the same prompt with each."""
+def served(engine: RunningEngine, adapters: Path, *, overwritten: bool = False) -> list[Answer]:
+    """Load both adapters, and answer the same prompt with each.
+
+    With `overwritten` their files become those of other adapters once they are loaded.
+    """
     with engine:
-        for name in ("one", "other"):
+        for seed, name in enumerate(("one", "other"), start=3):
             engine.ask("load_adapter", name=name, path=str(adapters / name))
+            if overwritten:
+                make_llama_adapter(adapters / name, seed=seed)
         answers = engine.generate(REQUESTS, together=False)
         assert engine.shutdown() == []
         return answers
@@ -40,7 +45,9 @@ def test_adapters_share_nothing_and_are_found_in_storage_by_their_weights_after_
 
     stock = served(adapters_engine(tmp_path / "stock", model), tmp_path)
     cold = served(adapters_engine(tmp_path / "cold", model, **flags), tmp_path)
-    restarted = served(adapters_engine(tmp_path / "restarted", model, **flags), tmp_path)
+    restarted = served(
+        adapters_engine(tmp_path / "restarted", model, **flags), tmp_path, overwritten=True
+    )
 
     assert differences(stock, cold, tolerance=TOLERANCE) == []
     assert differences(stock, restarted, tolerance=TOLERANCE) == []

@@ -87,7 +87,21 @@ def test_weights_that_one_rank_cannot_load_end_the_group_by_name(
             engine.update_weights(other_model)
         log = engine.log()
 
-    assert "new weights were taken" in log
+    assert "of new weights was taken" in log
+
+
+def test_weights_sent_to_all_ranks_that_one_cannot_take_end_the_group_by_name(
+    tmp_path: Path, model: Path, other_model: Path
+) -> None:
+    """The others flush within the update, and that one does not."""
+    with lockstep_engine(tmp_path, model, faults={"weights_fail_on_rank": 1}) as engine:
+        engine.generate([LONG])
+        engine.ask("begin_update")
+        with pytest.raises(EngineEndedError):
+            engine.ask("send_weights", path=str(other_model), part=0, parts=1)
+        log = engine.log()
+
+    assert "of new weights was taken" in log
 
 
 def log_of_a_lie(engine: RunningEngine) -> str:

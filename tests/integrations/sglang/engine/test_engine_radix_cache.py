@@ -18,9 +18,9 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.kit.sglang import here
-from tests.kit.sglang.rig import Rig
-from tests.kit.sglang.rigs import Rigs
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.rig import Rig
+from tests.kit.sglang.tree.rigs import Rigs
 
 pytestmark = [
     pytest.mark.engines,

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.config import WritePolicy
 from lockstep.ranks.orders import Direction
-from tests.kit.sglang.known_bytes import KINDS
-from tests.kit.sglang.rig import Rig
-from tests.kit.sglang.rigs import Rigs
+from tests.kit.sglang.tree.known_bytes import KINDS
+from tests.kit.sglang.tree.rig import Rig
+from tests.kit.sglang.tree.rigs import Rigs
 
 pytestmark = [
     pytest.mark.engines,
@@ -508,8 +510,8 @@ def test_new_weights_find_nothing_of_old_ones_until_these_come_back(rig: Rig) ->
     rig.serve(tokens)
     found = []
     for version in ("new", "w0"):
-        rig.cache.weights_change(version, None, None)
-        rig.cache.weights_changed(well=True)
+        rig.cache.weights_may_change()
+        rig.cache.weights_changed(Taken.ALL, Update(version))
         rig.cache.reset()
         rig.allocator.clear()
         rig.spoil()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.sglang.rigs import Rigs
-from tests.kit.sglang.walk import Walk
+from tests.kit.sglang.tree.rigs import Rigs
+from tests.kit.sglang.tree.walk import Walk
 
 pytestmark = [
     pytest.mark.engines,

@@ -9,7 +9,7 @@ fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it
 `{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
 have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
 forward pass, though there is room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV
-of a prompt on the device.
+of a prompt on the device, and `lockstep_write_weights` writes the weights of a model's folder.
 """
 
 import inspect
@@ -161,7 +161,8 @@ def register() -> None:
     register_hook(f"{place}.ingest_requests", count_turn, kinds.BEFORE)
     register_hook(f"{place}._process_hicache_events", count_iteration, kinds.BEFORE)
     weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
-    register_hook(f"{weights}.update_weights_from_disk", fail_to_load, kinds.AROUND)
+    for update in ("update_weights_from_disk", "update_weights_from_tensor"):
+        register_hook(f"{weights}.{update}", fail_to_load, kinds.AROUND)
     if "store_fails_on_rank" in probe.faults:
         _let_the_store_fail(probe.faults["store_fails_on_rank"])
     for name in COLLECTIVES:
@@ -169,6 +170,14 @@ def register() -> None:
     scheduler.lockstep_probe = tell
     scheduler.lockstep_dump = _dump
     scheduler.lockstep_plant = _plant
+    scheduler.lockstep_write_weights = _write_weights
+
+
+def _write_weights(scheduler: Any, path: str) -> None:
+    """Write a model's weights in the place of those of now, as another process does it by RDMA."""
+    load: Any = import_module("safetensors.torch").load_file
+    weights = [each for file in Path(path).glob("*.safetensors") for each in load(file).items()]
+    scheduler.tp_worker.model_runner.model.load_weights(weights)
 
 
 def _dump(scheduler: Any, folder: str, tokens: list[int]) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Self, TypeVar
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from tests.kit.collectives.contract import PATIENCE_S
-from tests.kit.sglang import here
-from tests.kit.sglang.rig import Rig
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.rig import Rig
 
 T = TypeVar("T")
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from lockstep.coordinator.collective import Collective
+from lockstep.integrations.sglang.identity.update import Update
 from lockstep.ranks.config import CacheConfig, WritePolicy
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.orders import KV_POOL, Direction
-from tests.kit.sglang import here
-from tests.kit.sglang.known_bytes import KINDS, numbers_of
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
 """Tokens of the longest request."""
@@ -29,15 +30,18 @@ BATCH = "sglang.srt.managers.schedule_batch"
 OURS = "lockstep.integrations.sglang"
 
 
-def _by_version(version: str | None, path: str | None, load_format: str | None) -> str | None:
+def _by_version(update: Update) -> str | None:
     """Name weights by what the user calls them."""
-    return version
+    return update.version
 
 
 class NoAdapters:
     """Knows no adapter."""
 
     def identify(self, lora_id: str) -> str | None:
+        return None
+
+    def look(self) -> None:
         return None
 
 
@@ -85,7 +89,7 @@ class Rig:
         full = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType").FULL
         namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(self.host, NoAdapters())
         weights = here.of(f"{OURS}.weights", "WeightsVersions")
-        below = here.of(f"{OURS}.radix_cache", "Below")(
+        below = here.of(f"{OURS}.below", "Below")(
             host=self.host,
             slots=here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens),
             namespaces=namespaces,

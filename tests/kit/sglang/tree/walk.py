@@ -11,8 +11,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from lockstep.ranks.orders import Direction
-from tests.kit.sglang.rig import Rig
-from tests.kit.sglang.rigs import Rigs
+from tests.kit.sglang.tree.rig import Rig
+from tests.kit.sglang.tree.rigs import Rigs
 
 T = TypeVar("T")
 

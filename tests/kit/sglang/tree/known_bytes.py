@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.kit.sglang import here
+from tests.kit.sglang.tree import here
 
 HEADS = 4
 LAYERS = 3

@@ -1,0 +1,1 @@
+"""One rank's tree over SGLang's own pools and allocators, without an engine above it."""

@@ -29,12 +29,13 @@ from ...errors import InternalError
 from .below import Below
 from .contract import Node, SglangRequest
 from .controls import Controls
+from .identity.update import Update
 from .lent_backups import LentBackups
 from .loads import Loads
 from .metrics import CopyCounters, HostGauge
 from .running import Kept, RunningRequests, token_bytes
 from .waiting import Waiting, WaitingRequests
-from .weights import Taken, Update, WeightsVersions
+from .weights import Taken
 
 
 class LockstepRadixCache(UnifiedRadixCache):

@@ -2,8 +2,8 @@
 
 A version that has a name is a part of every namespace, so its pages stay in host memory and storage and
 are found when it comes back. Weights without a name could be any: what is computed with them is found
-until the next update, and is not written to storage. An update to such weights gives up what host memory
-has of the versions before; storage keeps what it has.
+until the next update, and is not written to storage. An update to such weights gives up what host
+memory has of the versions before; storage keeps what it has.
 """
 
 import logging

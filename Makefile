@@ -59,10 +59,11 @@ scenarios: install-dev  ## Write anew what comes out of tests/scenarios; the dif
 install-engines: $(ENGINES)/.installed  ## Install vLLM and SGLang for CPUs, 3.7 GB, into .venv-engines.
 
 test-engines: install-engines  ## Run the tests against real engines.
-	$(ENGINES)/bin/python -m pytest -m engines tests/integrations
+	$(ENGINES)/bin/python -m pytest -m "engines and not slow" tests/integrations
 
-test-slow: install-dev install-stores  ## Run the slow tests.
+test-slow: install-dev install-stores install-engines  ## Run the slow tests.
 	$(PYTEST) -m "slow and not engines" --timeout 1800
+	$(ENGINES)/bin/python -m pytest -m "slow and engines" tests/integrations --timeout 1800
 
 # On any Python that has torch with CUDA and what tests/on_a_gpu.py names, since a machine with a GPU may
 # be lent for minutes and reach no registry.

@@ -1,6 +1,7 @@
 """What keeps apart requests whose tokens are the same and whose KV is not."""
 
 import json
+from collections.abc import Collection
 from typing import Protocol
 
 from .contract import SglangRequest
@@ -17,7 +18,7 @@ class Identifies(Protocol):
     """Tells adapters apart by their weights."""
 
     def identify(self, lora_id: str) -> str | None: ...
-    def look(self) -> None: ...
+    def look(self) -> Collection[str | None]: ...
 
 
 class Witnessing(Protocol):
@@ -55,8 +56,10 @@ class Namespaces:
         """Names the time since everything was given up; empty before the first time."""
 
     def look(self) -> None:
-        """Read the weights of adapters that were loaded since the last call."""
-        self._adapters.look()
+        """Read the weights of adapters that were loaded since the last call; every rank calls it."""
+        found = [adapter or NOT_KNOWN for adapter in self._adapters.look()]
+        if found:
+            self._host.witness("adapters are", *found)
 
     def of(self, request: SglangRequest) -> str | None:
         """Return a request's namespace; None for one that is not to be cached."""

@@ -264,8 +264,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._weights.end_session(holds_nothing=self._holds_nothing)
 
     def adapters_were_loaded(self) -> None:
-        """Look at adapters as soon as they are loaded, before their files can change."""
+        """Look at adapters as soon as they are loaded, before their files can change.
+
+        SGLang answers when rank 0 has loaded them; it is to answer when every rank has read them.
+        """
         self._lower.namespaces.look()
+        self.lockstep.compare_now()
 
     def clear_storage_backend(self) -> bool:
         """Find nothing any more of what is in host memory and storage now."""

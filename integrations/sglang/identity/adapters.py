@@ -6,7 +6,7 @@ weights in another start, and is not to be part of a key that outlives this one.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ...adapters import AdapterWeights, LoadedAdapter
@@ -58,16 +58,20 @@ class Adapters:
         self._weights = AdapterWeights(digests, versions, where=where, anew=ANEW, log=log)
         self._found: dict[str, str | None] = {}
 
-    def look(self) -> None:
-        """Read the weights of what was loaded since the last call, and forget what was unloaded."""
+    def look(self) -> Collection[str | None]:
+        """Read the weights of what was loaded since the last call, and forget what was unloaded.
+
+        Return what the weights of all adapters are, in the order in which they were loaded.
+        """
         if self._found.keys() == self._loaded.keys():
-            return
+            return self._found.values()
         for lora_id in self._found.keys() - self._loaded.keys():
             del self._found[lora_id]
             self._weights.forget(lora_id)
         for lora_id in self._loaded:
             if lora_id not in self._found:
                 self._found[lora_id] = self._weights.identify(_as_loaded(lora_id, self._loaded))
+        return self._found.values()
 
     def identify(self, lora_id: str) -> str | None:
         """Return what the weights of a request's adapter are; None: do not cache the request."""

@@ -1,6 +1,6 @@
 """What several ranks keep below SGLang's trees, on real caches whose I/O a test tells."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,8 +37,9 @@ class KnownAdapters:
         """Return what an adapter's weights are."""
         return self.names.get(lora_id)
 
-    def look(self) -> None:
-        """Do nothing: the test knows them all."""
+    def look(self) -> Collection[str | None]:
+        """Return what all of them are: the test knows them."""
+        return self.names.values()
 
 
 class RankBelow:

@@ -20,7 +20,7 @@ REQUESTS = [Request(tokens=range(9, 209), adapter=name) for name in NAMES]
 def served(engine: RunningEngine, adapters: Path, *, overwritten: bool = False) -> list[Answer]:
     """Load both adapters, and answer the same prompt with each.
 
-    With `overwritten` their files become those of other adapters once they are loaded.
+    With `overwritten` their files become those of other adapters once SGLang says that they are loaded.
     """
     with engine:
         for seed, name in enumerate(("one", "other"), start=3):
@@ -46,7 +46,11 @@ def test_adapters_share_nothing_and_are_found_in_storage_by_their_weights_after_
     stock = served(adapters_engine(tmp_path / "stock", model), tmp_path)
     cold = served(adapters_engine(tmp_path / "cold", model, **flags), tmp_path)
     restarted = served(
-        adapters_engine(tmp_path / "restarted", model, **flags), tmp_path, overwritten=True
+        adapters_engine(
+            tmp_path / "restarted", model, faults={"adapters_late_on_rank": 1}, **flags
+        ),
+        tmp_path,
+        overwritten=True,
     )
 
     assert differences(stock, cold, tolerance=TOLERANCE) == []

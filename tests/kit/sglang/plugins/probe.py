@@ -5,6 +5,7 @@ begins its loop. `Scheduler.lockstep_probe(folder=...)`, which `Engine.collectiv
 rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOCKSTEP_PROBE`, in JSON:
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
+`{"adapters_late_on_rank": 1}` lets it read adapters after the others;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
 `{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
 have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
@@ -56,6 +57,9 @@ STORE_FAULTS = (
     "&fault.flip=0.03&fault.torn=0.02&fault.short=0.02&fault.wrong=0.02"
 )
 """How often each goes wrong."""
+
+LATE_S = 0.3
+"""Longer than a test takes to overwrite the files of an adapter."""
 
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
@@ -150,6 +154,10 @@ def register() -> None:
             return False, f"planted: rank {probe.rank} cannot load these weights"
         return load(*arguments, **options)
 
+    def come_late(scheduler: Any, *arguments: Any, **options: Any) -> None:
+        if probe.is_afflicted("adapters_late_on_rank"):
+            time.sleep(LATE_S)
+
     def counted(name: str) -> Callable[..., Any]:
         def launch(collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
             return probe.collective(name, lambda: collective(*arguments, **options))
@@ -163,6 +171,7 @@ def register() -> None:
     weights = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     for update in ("update_weights_from_disk", "update_weights_from_tensor"):
         register_hook(f"{weights}.{update}", fail_to_load, kinds.AROUND)
+    register_hook(f"{place}.load_lora_adapter", come_late, kinds.BEFORE)
     if "store_fails_on_rank" in probe.faults:
         _let_the_store_fail(probe.faults["store_fails_on_rank"])
     for name in COLLECTIVES:

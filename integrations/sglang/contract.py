@@ -61,6 +61,20 @@ class SglangRequest(Protocol):
     def finished(self) -> bool: ...
 
 
+class Room(Protocol):
+    """What SGLang can still give away in one pass, beside what it has promised."""
+
+    @property
+    def remaining_total(self) -> float:
+        """Return how many tokens of full attention."""
+        ...
+
+    @property
+    def remaining_swa(self) -> float:
+        """Return how many tokens of windows; 0 for a model without."""
+        ...
+
+
 class PagedAllocator(Protocol):
     """Gives slots of one pool away, page by page."""
 

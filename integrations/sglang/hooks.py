@@ -12,6 +12,7 @@ from .identity.update import Update
 from .weights import Taken
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_POLICY = "sglang.srt.managers.schedule_policy"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 
@@ -56,7 +57,10 @@ def register_hooks() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register = HookRegistry.register
+    register(f"{_SCHEDULER}.run_event_loop", before_loop, HookType.BEFORE)
     register(f"{_SCHEDULER}.on_idle", on_idle, HookType.BEFORE)
+    register(f"{_POLICY}.SchedulePolicy.calc_priority", after_order, HookType.AFTER)
+    register(f"{_POLICY}.PrefillAdder.add_one_req", before_visit, HookType.BEFORE)
     register(f"{_SCHEDULER}.flush_cache", before_flush, HookType.BEFORE)
     for name in _UPDATES:
         register(f"{_UPDATER}.{name}", around_update, HookType.AROUND)
@@ -73,6 +77,26 @@ def register_hooks() -> None:
     register(f"{_FLUSHES}.check_pending", around_deferred_flush, HookType.AROUND)
     register(f"{_SESSIONS}.SessionController.maybe_reap", around_reaping, HookType.AROUND)
     register(f"{_SESSIONS}.Session.is_timed_out", is_timed_out, HookType.AROUND)
+
+
+def before_loop(scheduler: Any) -> None:
+    """Let SGLang ask whether a request may be admitted also where there is no store, as for LMCache."""
+    if _lockstep(scheduler) is not None:
+        scheduler.enable_lmcache = True
+
+
+def after_order(outcome: Any, policy: Any, queue: Any, *args: Any, **kwargs: Any) -> None:
+    """Tell the order in which the requests that wait are going to be visited."""
+    cache = _lockstep(policy)
+    if cache is not None:
+        cache.will_visit(queue)
+
+
+def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
+    """Tell what room SGLang has for a request that it is about to admit."""
+    cache = _lockstep(adder)
+    if cache is not None:
+        cache.visits(adder.memory_budget)
 
 
 def on_idle(scheduler: Any) -> None:

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.host_cache import HostCache
-from .contract import Node
+from .contract import Lock, Node, Room
 from .slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 
@@ -41,39 +41,37 @@ class Loads:
 
     def begin(self, waiting: Waiting, node: Node, start: int, hit: int) -> bool:
         """Begin to load `hit` tokens behind the `start` that `node` ends; False if there is no room."""
-        end = start + hit
-        anchor = self._tree.lock(node)
-        window = self.window_tokens(start, end)
-        reserved = self._slots.reserve(hit, window, self._make_room)
-        if reserved is None:
-            self._tree.unlock(anchor)
-            return False
-        self._waiting.begin_load(waiting, Load(start, end, reserved, anchor))
-        return True
+        return self._begin(waiting, self._tree.lock(node), start, hit)
 
-    def begin_beside(self, first: Waiting) -> None:
+    def begin_beside(self, first: Waiting, room: Room) -> None:
         """Begin the loads of those that fit beside one, so that one batch computes them all.
 
-        SGLang asks for one load in each iteration. Those that came after `first` are loaded with it as
-        far as the device has room for all that they need, and rows for them. What running requests have
-        yet to decode is not counted: a load for which that leaves no room has come too early, and what
-        it has brought stays in the tree as long as nobody needs its slots.
+        SGLang asks for one load in each iteration. Those that it visits after `first` are loaded with
+        it as far as SGLang has room for all that they need, beside what the batch and requests that run
+        may need, and rows for them.
         """
-        tree = self._tree
-        room = tree.token_to_kv_pool_allocator.available_size() + tree.full_evictable_size()
-        room -= first.room - len(first)
-        rows = tree.req_to_token_pool.available_size() - 1
+        rows = self._tree.req_to_token_pool.available_size() - 1
+        promised, promised_windows = _still_needed(first), self._window_of(first)
         for waiting in self._waiting.after(first):
-            if rows <= 0 or room <= 0:
+            if rows <= 0:
                 return
             if not len(waiting) or self._waiting.is_busy(waiting):
                 continue
             match = self._match(MatchPrefixParams(key=_key(waiting, len(waiting))))
-            start = match.device_prefix_len
-            rows, room = rows - 1, room - (waiting.room - start)
-            hit = self._waiting.hit(waiting, start) if room >= 0 else 0
-            if hit and not self.begin(waiting, match.last_device_node, start, hit):
+            start, window = match.device_prefix_len, self._window_of(waiting)
+            # What was matched is not to be counted as room.
+            anchor = self._tree.lock(match.last_device_node)
+            fits = (
+                promised + waiting.room - start <= room.remaining_total
+                and promised_windows + 2 * window <= room.remaining_swa
+            )
+            hit = self._waiting.hit(waiting, start) if fits else 0
+            if not hit:
+                self._tree.unlock(anchor)
+            if not fits or (hit and not self._begin(waiting, anchor, start, hit)):
                 return
+            rows, promised_windows = rows - 1, promised_windows + window
+            promised += _still_needed(waiting) if hit else waiting.room - start
 
     def follow(self) -> None:
         """Give the tree what has landed on every rank, and the allocator what has failed."""
@@ -88,6 +86,20 @@ class Loads:
         """Return how many of the last tokens of a load have windows; 0 for a model without."""
         first = self._host.needed_from(end).get(WINDOW_POOL)
         return 0 if first is None else end - max(start, first)
+
+    def _begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
+        end = start + hit
+        window = self.window_tokens(start, end)
+        reserved = self._slots.reserve(hit, window, self._make_room)
+        if reserved is None:
+            self._tree.unlock(anchor)
+            return False
+        self._waiting.begin_load(waiting, Load(start, end, reserved, anchor))
+        return True
+
+    def _window_of(self, waiting: Waiting) -> int:
+        """Return how many tokens of a window a request keeps while it is computed."""
+        return self.window_tokens(0, len(waiting))
 
     def _insert(self, waiting: Waiting, load: Load) -> None:
         self._slots.hand_over(load.reserved)
@@ -104,6 +116,11 @@ class Loads:
 
     def _make_room(self, tokens: int, window_tokens: int) -> None:
         self._tree.evict_for_alloc(EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens))
+
+
+def _still_needed(waiting: Waiting) -> int:
+    """Return how many tokens a request needs on the device beside what is loaded, and is there."""
+    return waiting.room - (waiting.load.end if waiting.load else 0)
 
 
 def _key(waiting: Waiting, count: int) -> RadixKey:

@@ -10,7 +10,7 @@ give commands to this rank's replica, and each iteration of the scheduler is one
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,18 +23,18 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from sglang.srt.runtime_context import get_memory
 
 from ...errors import InternalError
 from .below import Below
-from .contract import Node, SglangRequest
+from .contract import Node, Room, SglangRequest
 from .controls import Controls
 from .identity.update import Update
 from .lent_backups import LentBackups
 from .loads import Loads
+from .matches import Matches
 from .metrics import CopyCounters, HostGauge
-from .running import Kept, RunningRequests, token_bytes
-from .waiting import Waiting, WaitingRequests
+from .running import Kept, RunningRequests
+from .waiting import WaitingRequests
 from .weights import Taken
 
 
@@ -42,6 +42,8 @@ class LockstepRadixCache(UnifiedRadixCache):
     """One rank's tree, above one rank's replica."""
 
     _below: Below | None = None
+    _room: Room | None = None
+    """What SGLang has for the request that it visits."""
 
     def __init__(self, params: CacheInitParams, below: Below) -> None:
         super().__init__(params)
@@ -51,6 +53,14 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._backups = LentBackups(host, self.unlock)
         self._weights = below.weights
         self._running = RunningRequests(self._backups, below.slots, below.write_policy)
+        self._matches = Matches(
+            match_tree=self._match_tree,
+            waiting=self._waiting,
+            loads=self._loads,
+            running=self._running,
+            weights=below.weights,
+            slots=below.slots,
+        )
         self._idle = False
         self._updating = False
         """Whether an update of the weights runs, before which all copies have ended."""
@@ -63,28 +73,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match the tree, and report as a hit on the host what Lockstep can bring beyond it."""
         result = super().match_prefix(params)
-        request = params.req
-        if request is None or self._below is None:
-            return result
-        device_tokens = result.device_prefix_len
-        waiting = self._waiting_for(request, params.key, device_tokens)
-        if waiting is None or not len(waiting):
-            return result
-        if self._is_held(waiting, device_tokens):
-            if get_memory().hicache_storage_backend is not None:
-                return result
-            # SGLang does not ask whether it may be admitted, and would; so it shall come to load it.
-            return _with_hit(result, self.page_size, 0, result.last_device_node)
-        start, end = waiting.landed
-        if start < min(device_tokens, end):
-            before = self._match_tree(_shortened(params, start))
-            hit = device_tokens - before.device_prefix_len
-            return _with_hit(before, hit, 0, result.last_device_node)
-        hit = self._waiting.hit(waiting, device_tokens)
-        if not hit:
-            return result
-        window = self._loads.window_tokens(device_tokens, device_tokens + hit)
-        return _with_hit(result, hit, window, result.last_device_node)
+        return result if self._below is None else self._matches.report(result, params)
 
     def is_backuped(self, node: Node) -> bool:
         """Say yes: Lockstep asks by tokens, so any node will do to go on from."""
@@ -99,7 +88,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         if waiting is None:
             return True
         return not (
-            self._is_held(waiting, waiting.prefix) or self._waiting.waits_for_others(waiting)
+            self._matches.is_held(waiting, waiting.prefix)
+            or self._waiting.waits_for_others(waiting)
         )
 
     def pop_prefetch_loaded_span(self, handle: CacheRequestHandle) -> tuple[int, int | None]:
@@ -118,7 +108,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         device_tokens, node = request.prefix_len, request.last_node
         if waiting is None:
             return 0, node
-        if self._is_held(waiting, device_tokens):
+        if self._matches.is_held(waiting, device_tokens):
             return None
         if params.best_match_node != node:
             # It is in the tree already; SGLang counts it as what it was.
@@ -128,11 +118,20 @@ class LockstepRadixCache(UnifiedRadixCache):
             return None
         if not self._loads.begin(waiting, node, device_tokens, params.host_hit_length):
             return 0, node
-        self._loads.begin_beside(waiting)
+        if self._room is not None:
+            self._loads.begin_beside(waiting, self._room)
         with self._behind_forward():
             self._lower.host.begin_loads()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
         return None
+
+    def will_visit(self, requests: Sequence[SglangRequest]) -> None:
+        """Take note of the order in which SGLang is going to visit the requests that wait."""
+        self._waiting.put_in_order([each.cache_request_handle for each in requests])
+
+    def visits(self, room: Room) -> None:
+        """Take note of what SGLang has for the request that it visits next, and those behind it."""
+        self._room = room
 
     def finish_storage_prefetch_admission(
         self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
@@ -317,36 +316,6 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._waiting.begin_anew()
         self._running.begin_anew()
 
-    def _waiting_for(
-        self, request: SglangRequest, key: RadixKey, device_tokens: int
-    ) -> Waiting | None:
-        """Return a request that waits, which is known from its first match on."""
-        handle, count = request.cache_request_handle, len(key) // self.page_size * self.page_size
-        waiting = self._waiting.get(handle)
-        if waiting is not None and len(waiting) != count:
-            # Another one of the same name, or the same one after it has computed more.
-            self._waiting.forget(handle)
-            waiting = None
-        if waiting is None and self._weights.may_cache:
-            namespace = self._lower.namespaces.of(request)
-            if namespace is not None:
-                waiting = self._waiting.arrive(
-                    handle,
-                    token_bytes(key.token_ids, count),
-                    namespace,
-                    device_tokens,
-                    extra_key=request.extra_key,
-                    cache_salt=request.cache_salt,
-                    room=_room_of(request) + self.page_size,
-                    held_by=self._running.saved_by(handle),
-                )
-        return waiting
-
-    def _is_held(self, waiting: Waiting, device_tokens: int) -> bool:
-        if waiting.held_by is not None and waiting.held_by not in self._backups:
-            self._waiting.go_on(waiting, device_tokens)
-        return self._waiting.is_busy(waiting)
-
     def _follow(self) -> None:
         """Do what a verdict has brought about."""
         self._backups.collect()
@@ -370,26 +339,3 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Order copies behind the pass that may still write, or read, their slots."""
         stream = self._lower.stream
         return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-def _room_of(request: SglangRequest) -> int:
-    """Return how many tokens a request has, with those that it may decode."""
-    limit: int = request.sampling_params.max_new_tokens
-    decodes = max(0, limit - len(request.output_ids))
-    return len(request.full_untruncated_fill_ids) + decodes
-
-
-def _with_hit(result: MatchResult, hit: int, window: int, best: Node) -> MatchResult:
-    """Return a match that goes on with `hit` tokens on the host, up to the node `best`."""
-    return result._replace(
-        host_hit_length=hit,
-        swa_host_hit_length=window,
-        last_host_node=best,
-        best_match_node=best,
-    )
-
-
-def _shortened(params: MatchPrefixParams, tokens: int) -> MatchPrefixParams:
-    key = params.key
-    shorter = RadixKey(key.token_ids, key.extra_key, limit=tokens, cache_salt=key.cache_salt)
-    return MatchPrefixParams(key=shorter)

@@ -15,16 +15,6 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("dcp_size", lambda size: size > 1, f"decode context parallelism {_UNTRIED}"),
     ("speculative_algorithm", bool, f"speculative decoding {_UNTRIED}"),
     ("disaggregation_mode", lambda mode: mode != "null", f"SGLang's own handoff {_UNTRIED}"),
-    (
-        "schedule_policy",
-        lambda policy: policy != "fcfs",
-        "loads are begun for requests in the order in which they came; use fcfs",
-    ),
-    (
-        "enable_priority_scheduling",
-        bool,
-        "loads are begun for requests in the order in which they came; leave it away",
-    ),
     ("enable_streaming_session", bool, f"streaming sessions {_UNTRIED}"),
     ("enable_session_radix_cache", bool, f"sessions in the radix cache {_UNTRIED}"),
     ("enable_hisparse", bool, f"hierarchical sparse attention {_UNTRIED}"),

@@ -10,7 +10,7 @@ again and again, on every rank in the same step:
 Every answer follows from verdicts, so it is the same on every rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ...ranks.host_cache import HostCache
@@ -25,6 +25,9 @@ TOGETHER_STEPS = 3
 Loads that began together end a step or two apart: a rank reports a copy in the step after its end, and
 at a pipeline depth of 1 the verdict is applied in the next one.
 """
+
+LANDED_FIRST_STEPS = 8
+"""How many steps others wait for a request that has landed to be admitted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +87,7 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """The requests that wait, by SGLang's handles, in the order in which they came."""
+    """The requests that wait, by SGLang's handles, in the order in which it visits them."""
 
     host: HostCache
     prefetch_threshold_tokens: int
@@ -100,9 +103,15 @@ class WaitingRequests:
         return self._known.get(handle)
 
     def after(self, first: Waiting) -> list[Waiting]:
-        """Return those that came after one, in their order."""
+        """Return those that are visited after one, in their order."""
         known = list(self._known.values())
         return known[known.index(first) + 1 :]
+
+    def put_in_order(self, handles: Sequence[Handle]) -> None:
+        """Take note of the order in which SGLang visits requests; others come last."""
+        known = self._known
+        first = {handle: known[handle] for handle in handles if handle in known}
+        self._known = first | known
 
     def arrive(
         self,
@@ -142,22 +151,21 @@ class WaitingRequests:
     def waits_for_others(self, waiting: Waiting) -> bool:
         """Say whether a request had better not be visited in this step, for loads of other ones.
 
-        SGLang visits requests in the order in which they came, since other policies are refused. One
-        that came later than a request that is being loaded would find no room, and SGLang would look
-        for none until a request ends. One that has landed waits a little for those whose loads
-        began with its own, so that one batch computes them all.
+        While some are loaded, others would find no room, and SGLang would look for none until a request
+        ends. What has landed is to be used before room is made for more, in whatever order SGLang
+        visits; but nobody waits for long for a request that SGLang does not admit. One that has landed
+        waits a little for those whose loads began with its own, so that one batch computes them all.
         """
         if waiting.landed_at is not None:
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
                 each.load is not None and each.load.step <= waiting.landed_at
                 for each in self._known.values()
             )
-        for each in self._known.values():
-            if each is waiting:
-                return False
-            if each.load is not None:
-                return True
-        return False
+        return any(
+            each.load is not None
+            or (each.landed_at is not None and self._steps - each.landed_at < LANDED_FIRST_STEPS)
+            for each in self._known.values()
+        )
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
         """Return how many tokens can be loaded beyond those that are on the device; whole pages."""

@@ -39,6 +39,8 @@ class Scheduler:
             weights_session_begins=lambda: note("begins"),
             weights_session_ends=lambda: note("ends"),
             adapters_were_loaded=lambda: note("adapters"),
+            will_visit=note,
+            visits=note,
         )
 
     def flush_cache(self) -> bool:
@@ -290,6 +292,27 @@ def test_a_session_of_updates_is_told_from_before_its_begin_until_after_its_end(
     assert scheduler.told == [*told, "end", "ends", "end"]
 
 
+def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() -> None:
+    lockstep, other = Scheduler(object()), Other()
+
+    for scheduler in (lockstep, other):
+        hooks.before_loop(scheduler)
+
+    assert vars(lockstep)["enable_lmcache"]
+    assert not vars(other)
+
+
+def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_is() -> None:
+    scheduler = Scheduler(object())
+    policy = SimpleNamespace(tree_cache=scheduler.tree_cache)
+    adder = SimpleNamespace(tree_cache=scheduler.tree_cache, memory_budget="room")
+
+    hooks.after_order(None, policy, ["first", "second"], "running batch", processed_tokens=3)
+    hooks.before_visit(adder, "first", has_chunked_req=False)
+
+    assert scheduler.told == [["first", "second"], "room"]
+
+
 def test_adapters_are_looked_at_when_they_have_been_loaded() -> None:
     scheduler = Scheduler(object())
 
@@ -382,6 +405,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "no cache yet": lambda: hooks.on_idle(SimpleNamespace()),
     "flush": lambda: hooks.before_flush(Other()),
     "adapters": lambda: hooks.after_adapter_load(None, Other(), None),
+    "order": lambda: hooks.after_order(None, Other(), []),
+    "visit": lambda: hooks.before_visit(Other(), None),
     "sleep": lambda: hooks.before_sleep(SimpleNamespace(scheduler=Other()), None),
     "deferred flush": lambda: Flushes(Other(), 0).handle(1),
     "pending flush": lambda: Flushes(Other(), 0).check(),
@@ -423,7 +448,7 @@ def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPa
 
     hooks.register_hooks()
 
-    assert len(registered) == 17
+    assert len(registered) == 20
     assert all(place.startswith("sglang.srt.") for place in registered)
     # The name of a hook says where it stands.
     assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {

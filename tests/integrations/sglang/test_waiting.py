@@ -7,6 +7,7 @@ import pytest
 from lockstep.coordinator.ballot import Ended, Quiesced
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.integrations.sglang.identity.update import Update
+from lockstep.integrations.sglang.waiting import LANDED_FIRST_STEPS
 from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.orders import CopyToDevice, CopyToHost, LookUp
 from tests.kit.ranks.in_turn import PAGE_TOKENS
@@ -124,6 +125,56 @@ def test_each_rank_loads_to_slots_of_its_own() -> None:
         (0, 1, 2, 3),
         (first, first + 1, first + 2, first + 3),
     ]
+
+
+def test_nobody_else_is_admitted_while_something_is_loaded_or_has_just_landed() -> None:
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("before", LONGER))
+    below.every(lambda rank: rank.arrive("after", LONGER))
+    assert below.every(lambda rank: rank.waits("before")) is False
+    operation = loading(below)
+
+    while_loaded = [below.every(lambda rank: rank.waits(each)) for each in ("before", "after")]
+    for executor in below.ranks.executors:
+        executor.said.append(Ended(operation, ok=True))
+    below.ranks.step()
+    below.every(lambda rank: rank.ended())
+    landed = below.every(lambda rank: rank.waits("r"))
+    waits = [below.every(lambda rank: rank.waits("before"))]
+    for _ in range(LANDED_FIRST_STEPS):
+        below.every(lambda rank: rank.ended())
+        waits.append(below.every(lambda rank: rank.waits("before")))
+
+    assert while_loaded == [True, True]
+    assert not landed
+    assert waits == [True] * LANDED_FIRST_STEPS + [False]
+
+
+def test_others_are_visited_again_once_what_has_landed_is_admitted() -> None:
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("other", LONGER))
+    operation = loading(below)
+    for executor in below.ranks.executors:
+        executor.said.append(Ended(operation, ok=True))
+    below.ranks.step()
+    below.every(lambda rank: rank.ended())
+
+    below.every(lambda rank: rank.forget("r"))
+
+    assert below.every(lambda rank: rank.waits("other")) is False
+
+
+def test_requests_come_after_each_other_as_sglang_visits_them() -> None:
+    below = published(store=False)
+    below.every(lambda rank: rank.arrive("a", PROMPT))
+    below.every(lambda rank: rank.arrive("b", PROMPT))
+    below.every(lambda rank: rank.arrive("c", PROMPT))
+    below.every(lambda rank: rank.arrive("d", PROMPT))
+
+    below.every(lambda rank: rank.waiting.put_in_order(["c", "unknown", "a", "d"]))
+
+    assert below.every(lambda rank: rank.after("c")) == ["r2", "r5", "r3"]
+    assert below.every(lambda rank: rank.after("b")) == []
 
 
 def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> None:

@@ -86,6 +86,14 @@ class RankBelow:
         assert waiting is not None
         return waiting
 
+    def waits(self, handle: str) -> bool:
+        """Say whether a request had better not be visited, for loads of others."""
+        return self.waiting.waits_for_others(self.known(handle))
+
+    def after(self, handle: str) -> list[str]:
+        """Return the names of those that are visited after a request."""
+        return [each.name for each in self.waiting.after(self.known(handle))]
+
     def hit(self, handle: str, device_tokens: int = 0) -> int:
         """Return what can be loaded for a request that waits."""
         return self.waiting.hit(self.known(handle), device_tokens)

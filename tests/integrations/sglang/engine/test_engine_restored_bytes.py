@@ -349,6 +349,43 @@ def test_two_requests_that_wait_for_the_same_share_it(rig: Rig) -> None:
         rig.end(each)
 
 
+def test_loads_beside_one_take_nothing_that_sglang_has_promised(rig: Rig) -> None:
+    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
+    for tokens in prompts:
+        rig.serve(tokens)
+    evict_and_spoil(rig)
+    with rig.copies_held(Direction.TO_DEVICE):
+        requests = [rig.request(tokens) for tokens in prompts]
+        rig.step()
+        # With what it is to decode, and a page that may not become full.
+        needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
+
+        rig.admit(requests[0], promised=rig.size - 2 * needs)
+
+        assert rig.cache.lockstep_state()["loading"] == 2
+    for each in requests:
+        rig.end(rig.admitted(each))
+
+
+def test_what_is_visited_next_is_loaded_beside(rig: Rig) -> None:
+    prompts = [prompt(rig, 10 + 100 * number, 4) for number in range(4)]
+    for tokens in prompts:
+        rig.serve(tokens)
+    evict_and_spoil(rig)
+    requests = [rig.request(tokens) for tokens in prompts]
+    rig.step()
+    needs = len(prompts[0]) + requests[0].sampling_params.max_new_tokens + rig.page_tokens
+    rig.cache.will_visit([requests[at] for at in (2, 0, 3, 1)])
+
+    rig.admit(requests[0], promised=rig.size - 2 * needs)
+
+    rig.step()
+    rig.step()
+    assert [rig.matched(tokens) > 0 for tokens in prompts] == [True, False, False, True]
+    for each in requests:
+        rig.end(rig.admitted(each))
+
+
 def test_what_was_loaded_and_evicted_before_its_request_was_admitted_is_loaded_again(
     rig: Rig,
 ) -> None:

@@ -41,8 +41,8 @@ class NoAdapters:
     def identify(self, lora_id: str) -> str | None:
         return None
 
-    def look(self) -> None:
-        return None
+    def look(self) -> Sequence[str]:
+        return ()
 
 
 class Rig:
@@ -130,12 +130,17 @@ class Rig:
         """Match a request for the first time, or for the first time after a retraction."""
         request.init_next_round_input(self.cache)
 
-    def admit(self, request: Any) -> bool:
-        """Try to take a request into the batch; False: it is to be tried again in a later step."""
+    def admit(self, request: Any, *, promised: int = 0) -> bool:
+        """Try to take a request into the batch; False: it is to be tried again in a later step.
+
+        `promised` are tokens that others of the batch are about to take.
+        """
         handle, cache = request.cache_request_handle, self.cache
         if not cache.check_prefetch_progress(handle):
             return False
         request.init_next_round_input(cache)
+        room = self.allocator.create_prefill_budget(cache, num_mixed_decode_tokens=promised)
+        cache.visits(room)
         kept = cache.lock(request.last_node)
         try:
             if request.host_hit_length > 0 and not self._load(request):

@@ -1,0 +1,91 @@
+"""In whatever order SGLang visits the requests that wait, each is loaded once and is exact."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.sglang.counting import by_tier
+from tests.kit.sglang.engine import RunningEngine
+from tests.kit.sglang.lockstep import lockstep_engine
+from tests.kit.sglang.requests import Answer, Request, differences
+from tests.kit.sglang.stock import PROBE, TOLERANCE
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+PROMPTS = 24
+PAGE_TOKENS = 16
+REQUESTS = [
+    Request(
+        tokens=range(first, first + 13 * PAGE_TOKENS + first % 3),
+        output_tokens=30,
+        priority=first % 4,
+    )
+    for first in range(3, 3 + 5 * PROMPTS, 5)
+]
+"""Some of whole pages, all of which SGLang matches to put them in order."""
+CROWDED = {"max_total_tokens": 1024, "max_running_requests": 8}
+"""Four of them fill the device."""
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "longest prefix, two ranks": {"schedule_policy": "lpm", "tp": 2},
+    "longest prefix, retracted": {"schedule_policy": "lpm", "faults": {"retract_every": 7}},
+    "at random, two ranks": {"schedule_policy": "random", "tp": 2},
+    # As batches of several are computed beside loads, too much may be promised.
+    "waited for longest": {"schedule_policy": "hrrn", "hicache_storage_backend": None},
+    "depth first": {"schedule_policy": "dfs-weight", "hicache_storage_backend": None},
+    "by priority": {"enable_priority_scheduling": True},
+}
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[Answer]:
+    """What stock SGLang says to each, alone."""
+    with RunningEngine(tmp_path_factory.mktemp("stock"), model, tp=1, plugins=(PROBE,)) as engine:
+        return engine.generate(REQUESTS, together=False)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_prompt_comes_from_the_host_by_one_load(
+    name: str, tmp_path: Path, model: Path, stock: list[Answer]
+) -> None:
+    options: dict[str, Any] = {"tp": 1, **CROWDED, **POLICIES[name]}
+
+    with lockstep_engine(tmp_path, model, **options) as engine:
+        cold = engine.generate(REQUESTS)
+        before = engine.ranks()[0].state["loads"]
+        warm = engine.generate(REQUESTS)
+        loads = engine.ranks()[0].state["loads"] - before
+
+    assert differences(stock, cold, tolerance=TOLERANCE) == []
+    assert differences(stock, warm, tolerance=TOLERANCE) == []
+    assert by_tier(warm, "host") > by_tier(warm, "device")
+    retractions = sum(answer.retractions for answer in warm)
+    assert PROMPTS / 2 < loads <= 1.5 * (PROMPTS + retractions)
+
+
+def test_who_is_preempted_goes_on_from_the_host(
+    tmp_path: Path, model: Path, stock: list[Answer]
+) -> None:
+    options: dict[str, Any] = {
+        "max_total_tokens": 1024,
+        "max_running_requests": 3,
+        "enable_priority_scheduling": True,
+        "priority_scheduling_preemption_threshold": 1,
+    }
+    low = [replace(each, priority=0, output_tokens=200, logprobs=False) for each in REQUESTS[:3]]
+    high = [replace(each, priority=5) for each in REQUESTS[3:7]]
+
+    with lockstep_engine(tmp_path, model, tp=1, **options) as engine:
+        engine.generate(high)
+        running = engine.send(low)
+        for at in range(len(low)):
+            running.wait_for(request=at, tokens=40)
+        urgent = engine.generate(high)
+        preempted = running.answers()
+        alone = engine.generate(low, together=False)
+
+    assert differences(stock[3:7], urgent, tolerance=TOLERANCE) == []
+    assert [answer.tokens for answer in preempted] == [answer.tokens for answer in alone]
+    assert sum(answer.retractions for answer in preempted) > 0

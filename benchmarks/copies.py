@@ -1,5 +1,7 @@
 """How near page copies come to their limit: the same bytes by plain copies, in the same run.
 
+Then copies that change the order of axes beside those that do not, both of an engine's own pages.
+
 On a CUDA device the limit is one asynchronous copy between a device buffer and pinned memory. On a
 CPU it is one `memcpy` for each page, as if pages were contiguous on both sides; a single `memcpy` of
 everything is shown beside it, and is faster, since at a few hundred MB it writes past the caches.
@@ -9,6 +11,7 @@ pages are given out together. All take turns, and the best round of each counts.
 
 import argparse
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import torch
 from ..page_format.page_layout import Column, PageLayout, ShardLayout
 from ..ranks.executor.copies import CopyEnded, CopyEngine, CpuCopies
 from ..ranks.executor.cuda_copies import CudaCopies
+from ..ranks.executor.engine_pages import AxisOrder, EnginePages
 from ..ranks.executor.pools import DevicePool, HostPool, TierPools
 from ..ranks.orders import KV_POOL, CopyTransfer, Direction
 
@@ -190,6 +194,50 @@ def measure(device: str, megabytes: int) -> Iterator[Figure]:
                 )
 
 
+def axis_orders(device: str, megabytes: int, page_tokens: int, run_pages: int) -> dict[str, float]:
+    """Compare copies from and to an engine's pages, tokens first beside heads first, in turns.
+
+    Keys: `to_host` and `to_device`, the median of seven pairs: what the copies that turn the axes move
+    in a second over what those move that do not.
+    """
+    layout = model_layout(32, 8, page_tokens)
+    pages = max(1, (megabytes << 20) // layout.page_bytes)
+    made = {order: _lent(layout, pages, order, device) for order in AxisOrder}
+    ratios: dict[str, list[float]] = {"to_host": [], "to_device": []}
+    for number in range(ROUNDS):
+        on_device, on_host = _places(pages, run_pages, seed=number)
+        for direction, name in ((Direction.TO_HOST, "to_host"), (Direction.TO_DEVICE, "to_device")):
+            ends = (on_device, on_host) if name == "to_host" else (on_host, on_device)
+            transfer = CopyTransfer(KV_POOL, *ends)
+            took = {
+                order: _timed(partial(_copy, engine, ended, direction, transfer))
+                for order, (engine, ended) in made.items()
+            }
+            ratios[name].append(took[AxisOrder.HEADS_FIRST] / took[AxisOrder.TOKENS_FIRST])
+    for engine, _ in made.values():
+        engine.stop()
+        engine.join(_TIMEOUT_S)
+    return {name: statistics.median(each) for name, each in ratios.items()}
+
+
+def _lent(
+    layout: ShardLayout, pages: int, order: AxisOrder, device: str
+) -> tuple[CopyEngine, "SimpleQueue[CopyEnded]"]:
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for shard in layout.columns:
+        axes = (shard.heads, layout.page_tokens)
+        turned = axes if order is AxisOrder.HEADS_FIRST else axes[::-1]
+        shape = (pages, *turned, shard.column.elements)
+        tensors[shard.column.name] = [
+            torch.ones(shape, dtype=torch.bfloat16, device=device) for _ in range(shard.layers)
+        ]
+    host = HostPool(layout, pages, pinned=device != "cpu")
+    host.bytes_tensor.fill_(1)
+    ended: SimpleQueue[CopyEnded] = SimpleQueue()
+    make = CpuCopies if device == "cpu" else CudaCopies
+    return make({KV_POOL: TierPools(EnginePages(layout, tensors, order), host)}, ended.put), ended
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure a few shapes and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -199,6 +247,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEAD)
     for figure in measure(options.device, options.megabytes):
         print(figure.row(), flush=True)
+    print("tokens first beside heads first, 8 heads of 128 in bfloat16:")
+    for page_tokens in (16, 64):
+        for run_pages in (1, 16):
+            ratio = axis_orders(options.device, options.megabytes, page_tokens, run_pages)
+            print(
+                f"pages of {page_tokens} tokens, {run_pages:>2} in a run: {ratio['to_host']:.2f} to the"
+                f" host, {ratio['to_device']:.2f} to the device",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

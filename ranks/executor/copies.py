@@ -23,8 +23,6 @@ from .seals import Seals
 _RUN_BYTES_MAX = 8 << 20
 """A copy looks at least once in so many bytes whether it was cancelled."""
 
-_Bytes = npt.NDArray[np.uint8]
-
 
 @dataclass(frozen=True, slots=True)
 class CopyEnded:
@@ -215,23 +213,28 @@ class CpuCopies:
             self._seals.seal(job.transfers)
 
 
+def _rows(words: torch.Tensor) -> npt.NDArray[np.void]:
+    """Return pages, [layers, pages, ...], as an array whose elements are whole runs of bytes.
+
+    One `memmove` each, which counts where the axes of a page lie in another order on the device.
+    """
+    in_bytes = words.view(torch.uint8).numpy()
+    return in_bytes.view(np.dtype((np.void, in_bytes.shape[-1])))[..., 0]
+
+
 @dataclass(slots=True)
 class _CpuPages:
     """Both pools as arrays of bytes in one shape; see `SlabPair`."""
 
     pools: TierPools
     pairs: list[SlabPair] = field(init=False)
-    slabs: list[tuple[_Bytes, _Bytes]] = field(init=False)
-    """The bytes of each pair as arrays: (host, device)."""
+    slabs: list[tuple[npt.NDArray[np.void], npt.NDArray[np.void]]] = field(init=False)
+    """The rows of each pair as arrays: (host, device)."""
 
     def __post_init__(self) -> None:
         self.pairs = slab_pairs(self.pools)
         host = self.pools.host.bytes_tensor
-        # Rows of bytes that are not joined to longer ones are copied faster than words are.
-        self.slabs = [
-            (pair.rows(host).view(torch.uint8).numpy(), pair.device.view(torch.uint8).numpy())
-            for pair in self.pairs
-        ]
+        self.slabs = [(_rows(pair.rows(host)), _rows(pair.device)) for pair in self.pairs]
 
     def copy(self, direction: Direction, host_page: int, device_page: int, count: int) -> None:
         """Copy a run of pages."""

@@ -128,6 +128,9 @@ ENVIRONMENT_PROVEN_OUT: Final[Mapping[str, str]] = {
     "SGLANG_FORCE_STREAM_INTERVAL SGLANG_SCHEDULER_MAX_RECV_PER_POLL": _AS_ABOVE,
     "IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD": _AS_ABOVE,
     "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD": _AS_ABOVE,
+    "SGLANG_SWA_EVICTION_INTERVAL": (
+        "It says how soon slots are free that no token attends to any more."
+    ),
     "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE": (
         "They keep KV on other tiers, and bring it back as it was."
     ),

@@ -1,6 +1,8 @@
 """What lies below SGLang's tree on one rank, as `opening.py` has made it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,3 +27,14 @@ class Below:
     witness: bool
     stream: torch.cuda.Stream | None
     """The stream that writes the KV; None on a CPU."""
+
+    def behind_forward(self, *, states: bool) -> AbstractContextManager[Any]:
+        """Order the copies within it behind the pass that may still write, or read, their slots.
+
+        The tree is given copies of `states`, which SGLang makes where it does not compute.
+        """
+        if self.stream is None:
+            return nullcontext()
+        if states:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.stream)

@@ -35,6 +35,14 @@ class KvRow(Protocol):
 
     req_pool_idx: Any
     kv_committed_len: int
+    mamba_pool_idx: torch.Tensor | None
+    """The slot of the state that it computes in."""
+    mamba_ping_pong_track_buffer: Any
+    """Slots of states that are tracked beside it; by the indices below."""
+    mamba_last_track_idx: Any
+    mamba_last_track_seqlen: int | None
+    """How many tokens the last of them stands for, unless the tree has taken it over."""
+    mamba_prev_track_seqlen: int | None
 
 
 class SglangRequest(Protocol):
@@ -103,6 +111,18 @@ class WindowAllocator(Protocol):
     def clear_full_to_swa_mapping(self, full_indices: torch.Tensor) -> None: ...
 
 
+class StateRows(Protocol):
+    """The requests that run, and the slots of the states that they and the tree have."""
+
+    enable_mamba_extra_buffer: bool
+    mamba_ping_pong_track_buffer_size: int
+
+    @property
+    def mamba_allocator(self) -> PagedAllocator: ...
+
+    def get_mamba_ping_pong_other_idx(self, mamba_next_track_idx: Any) -> Any: ...
+
+
 class KvBuffers(Protocol):
     """The tensors of keys and values, one for each layer."""
 
@@ -133,6 +153,14 @@ class LatentBuffers(Protocol):
     kv_cache_dim: int
     dtype: torch.dtype
     scales: object | None
+
+
+class StateBuffers(Protocol):
+    """The tensors of a pool of states, each [layers, slots, ...]."""
+
+    conv: Sequence[torch.Tensor]
+    temporal: torch.Tensor
+    extra_checkpoint_buffers: Sequence[object]
 
 
 class Batch(Protocol):

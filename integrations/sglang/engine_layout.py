@@ -18,6 +18,8 @@ from ...ranks.executor.engine_pages import AxisOrder, EnginePages, dtype_name
 from ...ranks.orders import KV_POOL
 from .contract import LatentBuffers, MhaBuffers
 from .slots import WINDOW_POOL
+from .state_layout import state_columns
+from .state_slots import STATE_POOL
 
 KEYS, VALUES, LATENT, INDEX = "k", "v", "latent", "index"
 
@@ -42,7 +44,7 @@ class EnginePool:
 
 
 def engine_pools(kv_cache: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
-    """Describe SGLang's pool of KV, or the two pools that it consists of.
+    """Describe SGLang's pool of KV, or the two pools that it consists of, and the states beside it.
 
     Raises `ConfigError`, which names the pool's class, for one that Lockstep does not serve.
     """
@@ -71,6 +73,18 @@ def _windows(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]
                 " --radix-cache-backend"
             )
     return {name: _attention(part, page_tokens, tp_size)[KV_POOL] for name, part in parts}
+
+
+def _states(pool: Any, page_tokens: int, tp_size: int) -> dict[str, EnginePool]:
+    """Describe a model of which some layers attend, and the others carry a state on."""
+    attending = engine_pools(pool.full_kv_pool, page_tokens, tp_size)
+    columns = state_columns(pool.mamba_pool, tp_size)
+    states = EnginePool(
+        PageLayout(page_tokens=1, columns=tuple(columns)),
+        {column.name: tensors for column, tensors in columns.items()},
+        AxisOrder.HEADS_FIRST,
+    )
+    return {**attending, STATE_POOL: states}
 
 
 def _pool(info: MhaBuffers, kind: str, page_tokens: int, tp_size: int) -> EnginePool:
@@ -190,5 +204,6 @@ _KINDS: Mapping[str, Callable[[Any, int, int], dict[str, EnginePool]]] = {
     "SWAKVPool": _windows,
     "MLATokenToKVPool": _latent,
     "DSATokenToKVPool": _sparse,
+    "HybridLinearKVPool": _states,
 }
 """The classes of SGLang's pools. A class derived from one of them is another layout."""

@@ -112,10 +112,16 @@ class Loads:
         if load.reserved.window is not None:
             window_from = load.end - load.reserved.window.numel()
             params.set_evicted_seqlen(ComponentType.SWA, window_from)
-        self._tree.insert(params)
+        if load.reserved.state is not None:
+            params.mamba_value = load.reserved.state
+        result = self._tree.insert(params)
+        if result.mamba_exist:
+            self._slots.give_state_back(load.reserved)
 
-    def _make_room(self, tokens: int, window_tokens: int) -> None:
-        self._tree.evict_for_alloc(EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens))
+    def _make_room(self, tokens: int, window_tokens: int, states: int) -> None:
+        wanted = EvictParams(num_tokens=tokens, swa_num_tokens=window_tokens, mamba_num=states)
+        # The tree's own: a load does not wait for copies to end.
+        UnifiedRadixCache.evict_for_alloc(self._tree, wanted)
 
 
 def _still_needed(waiting: Waiting) -> int:

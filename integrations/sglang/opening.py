@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_memory
 
 from ...errors import ConfigError
-from ...ranks.config import CacheConfig, ComponentConfig, SlidingWindow
+from ...ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWindow
 from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
@@ -22,6 +22,7 @@ from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
 from .settings import PoolSize, SglangSettings, parse
 from .slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
+from .state_slots import STATE_POOL, StateSlots
 from .weights import WeightsVersions
 
 log = logging.getLogger("sglang.lockstep")
@@ -32,13 +33,14 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     require_supported(ctx.server_args)
     settings = parse(get_memory())
     params = ctx.params
-    if ctx.is_hybrid_ssm:
-        raise ConfigError(
-            "the model keeps a recurrent state, which Lockstep does not serve under SGLang; run without"
-            " --radix-cache-backend"
-        )
     allocator = params.token_to_kv_pool_allocator
     pools = engine_pools(allocator.get_kvcache(), params.page_size, ctx.tp_size)
+    if ctx.is_hybrid_ssm and STATE_POOL not in pools:
+        raise ConfigError(
+            "the model keeps a recurrent state beside a"
+            f" {type(allocator.get_kvcache()).__name__}, and Lockstep serves one beside full attention;"
+            " run without --radix-cache-backend"
+        )
     identity = Identity(settings.plugin, ctx.model_config)
     host = _open_host(ctx, settings, pools, identity)
     components = [ComponentType.FULL]
@@ -46,6 +48,9 @@ def open_radix_cache(ctx: TreeCacheBuildContext) -> LockstepRadixCache:
     if WINDOW_POOL in pools:
         components.append(ComponentType.SWA)
         slots = WindowSlots(allocator, params.page_size)
+    if STATE_POOL in pools:
+        components.append(ComponentType.MAMBA)
+        slots = StateSlots(allocator, params.req_to_token_pool, params.page_size)
     # SGLang would set up HiCache in `create_unified_radix_cache`.
     params.tree_components = tuple(components)
     device = torch.device(allocator.device)
@@ -114,18 +119,28 @@ def _open_host(
 def _components(
     params: Any, pools: dict[str, EnginePool], sizes: dict[str, int]
 ) -> tuple[ComponentConfig, ...]:
-    if WINDOW_POOL not in pools:
-        return ()
-    return (
-        SlidingWindow(
+    found = list[ComponentConfig]()
+    if WINDOW_POOL in pools:
+        window = SlidingWindow(
             pool=WINDOW_POOL,
             # A draft that reads further back keeps more than the model's own window.
             window_tokens=params.swa_retain_window,
             layout=pools[WINDOW_POOL].layout,
             device_pages=0,
             host_pages=sizes[WINDOW_POOL],
-        ),
-    )
+        )
+        found.append(window)
+    if STATE_POOL in pools:
+        state = Recurrent(
+            pool=STATE_POOL,
+            # SGLang decides where it keeps one: wherever a page ends.
+            checkpoint_tokens=params.page_size,
+            layout=pools[STATE_POOL].layout,
+            device_pages=0,
+            host_pages=sizes[STATE_POOL],
+        )
+        found.append(state)
+    return tuple(found)
 
 
 def _tell(host: HostCache, settings: SglangSettings, nbytes: dict[str, int]) -> None:

@@ -9,19 +9,19 @@ All calls come from SGLang's scheduler, on every rank in the same order with the
 give commands to this rank's replica, and each iteration of the scheduler is one step of it.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
+    EvictParams,
     InitLoadBackParams,
     MatchPrefixParams,
     MatchResult,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...errors import InternalError
@@ -29,11 +29,12 @@ from .below import Below
 from .contract import Node, Room, SglangRequest
 from .controls import Controls
 from .identity.update import Update
+from .keeping import free_states, keep
 from .lent_backups import LentBackups
 from .loads import Loads
 from .matches import Matches
 from .metrics import CopyCounters, HostGauge
-from .running import Kept, RunningRequests
+from .running import RunningRequests
 from .waiting import WaitingRequests
 from .weights import Taken
 
@@ -151,7 +152,23 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if req.cache_request_handle in self._running:
             slots = self.path_device_indices(req.last_node)
-            self._running.computed(req, len(slots), lambda count: self._keep(req, slots, count))
+            kept = partial(keep, self, self._match_tree, req, slots)
+            self._running.computed(req, len(slots), kept)
+
+    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> Any:
+        """Evict, and end the copies that keep states where SGLang would find no slot for one.
+
+        It takes that for an error. Every rank comes here at the same point.
+        """
+        if not params.mamba_num:
+            return super().evict_for_alloc(params, **kwargs)
+        wanted = free_states(self) + params.mamba_num
+        result = super().evict_for_alloc(params, **kwargs)
+        if free_states(self) < wanted and (len(self._backups) or self._waiting.loads):
+            self.settle()
+            short = max(0, wanted - free_states(self))
+            super().evict_for_alloc(EvictParams(mamba_num=short), **kwargs)
+        return result
 
     def claim_kv_row(self, req: SglangRequest) -> bool:
         """Save what a request has computed that is retracted: SGLang gives its slots away at once."""
@@ -322,20 +339,6 @@ class LockstepRadixCache(UnifiedRadixCache):
         self._loads.follow()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
 
-    def _keep(self, request: SglangRequest, slots: torch.Tensor, count: int) -> Kept:
-        """Lock the first tokens of what the tree has of a request, in `slots`.
-
-        A lock keeps the window that ends with its node, and no other: fewer tokens take another node.
-        """
-        node = request.last_node
-        if count < len(slots):
-            tokens = request.full_untruncated_fill_ids[:count]
-            key = RadixKey(tokens, request.extra_key, cache_salt=request.cache_salt)
-            match = self._match_tree(MatchPrefixParams(key=key))
-            node, count = match.last_device_node, match.device_prefix_len
-        return self.lock(node), slots[:count]
-
-    def _behind_forward(self) -> contextlib.AbstractContextManager[Any]:
+    def _behind_forward(self) -> AbstractContextManager[Any]:
         """Order copies behind the pass that may still write, or read, their slots."""
-        stream = self._lower.stream
-        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+        return self._lower.behind_forward(states=self.is_mamba_enabled)

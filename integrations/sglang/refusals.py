@@ -25,6 +25,17 @@ _FLAGS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         bool,
         "each rank admits by its own device's word that an adapter was copied; leave it away",
     ),
+    ("enable_int8_mamba_checkpoint", bool, f"keeping recurrent states as int8 {_UNTRIED}"),
+    (
+        "enable_linear_replayssm",
+        bool,
+        "a state lags behind its tokens by what is still to be replayed; leave it away",
+    ),
+    (
+        "mamba_radix_cache_strategy",
+        lambda strategy: strategy == "extra_buffer_lazy",
+        f"tracking recurrent states only at times {_UNTRIED}",
+    ),
     ("enable_lmcache", bool, "LMCache is another cache in the same place; leave it away"),
     ("enable_flexkv", bool, "FlexKV is another cache in the same place; leave it away"),
     ("disable_radix_cache", bool, "Lockstep keeps prefixes, and needs the radix cache"),

@@ -15,8 +15,8 @@ from .lent_backups import LentBackups
 from .slots import Slots
 from .waiting import Waiting
 
-Kept: TypeAlias = tuple[Lock, torch.Tensor]
-"""What keeps tokens in the tree, and their slots."""
+Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]
+"""What keeps tokens in the tree, their slots, and the slot of the state after them, if there is one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,22 +63,22 @@ class RunningRequests:
         if count <= running.backed_up:
             return
         running.backed_up = count
-        lock, slots = keep(count)
+        lock, slots, state = keep(count)
         tokens = token_bytes(request.full_untruncated_fill_ids, len(slots))
-        self.backups.keep(tokens, self.slots.pages_of(slots), running.namespace, lock)
+        self.backups.keep(tokens, self.slots.pages_of(slots, state), running.namespace, lock)
 
     def retracted(self, request: SglangRequest, row: torch.Tensor) -> None:
-        """Save the whole pages of a request whose slots, in its `row`, are given away at once.
+        """Save what can be saved of a request whose slots, in its `row`, are given away at once.
 
         Returns when they may be overwritten on this rank.
         """
         running = self._known[request.cache_request_handle]
-        count = request.kv.kv_committed_len // self.slots.page_tokens * self.slots.page_tokens
+        count, state = self.slots.computed(request)
         if count <= running.backed_up:
             return
         known = array("q", request.origin_input_ids)
         known.extend(request.output_ids)
-        pages = self.slots.pages_of(row[:count].to(torch.int64))
+        pages = self.slots.pages_of(row[:count].to(torch.int64), state)
         name = self.backups.save(token_bytes(known, count), pages, running.namespace)
         if name is not None:
             self._saved_by[request.cache_request_handle] = name

@@ -13,14 +13,14 @@ import torch
 
 from ...ranks.orders import KV_POOL
 from ...ranks.replica.operations.lent import NO_PAGE
-from .contract import PagedAllocator, WindowAllocator
+from .contract import PagedAllocator, SglangRequest, WindowAllocator
 
 WINDOW_POOL = "window"
 
 Pages = npt.NDArray[np.int32]
 
-MakeRoom = Callable[[int, int], object]
-"""Evicts so many tokens of full attention and of windows from the engine's tree, if there are any."""
+MakeRoom = Callable[[int, int, int], object]
+"""Evicts from the engine's tree so many tokens of full attention and of windows, and so many states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,8 @@ class Reserved:
     """Of windows: one for each of the last tokens."""
     pages: Mapping[str, Pages]
     """The pages of each pool, for each page of the load; -1 where the window needs none."""
+    state: torch.Tensor | None = None
+    """Of states: the one after the last token."""
 
 
 class Slots(Protocol):
@@ -40,8 +42,17 @@ class Slots(Protocol):
 
     page_tokens: int
 
-    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
-        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only."""
+    def pages_of(
+        self, slots: torch.Tensor, state: torch.Tensor | None = None
+    ) -> Mapping[str, Pages]:
+        """Return the pages of a prefix by pool, from the slots of its tokens; whole pages only.
+
+        `state` is the slot of the state after them, for a model that has one.
+        """
+        ...
+
+    def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
+        """Return how many tokens of a running request can be saved, and the slot of their state."""
         ...
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
@@ -56,6 +67,10 @@ class Slots(Protocol):
         """Make the slots ready for the tree, which takes them from now on."""
         ...
 
+    def give_state_back(self, reserved: Reserved) -> None:
+        """Return the state, which the tree has already."""
+        ...
+
 
 class AttentionSlots:
     """Slots of full attention alone."""
@@ -64,14 +79,20 @@ class AttentionSlots:
         self._allocator = allocator
         self.page_tokens = page_tokens
 
-    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
+    def pages_of(
+        self, slots: torch.Tensor, state: torch.Tensor | None = None
+    ) -> Mapping[str, Pages]:
+        del state
         return {KV_POOL: pages(slots, self.page_tokens)}
+
+    def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
+        return _whole_pages(request, self.page_tokens), None
 
     def reserve(self, tokens: int, window_tokens: int, make_room: MakeRoom) -> Reserved | None:
         del window_tokens
         short = tokens - self._allocator.available_size()
         if short > 0:
-            make_room(short, 0)
+            make_room(short, 0, 0)
         slots = self._allocator.alloc(tokens)
         return None if slots is None else Reserved(slots, None, self.pages_of(slots))
 
@@ -81,6 +102,9 @@ class AttentionSlots:
     def hand_over(self, reserved: Reserved) -> None:
         """Do nothing: a slot of full attention is whole by itself."""
 
+    def give_state_back(self, reserved: Reserved) -> None:
+        """Do nothing: there is none."""
+
 
 class WindowSlots:
     """Slots of full attention, with slots of sliding windows beside the last of them."""
@@ -89,7 +113,13 @@ class WindowSlots:
         self._allocator = allocator
         self.page_tokens = page_tokens
 
-    def pages_of(self, slots: torch.Tensor) -> Mapping[str, Pages]:
+    def computed(self, request: SglangRequest) -> tuple[int, torch.Tensor | None]:
+        return _whole_pages(request, self.page_tokens), None
+
+    def pages_of(
+        self, slots: torch.Tensor, state: torch.Tensor | None = None
+    ) -> Mapping[str, Pages]:
+        del state
         first = slots[:: self.page_tokens].to(torch.int64)
         windows = self._allocator.full_to_swa_index_mapping[first]
         # Slot 0 is nobody's: it stands for a window that has moved past.
@@ -104,7 +134,7 @@ class WindowSlots:
         short = max(0, tokens - full.available_size())
         window_short = max(0, window_tokens - windows.available_size())
         if short or window_short:
-            make_room(short, window_short)
+            make_room(short, window_short, 0)
         if full.available_size() < tokens or windows.available_size() < window_tokens:
             return None
         slots, window = full.alloc(tokens), windows.alloc(window_tokens)
@@ -131,6 +161,13 @@ class WindowSlots:
         rest = reserved.slots.numel() - count
         self._allocator.clear_full_to_swa_mapping(reserved.slots[:rest])
         self._allocator.set_full_to_swa_mapping(reserved.slots[rest:], reserved.window)
+
+    def give_state_back(self, reserved: Reserved) -> None:
+        """Do nothing: there is none."""
+
+
+def _whole_pages(request: SglangRequest, page_tokens: int) -> int:
+    return request.kv.kv_committed_len // page_tokens * page_tokens
 
 
 def pages(slots: torch.Tensor, page_tokens: int) -> Pages:

@@ -6,7 +6,7 @@ import pytest
 import tiny_llama
 
 from tests.kit.sglang.stock import Stock, run_stock
-from tests.kit.sglang.tiny_models import make_mellum
+from tests.kit.sglang.tiny_models import make_lfm2, make_mellum
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,14 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with sliding windows in every other layer."""
     folder = tmp_path_factory.mktemp("models") / "mellum"
     make_mellum(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a short convolution in every other layer."""
+    folder = tmp_path_factory.mktemp("models") / "lfm2"
+    make_lfm2(folder)
     return folder
 
 

@@ -11,7 +11,7 @@ from tests.kit.sglang.slot_allocators import SlotAllocator, WindowedAllocator
 PAGE = 4
 
 
-def no_room(tokens: int, window_tokens: int) -> None:
+def no_room(tokens: int, window_tokens: int, states: int) -> None:
     """Evict nothing."""
 
 
@@ -58,7 +58,7 @@ def test_attention_has_what_is_short_evicted() -> None:
     assert held is not None
     asked: list[tuple[int, int]] = []
 
-    def make_room(tokens: int, window_tokens: int) -> None:
+    def make_room(tokens: int, window_tokens: int, states: int) -> None:
         asked.append((tokens, window_tokens))
         allocator.free(held)
 
@@ -114,7 +114,7 @@ def test_of_each_pool_what_is_short_is_evicted() -> None:
     allocator.free_windows(prefix[:PAGE])
     asked: list[tuple[int, int]] = []
 
-    def make_room(tokens: int, window_tokens: int) -> None:
+    def make_room(tokens: int, window_tokens: int, states: int) -> None:
         asked.append((tokens, window_tokens))
         allocator.free_windows(prefix[PAGE:])
         allocator.full_attn_allocator.free(prefix)

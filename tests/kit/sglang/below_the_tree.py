@@ -102,7 +102,7 @@ class RankBelow:
         """Begin to load what the last hit has promised, or the first `tokens` of it."""
         waiting = self.known(handle)
         count = waiting.prefix - device_tokens if tokens is None else tokens
-        reserved = self.slots.reserve(count, 0, lambda full, window: None)
+        reserved = self.slots.reserve(count, 0, lambda full, window, states: None)
         assert reserved is not None
         anchor = f"anchor of {handle}"
         load = Load(device_tokens, device_tokens + count, reserved, anchor)
@@ -127,7 +127,7 @@ class RankBelow:
         self.running.computed(
             Sent(handle, tokens),
             count,
-            lambda kept: (f"lock of {handle} at {kept}", self.rows(kept)),
+            lambda kept: (f"lock of {handle} at {kept}", self.rows(kept), None),
         )
         self.host.begin_backups()
 

@@ -16,6 +16,11 @@ class Row:
 
     req_pool_idx: Any = 0
     kv_committed_len: int = 0
+    mamba_pool_idx: torch.Tensor | None = None
+    mamba_ping_pong_track_buffer: Any = None
+    mamba_last_track_idx: Any = None
+    mamba_last_track_seqlen: int | None = None
+    mamba_prev_track_seqlen: int | None = None
 
 
 @dataclass

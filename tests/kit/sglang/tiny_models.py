@@ -43,6 +43,34 @@ def make_mellum(folder: Path, *, seed: int = 0) -> None:
     model.save_pretrained(folder)
 
 
+def make_lfm2(folder: Path, *, seed: int = 0) -> None:
+    """Write an LFM2 of four layers, every other one of which is a short convolution."""
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    config = transformers.Lfm2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        block_multiple_of=16,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        conv_L_cache=4,
+        layer_types=["conv", "full_attention"] * 2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = transformers.Lfm2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+
+
 def make_llama_adapter(folder: Path, *, seed: int, layers: int = 2, hidden: int = 128) -> None:
     """Write a LoRA adapter for the queries and values of `tiny_llama` of these sizes."""
     safetensors: Any = import_module("safetensors.torch")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.sglang.tree.rigs import Rigs
+from tests.kit.sglang.tree.stateful_rig import StatefulRig
 from tests.kit.sglang.tree.walk import Walk
 
 pytestmark = [
@@ -31,6 +32,33 @@ def test_requests_find_what_is_theirs_on_every_rank_however_they_come(
         f"fault+file://{tmp_path}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}" if seed % 2 else None
     )
     with Rigs(2, kind=kind, pages=28, host_pages=(40, 12)[seed // 2 % 2], store=store) as rigs:
+        walk = Walk(rigs, seed)
+
+        walk.run(200)
+
+        assert walk.wrong == []
+        assert walk.served > 5
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("tracked", [False, True])
+def test_requests_with_a_state_find_it_on_every_rank_however_they_come(
+    seed: int, tracked: bool, tmp_path: Path
+) -> None:
+    store = (
+        f"fault+file://{tmp_path}/{{rank}}?fault.seed={seed}{{rank}}&{FAULTS}" if seed % 2 else None
+    )
+    pages, host_pages = ((28, 40), (112, 160))[not tracked]
+    with Rigs(
+        2,
+        rig=StatefulRig,
+        tracked=tracked,
+        slots=(20, 14)[not tracked],
+        pages=pages,
+        host_pages=host_pages // (1, 4)[seed // 2 % 2],
+        host_states=(40, 6)[seed // 2 % 2],
+        store=store,
+    ) as rigs:
         walk = Walk(rigs, seed)
 
         walk.run(200)

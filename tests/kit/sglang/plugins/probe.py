@@ -7,10 +7,11 @@ rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOC
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
 `{"adapters_late_on_rank": 1}` lets it read adapters after the others;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
-`{"attention_poisoned_on_rank": 1}` and `{"windows_poisoned_on_rank": 1}` let it overwrite what loads
-have brought to one of its pools; `{"retract_every": 5}` lets every rank retract requests in every fifth
-forward pass, though there is room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV
-of a prompt on the device, and `lockstep_write_weights` writes the weights of a model's folder.
+`{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
+`{"states_poisoned_on_rank": 1}` let it overwrite what loads have brought to one of its pools;
+`{"retract_every": 5}` lets every rank retract requests in every fifth forward pass, though there is
+room. `Scheduler.lockstep_dump` and `lockstep_plant` read and write the KV of a prompt on the device,
+and `lockstep_write_weights` writes the weights of a model's folder.
 """
 
 import inspect
@@ -86,9 +87,9 @@ class Probe:
             _let_it_find_nothing(scheduler.tree_cache)
         if self.is_afflicted("loads_fail_on_rank"):
             _let_loads_fail()
-        for pool in ("attention", "windows"):
-            if self.is_afflicted(f"{pool}_poisoned_on_rank"):
-                _poison_loads("kv" if pool == "attention" else "window")
+        for name, pool in (("attention", "kv"), ("windows", "window"), ("states", "state")):
+            if self.is_afflicted(f"{name}_poisoned_on_rank"):
+                _poison_loads(pool)
         if "retract_every" in self.faults:
             # SGLang's own, for its tests; it reads the environment when it is imported.
             module: Any = import_module("sglang.srt.managers.scheduler")

@@ -28,6 +28,8 @@ def begin() -> None:
             enable_hierarchical_cache=True,
             hicache_storage_backend="dynamic",
         )
+        # Where states are kept, of a model that has them; SGLang would read it from the model's files.
+        arguments._mamba_cache_chunk_size = 4
         of("sglang.srt.runtime_context", "publish")(arguments, role="test")
         import_module("sglang.srt.managers.schedule_batch")
         import_module("lockstep.integrations.sglang.radix_cache")

@@ -4,10 +4,8 @@ A test does by hand what SGLang's scheduler does with a request, in the same ord
 the cache; the requests are SGLang's own. In the place of a forward pass, known numbers are written.
 """
 
-import threading
 from array import array
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -15,10 +13,11 @@ import torch
 
 from lockstep.coordinator.collective import Collective
 from lockstep.integrations.sglang.identity.update import Update
-from lockstep.ranks.config import CacheConfig, WritePolicy
+from lockstep.ranks.config import CacheConfig, ComponentConfig, WritePolicy
 from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.orders import KV_POOL, Direction
+from lockstep.ranks.orders import KV_POOL
 from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.copies import Copies
 from tests.kit.sglang.tree.known_bytes import KINDS, numbers_of
 
 LONGEST = 1024
@@ -45,7 +44,7 @@ class NoAdapters:
         return ()
 
 
-class Rig:
+class Rig(Copies):
     """One rank. `pages` are those of the device; each rank is made at the same time as the others."""
 
     def __init__(
@@ -64,34 +63,61 @@ class Rig:
         self.page_tokens = self.kind.page_tokens
         self.size = pages * self.page_tokens
         self.pool = self.kind.make(self.size, self.ranks)
+        self.rows = self._rows()
         self.allocator = here.of(f"{MEM_CACHE}.allocator", "PagedTokenToKVPoolAllocator")(
             size=self.size,
             page_size=self.page_tokens,
             dtype=self.pool.dtype,
             device="cpu",
-            kvcache=self.pool,
+            kvcache=self._kv_cache(),
             need_sort=False,
-        )
-        self.rows = here.of(f"{MEM_CACHE}.memory_pool", "ReqToTokenPool")(
-            size=16, max_context_len=LONGEST, device="cpu", enable_memory_saver=False
         )
         self.host = self._open(collective, host_pages, settings)
         self.cache = self._cache(write_policy, eviction_policy)
         self._names = count()
 
+    def _rows(self) -> Any:
+        """Return the requests that run."""
+        return here.of(f"{MEM_CACHE}.memory_pool", "ReqToTokenPool")(
+            size=16, max_context_len=LONGEST, device="cpu", enable_memory_saver=False
+        )
+
+    def _kv_cache(self) -> Any:
+        """Return what the engine calls its pool of KV."""
+        return self.pool
+
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
         engine_pools = here.of(f"{OURS}.engine_layout", "engine_pools")
-        pool = engine_pools(self.pool, self.page_tokens, self.ranks)[KV_POOL]
-        config = CacheConfig(model="numbers", layout=pool.layout, host_pages=host_pages, **settings)
-        return HostCache.open(config, {KV_POOL: pool.lend(self.rank, self.ranks)}, collective)
+        pools = engine_pools(self._kv_cache(), self.page_tokens, self.ranks)
+        config = CacheConfig(
+            model="numbers",
+            layout=pools[KV_POOL].layout,
+            host_pages=host_pages,
+            components=self._components(pools),
+            **settings,
+        )
+        lent = {name: pool.lend(self.rank, self.ranks) for name, pool in pools.items()}
+        return HostCache.open(config, lent, collective)
+
+    def _components(self, pools: dict[str, Any]) -> tuple[ComponentConfig, ...]:
+        """Return what the cache is told of the pools beside full attention's."""
+        return ()
+
+    def _lent(self) -> Any:
+        """Return the slots as the cache takes them."""
+        return here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens)
+
+    def _kept(self) -> dict[str, Any]:
+        """Return what SGLang's tree is told of what it keeps."""
+        kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
+        return {"tree_components": (kinds.FULL,)}
 
     def _cache(self, write_policy: WritePolicy, eviction_policy: str) -> Any:
-        full = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType").FULL
         namespaces = here.of(f"{OURS}.namespaces", "Namespaces")(self.host, NoAdapters())
         weights = here.of(f"{OURS}.weights", "WeightsVersions")
         below = here.of(f"{OURS}.below", "Below")(
             host=self.host,
-            slots=here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens),
+            slots=self._lent(),
             namespaces=namespaces,
             weights=weights(self.host, namespaces, "w0", _by_version),
             write_policy=write_policy,
@@ -106,7 +132,7 @@ class Rig:
             token_to_kv_pool_allocator=self.allocator,
             page_size=self.page_tokens,
             eviction_policy=eviction_policy,
-            tree_components=(full,),
+            **self._kept(),
         )
         return here.of(f"{OURS}.radix_cache", "LockstepRadixCache")(params, below)
 
@@ -128,7 +154,7 @@ class Rig:
 
     def arrive(self, request: Any) -> None:
         """Match a request for the first time, or for the first time after a retraction."""
-        request.init_next_round_input(self.cache)
+        request.init_next_round_input(self.cache, cow_mamba=False)
 
     def admit(self, request: Any, *, promised: int = 0) -> bool:
         """Try to take a request into the batch; False: it is to be tried again in a later step.
@@ -149,7 +175,7 @@ class Rig:
         finally:
             cache.unlock(kept)
         cache.finish_storage_prefetch_admission(handle, fulfilled_tokens=0, reason=None)
-        assert self.rows.alloc([request]) is not None
+        here.of(f"{MEM_CACHE}.allocation", "alloc_req_slots")(self.rows, [request], cache)
         prefix = request.prefix_len
         row = request.kv.req_pool_idx
         self.rows.write((row, slice(0, prefix)), cache.prefix_device_indices(request).int())
@@ -252,46 +278,6 @@ class Rig:
                 return
         raise AssertionError("backups do not end")
 
-    @contextmanager
-    def copies_held(self, direction: Direction) -> Generator[None]:
-        """Hold this rank's copies in a direction until the block ends."""
-        ended = threading.Event()
-        with self._before_copies(direction, lambda: ended.wait(60)):
-            try:
-                yield
-            finally:
-                ended.set()
-
-    @contextmanager
-    def copies_failing(
-        self, direction: Direction, fails: Callable[[], bool] = lambda: True
-    ) -> Generator[None]:
-        """Let this rank's copies in a direction fail until the block ends, where `fails` says so."""
-
-        def fail() -> None:
-            if fails():
-                raise RuntimeError("planted: this copy fails")
-
-        with self._before_copies(direction, fail):
-            yield
-
-    @contextmanager
-    def _before_copies(self, direction: Direction, act: Callable[[], object]) -> Generator[None]:
-        host: Any = self.host
-        copies = host._executor._copies
-        copy = copies._copy
-
-        def act_and_copy(job: Any) -> None:
-            if job.direction is direction:
-                act()
-            copy(job)
-
-        copies._copy = act_and_copy
-        try:
-            yield
-        finally:
-            copies._copy = copy
-
     # The tree and the allocator, and what slots hold.
 
     def match(self, tokens: Sequence[int], **keys: str) -> Any:
@@ -367,6 +353,10 @@ class Rig:
     def lost(self) -> int:
         """Return how many slots are neither free nor in the tree; those that requests run in count."""
         return self.size - sum(self.sizes())
+
+    def all_lost(self) -> tuple[int, ...]:
+        """Return that of each pool."""
+        return (self.lost(),)
 
     def close(self) -> None:
         """End this rank; every rank does so at the same time."""

@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Rigs:
-    """The ranks; a `with` block closes them. `settings` are those of `Rig`."""
+    """The ranks; a `with` block closes them. `settings` are those of `Rig`, or of another `rig`."""
 
-    def __init__(self, ranks: int = 1, **settings: Any) -> None:
+    def __init__(self, ranks: int = 1, rig: type[Rig] = Rig, **settings: Any) -> None:
         here.begin()
         group = InProcessGroup(ranks)
         self._threads = ThreadPoolExecutor(ranks)
         members = [group.member(rank) for rank in range(ranks)]
-        self.ranks: list[Rig] = self._at_once(lambda member: Rig(member, **settings), members)
+        self.ranks: list[Rig] = self._at_once(lambda member: rig(member, **settings), members)
 
     def every(self, command: Callable[[Rig], T]) -> list[T]:
         """Give each rank a command at the same time; return what they answer, by rank."""

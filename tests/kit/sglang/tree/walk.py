@@ -78,7 +78,9 @@ class Walk:
         self.rigs.settled()
         self._compare("the end")
         self.wrong += [
-            f"slots are lost: {each}" for each in self._every(lambda rig: rig.lost()) if each
+            f"slots are lost: {each}"
+            for each in self._every(lambda rig: rig.all_lost())
+            if any(each)
         ]
 
     def _every(self, command: Callable[[Rig], T]) -> list[T]:

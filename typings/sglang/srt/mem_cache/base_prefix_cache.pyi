@@ -15,6 +15,7 @@ class MatchPrefixParams:
     def __init__(self, key: RadixKey, cow_mamba: bool = ..., req: Any | None = ...) -> None: ...
 
 class InsertParams:
+    mamba_value: torch.Tensor | None
     def __init__(
         self,
         key: RadixKey | None = ...,
@@ -25,6 +26,7 @@ class InsertParams:
     def set_evicted_seqlen(self, component_type: ComponentType, length: int) -> None: ...
 
 class EvictParams:
+    mamba_num: int
     def __init__(
         self, num_tokens: int = ..., swa_num_tokens: int = ..., mamba_num: int = ...
     ) -> None: ...

@@ -1,0 +1,128 @@
+"""SGLang's pool of recurrent states, with numbers in it that tell layers, channels and prefixes apart.
+
+What a state is to hold is written down here for the whole model, from its channels and heads, and cut
+for a rank as SGLang cuts its weights: each of a convolution's parts by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.known_bytes import PRIME
+
+LAYERS = (1, 3, 4)
+"""Which layers of the model have a state."""
+KERNEL = 4
+UTILS = "sglang.srt.configs.mamba_utils"
+
+Held = dict[str, torch.Tensor]
+"""What one slot holds, by its parts: [layer, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """One shape of states: how SGLang describes it, and the parts of the whole model."""
+
+    shape: Callable[[int], Any]
+    """From the number of ranks."""
+    parts: Sequence[int]
+    """The channels of the convolution's parts; each is divided among ranks by itself."""
+    heads: int = 0
+    matrix: tuple[int, int] = (1, 0)
+    """Of each head, what the recurrence has come to."""
+    inputs_first: bool = False
+    """Whether a slot has the channels of each input together."""
+
+    def params(self, ranks: int) -> Any:
+        """Return SGLang's description of the states on one of so many ranks."""
+        dtype = here.of(UTILS, "Mamba2StateDType")(conv=torch.float32, temporal=torch.float32)
+        kind = "KimiLinearCacheParams" if self.inputs_first else "Mamba2CacheParams"
+        return here.of(UTILS, kind)(shape=self.shape(ranks), layers=list(LAYERS), dtype=dtype)
+
+    def expected(self, number: int, rank: int, ranks: int) -> Held:
+        """Return what a rank's slot is to hold after the tokens that come to a number."""
+        conv = list[torch.Tensor]()
+        for at, channels in enumerate(self.parts):
+            mine = _spread(number, (len(LAYERS), channels, KERNEL - 1), 1 + at)
+            conv.append(mine.chunk(ranks, dim=1)[rank])
+        whole = torch.cat(conv, dim=1)
+        held = {"conv": whole.transpose(1, 2) if self.inputs_first else whole}
+        if self.heads:
+            temporal = _spread(number, (len(LAYERS), self.heads, *self.matrix), 77)
+            held["temporal"] = temporal.chunk(ranks, dim=1)[rank]
+        return held
+
+
+def held_by(pool: Any, slot: int) -> Held:
+    """Return what a slot holds."""
+    held = {"conv": pool.mamba_cache.conv[0][:, slot]}
+    if pool.mamba_cache.temporal.numel():
+        held["temporal"] = pool.mamba_cache.temporal[:, slot]
+    return held
+
+
+def write(pool: Any, slot: int, held: Held) -> None:
+    """Let a slot hold something."""
+    for name, tensor in held_by(pool, slot).items():
+        tensor.copy_(held[name])
+
+
+def _spread(number: int, shape: tuple[int, ...], part: int) -> torch.Tensor:
+    """Return numbers all of which depend on where they are."""
+    places = torch.arange(torch.Size(shape).numel()).view(shape)
+    return ((number * 37 + places * 11 + part * 1009) % PRIME).float()
+
+
+def _delta_net(ranks: int) -> Any:
+    return here.of(UTILS, "Mamba2StateShape").create(
+        tp_world_size=ranks,
+        intermediate_size=24,
+        n_groups=4,
+        num_heads=8,
+        head_dim=3,
+        state_size=2,
+        conv_kernel=KERNEL,
+        conv_shard_groups=[8, 8, 24],
+    )
+
+
+def _short_convolution(ranks: int) -> Any:
+    return here.of(UTILS, "Mamba2StateShape").create(
+        tp_world_size=ranks,
+        intermediate_size=24,
+        n_groups=1,
+        num_heads=ranks,
+        head_dim=24,
+        state_size=0,
+        conv_kernel=KERNEL,
+    )
+
+
+def _by_input(ranks: int) -> Any:
+    return here.of(UTILS, "KimiLinearStateShape").create(
+        tp_world_size=ranks, num_heads=4, head_dim=3, conv_kernel_size=KERNEL
+    )
+
+
+def _not_told(ranks: int) -> Any:
+    return here.of(UTILS, "Mamba2StateShape").create(
+        tp_world_size=ranks,
+        intermediate_size=24,
+        n_groups=2,
+        num_heads=8,
+        head_dim=3,
+        state_size=4,
+        conv_kernel=KERNEL,
+    )
+
+
+STATES = {
+    "delta net": StateKind(_delta_net, (8, 8, 24), heads=8, matrix=(3, 2)),
+    "short convolution": StateKind(_short_convolution, (24,)),
+    "by input": StateKind(_by_input, (12, 12, 12), heads=4, matrix=(3, 3), inputs_first=True),
+    "parts not told": StateKind(_not_told, (24, 8, 8), heads=8, matrix=(3, 4)),
+}
+"""The shapes of states by name: Qwen3-Next's, LFM2's, Kimi Linear's, and Mamba 2's."""

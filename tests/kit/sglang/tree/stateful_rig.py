@@ -1,0 +1,183 @@
+"""One rank's radix cache over SGLang's own pools, of a model with recurrent states.
+
+In the place of a forward pass known numbers are written to the slot that a request computes in, and to
+those in which SGLang tracks its state, if it does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lockstep.coordinator.collective import Collective
+from lockstep.ranks.config import ComponentConfig, Recurrent
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.known_bytes import numbers_of
+from tests.kit.sglang.tree.known_states import LAYERS, STATES, held_by, write
+from tests.kit.sglang.tree.rig import BASE, LONGEST, MEM_CACHE, OURS, Rig
+
+POOLS = f"{MEM_CACHE}.memory_pool"
+
+
+class StatefulRig(Rig):
+    """One rank. `states` names the shape of its states, `slots` is how many there are.
+
+    With `tracked` a request's state is kept beside it where a page ends; without, pages have one token.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        *,
+        states: str = "delta net",
+        slots: int = 12,
+        host_states: int = 64,
+        tracked: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.state_kind, self.slots, self.tracked = STATES[states], slots, tracked
+        self._host_states = host_states
+        kind = "attention" if tracked else "a token to a page"
+        sizes: dict[str, Any] = {"kind": kind, "pages": 128, "host_pages": 256}
+        super().__init__(collective, **sizes | settings)
+
+    def _rows(self) -> Any:
+        return here.of(POOLS, "HybridReqToTokenPool")(
+            size=4,
+            mamba_size=self.slots,
+            mamba_spec_state_size=4,
+            max_context_len=LONGEST,
+            device="cpu",
+            enable_memory_saver=False,
+            cache_params=self.state_kind.params(self.ranks),
+            mamba_layer_ids=list(LAYERS),
+            enable_mamba_extra_buffer=self.tracked,
+        )
+
+    def _kv_cache(self) -> Any:
+        return here.of(POOLS, "HybridLinearKVPool")(
+            size=self.size,
+            dtype=self.pool.dtype,
+            page_size=self.page_tokens,
+            head_num=self.pool.head_num,
+            head_dim=self.pool.head_dim,
+            full_attention_layer_ids=[0, 2, 5],
+            device="cpu",
+            mamba_pool=self.rows.mamba_pool,
+            full_kv_pool=self.pool,
+        )
+
+    def _components(self, pools: dict[str, Any]) -> tuple[ComponentConfig, ...]:
+        layout = pools["state"].layout
+        return (
+            Recurrent(
+                checkpoint_tokens=self.page_tokens,
+                layout=layout,
+                device_pages=0,
+                host_pages=self._host_states,
+            ),
+        )
+
+    def _lent(self) -> Any:
+        slots = here.of(f"{OURS}.state_slots", "StateSlots")
+        return slots(self.allocator, self.rows, self.page_tokens)
+
+    def _kept(self) -> dict[str, Any]:
+        kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
+        return {
+            "tree_components": (kinds.FULL, kinds.MAMBA),
+            "enable_mamba_extra_buffer": self.tracked,
+        }
+
+    # What SGLang does with the slots of states, in the order of its scheduler.
+
+    def admit(self, request: Any, *, promised: int = 0) -> bool:
+        if not super().admit(request, promised=promised):
+            if request.kv.holds_mamba:
+                self.rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
+                request.kv.mamba_pool_idx = None
+            request.kv.mamba_cow_src_index = None
+            return False
+        source = request.kv.mamba_cow_src_index
+        if source is not None:
+            self.rows.copy_mamba_state(source, request.kv.mamba_pool_idx.unsqueeze(0))
+            request.kv.mamba_cow_src_index = None
+        return True
+
+    def _compute(self, request: Any, end: int) -> None:
+        start = request.kv.kv_allocated_len
+        super()._compute(request, end)
+        known = [*request.origin_input_ids, *request.output_ids][:end]
+        numbers = [int(number) for number in numbers_of(known)]
+        self._write_state(request.kv.mamba_pool_idx, numbers[-1])
+        for tracked in range(start // self.page_tokens + 1, end // self.page_tokens + 1):
+            if self.tracked:
+                self._track(request.kv, tracked * self.page_tokens, numbers)
+
+    def _track(self, kv: Any, tokens: int, numbers: Sequence[int]) -> None:
+        at = kv.mamba_next_track_idx
+        self._write_state(kv.mamba_ping_pong_track_buffer[at], numbers[tokens - 1])
+        kv.mamba_last_track_idx, kv.mamba_next_track_idx = at, 1 - at
+        kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
+        kv.mamba_last_track_seqlen = tokens
+
+    def insert(self, tokens: Sequence[int], *, priority: int = 0, **keys: str) -> int:
+        numbers = numbers_of(tokens)
+        slots = self._slots(None, 0, len(tokens))
+        self.write(slots, numbers)
+        state = self.rows.mamba_allocator.alloc(1)
+        self._write_state(state, int(numbers[-1]))
+        params = here.of(BASE, "InsertParams")(
+            key=self._key(tokens, **keys), value=slots, mamba_value=state, priority=priority
+        )
+        result = self.cache.insert(params)
+        if result.mamba_exist:
+            self.rows.mamba_allocator.free(state)
+        before: int = result.prefix_len
+        return before
+
+    def evict_states(self, count: int) -> int:
+        """Evict so many states from the tree, whose tokens may stay; return how many it has been."""
+        evicted: int = self.cache.evict(
+            here.of(BASE, "EvictParams")(mamba_num=count)
+        ).mamba_num_evicted
+        return evicted
+
+    # What the slots hold.
+
+    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
+        kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
+        node = self.match(tokens, **keys).last_device_node
+        state = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
+        return super().wrong(tokens, **keys) + self._wrong_state(state, tokens)
+
+    def wrong_of(self, request: Any) -> list[str]:
+        found = super().wrong_of(request)
+        known = [*request.origin_input_ids, *request.output_ids][: request.kv.kv_committed_len]
+        return found + (self._wrong_state(request.kv.mamba_pool_idx, known) if known else [])
+
+    def _wrong_state(self, slot: torch.Tensor, tokens: Sequence[int]) -> list[str]:
+        number = int(numbers_of(tokens)[-1])
+        expected = self.state_kind.expected(number, self.rank, self.ranks)
+        held = held_by(self.rows.mamba_pool, int(slot))
+        assert held.keys() == expected.keys()
+        return [name for name in held if not torch.equal(held[name], expected[name])]
+
+    def _write_state(self, slot: torch.Tensor, number: int) -> None:
+        held = self.state_kind.expected(number, self.rank, self.ranks)
+        write(self.rows.mamba_pool, int(slot), held)
+
+    def spoil(self) -> None:
+        super().spoil()
+        for slot in self.rows.mamba_allocator.free_slots:
+            self._write_state(slot, 4711)
+
+    def all_lost(self) -> tuple[int, ...]:
+        return self.lost(), self.lost_states()
+
+    def lost_states(self) -> int:
+        """Return how many slots are neither free nor in the tree; those of requests count."""
+        cache = self.cache
+        kept: int = cache.mamba_evictable_size() + cache.mamba_protected_size()
+        free: int = self.rows.mamba_allocator.available_size()
+        return self.slots - free - kept

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from lockstep.page_format.object_header import HeaderFinding
 from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.object_shape import Run
@@ -86,10 +88,10 @@ def _fail_a_load_half_way() -> None:
             for transfer in job.transfers
             for pair in zip(transfer.sources, transfer.destinations, strict=True)
         ]
-        device = next(iter(self._pools.values())).slabs
+        device = next(iter(self._pools.values())).pairs
         for at, (_, destination) in enumerate(pairs[: len(pairs) // 2 + 1]):
-            for _, slab in device:
-                slab[:, destination] = at
+            for pair in device:
+                pair.device.view(torch.uint8)[:, destination] = at
         raise RuntimeError("this copy fails half-way, by order of the test")
 
     engine._copy = copy_half

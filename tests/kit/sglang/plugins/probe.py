@@ -262,9 +262,9 @@ def _poison_loads(pool: str) -> None:
             return
         for transfer in job.transfers:
             if transfer.pool == pool:
-                for _, device in self._pools[pool].slabs:
+                for pair in self._pools[pool].pairs:
                     # Every float32 is 0.747 then.
-                    device[:, list(transfer.destinations)] = 0x3F
+                    pair.device.view(torch.uint8)[:, list(transfer.destinations)] = 0x3F
 
     copies._copy = copy_and_poison
 

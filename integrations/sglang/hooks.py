@@ -69,6 +69,7 @@ def register_hooks() -> None:
     register(f"{_UPDATER}.release_memory_occupation", before_sleep, HookType.BEFORE)
     register(f"{_STREAMER}._get_storage_backend_type", storage_type, HookType.AROUND)
     register(f"{_SCHEDULER}.run_batch", around_batch, HookType.AROUND)
+    register(f"{_SCHEDULER}._prefetch_after_device_hit_loss", around_hit_loss, HookType.AROUND)
     register(f"{_FLUSHES}.handle", after_deferred_flush, HookType.AFTER)
     register(f"{_FLUSHES}.check_pending", around_deferred_flush, HookType.AROUND)
     register(f"{_SESSIONS}.SessionController.maybe_reap", around_reaping, HookType.AROUND)
@@ -168,6 +169,15 @@ def around_batch(
     except Exception:
         cache.lockstep.batch_failed()
         raise
+
+
+def around_hit_loss(original: Callable[..., bool], scheduler: Any, request: Any) -> bool:
+    """Go on with a request of which less is cached than when it came.
+
+    SGLang would read storage for it again, and keep a slot for its state while it waits for that.
+    Lockstep has asked storage for all of it.
+    """
+    return _lockstep(scheduler) is None and original(scheduler, request)
 
 
 # SGLang decides the following by each rank's own clock. Agreed time is the same in the same iteration.

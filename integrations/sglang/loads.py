@@ -31,13 +31,19 @@ class Loads:
         waiting: WaitingRequests,
         host: HostCache,
         slots: Slots,
+        *,
+        chunk_tokens: int,
     ) -> None:
-        """`match` is the tree's own, without what Lockstep adds."""
+        """`match` is the tree's own, without what Lockstep adds.
+
+        A batch computes `chunk_tokens` at the most; 0 stands for no bound.
+        """
         self._tree = tree
         self._match = match
         self._waiting = waiting
         self._host = host
         self._slots = slots
+        self._chunk_tokens = chunk_tokens
 
     def begin(self, waiting: Waiting, node: Node, start: int, hit: int) -> bool:
         """Begin to load `hit` tokens behind the `start` that `node` ends; False if there is no room."""
@@ -61,7 +67,8 @@ class Loads:
         """
         tree = self._tree
         room = tree.token_to_kv_pool_allocator.available_size() + tree.full_evictable_size()
-        room -= first.room - len(first)
+        # Who was admitted before `first` has its slots not yet, and nobody takes a load's away.
+        room -= first.room - len(first) + self._chunk_tokens
         rows = tree.req_to_token_pool.available_size() - 1
         for waiting in self._waiting.after(first):
             if rows <= 0 or room <= 0:

@@ -49,7 +49,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         super().__init__(params)
         host = below.host
         self._waiting = WaitingRequests(host, below.prefetch_threshold_tokens)
-        self._loads = Loads(self, self._match_tree, self._waiting, host, below.slots)
+        matches, chunk = self._match_tree, params.chunked_prefill_size or 0
+        self._loads = Loads(self, matches, self._waiting, host, below.slots, chunk_tokens=chunk)
         self._backups = LentBackups(host, self.unlock)
         self._weights = below.weights
         self._running = RunningRequests(self._backups, below.slots, below.write_policy)

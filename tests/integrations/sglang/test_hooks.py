@@ -423,9 +423,23 @@ def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPa
 
     hooks.register_hooks()
 
-    assert len(registered) == 17
+    assert len(registered) == 18
     assert all(place.startswith("sglang.srt.") for place in registered)
     # The name of a hook says where it stands.
     assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {
         "around"
     }
+
+
+def test_a_request_of_which_less_is_cached_than_when_it_came_is_not_read_again() -> None:
+    asked: list[str] = []
+
+    def read_again(scheduler: object, request: str) -> bool:
+        asked.append(request)
+        return True
+
+    ours, others = Scheduler(object()), SimpleNamespace(tree_cache=SimpleNamespace())
+
+    assert not hooks.around_hit_loss(read_again, ours, "r")
+    assert hooks.around_hit_loss(read_again, others, "s")
+    assert asked == ["s"]

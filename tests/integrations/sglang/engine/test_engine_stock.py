@@ -88,6 +88,7 @@ def test_what_is_cached_and_what_is_beside_a_request_changes_its_last_digits_onl
     assert warm > cold > 0
 
 
+@pytest.mark.slow
 def test_ranks_that_are_forked_answer_bit_for_bit_as_ranks_that_are_spawned(
     tmp_path: Path, model: Path, stock_tp2: Stock
 ) -> None:

@@ -179,6 +179,12 @@ class RunningEngine:
         paths = [self.folder / f"rank{rank}.json" for rank in range(self._tp)]
         return [RankReport(**json.loads(path.read_text())) for path in paths]
 
+    def wait_for_loads(self, count: int) -> None:
+        """Wait until so many requests are loaded on every rank."""
+        ends = time.monotonic() + ANSWER_S
+        while (loading := [each.state["loading"] for each in self.ranks()]) != [count] * self._tp:
+            assert time.monotonic() < ends, f"the ranks load {loading} requests"
+
     def kv(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return what the ranks have of a prompt, [side, layer, token, head, element] of all heads."""
         given = {"folder": str(self.folder), "tokens": list(tokens)}

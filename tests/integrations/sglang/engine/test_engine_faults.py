@@ -58,6 +58,28 @@ def test_loads_that_fail_on_one_rank_are_computed_on_all(
     assert states[0]["digest"] == states[1]["digest"]
 
 
+def test_an_abort_of_what_is_loaded_gives_its_slots_back_once_nothing_touches_them(
+    tmp_path: Path, model: Path, stock_tp2: Stock
+) -> None:
+    with lockstep_engine(tmp_path, model, faults={"loads_held_on_rank": 1}) as engine:
+        engine.generate(REQUESTS[:1])
+        engine.flush()
+        running = engine.send(REQUESTS[:1])
+        engine.wait_for_loads(1)
+        running.abort(0)
+        [aborted] = running.answers()
+        engine.wait_for_loads(1)
+        engine.ask("rpc", method="lockstep_let_go", keywords={})
+        engine.wait_for_loads(0)
+        answers = engine.generate(REQUESTS[:1])
+        engine.flush()
+        stuck = engine.shutdown()
+
+    assert aborted.finish == "abort"
+    assert differences(stock_tp2.cold[:1], answers, tolerance=TOLERANCE) == []
+    assert stuck == []
+
+
 def test_with_witness_ranks_that_would_compute_different_batches_are_named_before_they_do(
     tmp_path: Path, model: Path
 ) -> None:

@@ -6,6 +6,7 @@ rank, writes `rank<n>.json` there. Faults stand in the environment variable `LOC
 `{"lie_on_rank": 1}` lets that rank's prefix cache find nothing; `{"weights_fail_on_rank": 1}` lets it
 fail to load weights; `{"loads_fail_on_rank": 1}` lets every load of pages of it fail;
 `{"adapters_late_on_rank": 1}` lets it read adapters after the others;
+`{"loads_held_on_rank": 1}` holds them until `Scheduler.lockstep_let_go` is called;
 `{"store_fails_on_rank": 1}` lets its store lose, delay, corrupt and refuse what it is asked for;
 `{"attention_poisoned_on_rank": 1}`, `{"windows_poisoned_on_rank": 1}` and
 `{"states_poisoned_on_rank": 1}` let it overwrite what loads have brought to one of its pools;
@@ -62,6 +63,9 @@ STORE_FAULTS = (
 LATE_S = 0.3
 """Longer than a test takes to overwrite the files of an adapter."""
 
+HELD_S = 60.0
+"""Longer than any test holds a load."""
+
 ASKING = "sglang.srt.managers.scheduler.Scheduler.handle_rpc_request"
 """It meets the other ranks when it has called a method of each: not counted, since only tests ask."""
 
@@ -72,6 +76,7 @@ class Probe:
     def __init__(self, faults: dict[str, int]) -> None:
         self.faults = faults
         self.rank: int | None = None
+        self.let_go: threading.Event | None = None
         self.turns = 0
         self.iterations = 0
         self._calls: Counter[str] = Counter()
@@ -87,6 +92,8 @@ class Probe:
             _let_it_find_nothing(scheduler.tree_cache)
         if self.is_afflicted("loads_fail_on_rank"):
             _let_loads_fail()
+        if self.is_afflicted("loads_held_on_rank"):
+            self.let_go = _hold_loads()
         for name, pool in (("attention", "kv"), ("windows", "window"), ("states", "state")):
             if self.is_afflicted(f"{name}_poisoned_on_rank"):
                 _poison_loads(pool)
@@ -150,6 +157,10 @@ def register() -> None:
     def tell(scheduler: Any, folder: str) -> None:
         probe.write(scheduler, folder)
 
+    def let_go(scheduler: Any) -> None:
+        if probe.let_go is not None:
+            probe.let_go.set()
+
     def fail_to_load(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if probe.is_afflicted("weights_fail_on_rank"):
             return False, f"planted: rank {probe.rank} cannot load these weights"
@@ -178,6 +189,7 @@ def register() -> None:
     for name in COLLECTIVES:
         register_hook(f"torch.distributed.distributed_c10d.{name}", counted(name), kinds.AROUND)
     scheduler.lockstep_probe = tell
+    scheduler.lockstep_let_go = let_go
     scheduler.lockstep_dump = _dump
     scheduler.lockstep_plant = _plant
     scheduler.lockstep_write_weights = _write_weights
@@ -249,6 +261,22 @@ def _let_loads_fail() -> None:
             raise RuntimeError("planted: this load fails once its bytes are there")
 
     copies._copy = copy_and_fail
+
+
+def _hold_loads() -> threading.Event:
+    """Let no load begin before the event is set."""
+    copies: Any = import_module("lockstep.ranks.executor.copies").CpuCopies
+    orders: Any = import_module("lockstep.ranks.orders")
+    copy: Callable[..., None] = copies._copy
+    let_go = threading.Event()
+
+    def wait_and_copy(self: Any, job: Any) -> None:
+        if job.direction is orders.Direction.TO_DEVICE:
+            assert let_go.wait(HELD_S)
+        copy(self, job)
+
+    copies._copy = wait_and_copy
+    return let_go
 
 
 def _poison_loads(pool: str) -> None:

@@ -3,13 +3,14 @@
 The claims are those of SGLang's unit tests of its unified radix cache that apply to ours
 (`test_unified_radix_cache_unittest.py`, commit 0014205ebcfb, near the release 0.5.23), told anew: over
 its own allocator, pools and tree, with our class in the place of its own. What is on the host comes in
-`test_engine_restored_bytes.py`. These do not apply:
+`test_engine_restored_bytes.py`, and what trees with recurrent states promise in
+`test_engine_radix_cache_states.py`. These do not apply:
 
 - HiCache's own host tree: tombstones, duplicates, host locks, demotion, `write_back`, its queues and
   acknowledgements. There is none; what Lockstep keeps on the host has tests of its own.
 - Buffer mode, the external linker, HiCache's L3 with its retries and markers: as above.
 - Sessions, speculation (bigram keys), pipeline and data parallelism: refused when the engine starts.
-- Recurrent states: refused. Windows: with models that have them, in `test_engine_*.py`.
+- Windows: with models that have them, in `test_engine_*.py`.
 - Events of the KV cache: they tell of the device alone, which is SGLang's, unchanged.
 - The insides of its tree core (resumable walks, drains, node hashes): not ours, and not changed.
 """

@@ -4,7 +4,8 @@ In the place of a forward pass known numbers are written to the slot that a requ
 those in which SGLang tracks its state, if it does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import numbers_of
 from tests.kit.sglang.tree.known_states import LAYERS, STATES, held_by, write
 from tests.kit.sglang.tree.rig import BASE, LONGEST, MEM_CACHE, OURS, Rig
+from tests.kit.sglang.tree.rigs import Rigs
 
 POOLS = f"{MEM_CACHE}.memory_pool"
 
@@ -143,12 +145,40 @@ class StatefulRig(Rig):
         ).mamba_num_evicted
         return evicted
 
-    # What the slots hold.
+    def chain(self, first: int, *counts: int) -> list[list[int]]:
+        """Insert a sequence that begins with `first` up to so many pages, one after the other.
 
-    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
+        Return what was inserted.
+        """
+        parts = [self.pages(first, count) for count in counts]
+        for each in parts:
+            self.insert(each)
+        return parts
+
+    def lock(self, node: Any, *, state: bool = True) -> Any:
+        """Lock the tokens up to a node, with the state that ends them or without it."""
+        kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
+        return self.cache.lock(node, () if state else (kinds.MAMBA,))
+
+    # What the tree finds, and what the slots hold.
+
+    def pages(self, first: int, count: int) -> list[int]:
+        """Return tokens of so many whole pages, which begin with `first`."""
+        return list(range(first, first + count * self.page_tokens))
+
+    def found(self, *sequences: Sequence[int]) -> list[bool]:
+        """Say of each whether a match finds it as a whole."""
+        return [self.matched(each) == len(each) for each in sequences]
+
+    def state_of(self, tokens: Sequence[int], **keys: str) -> torch.Tensor:
+        """Return the slot of the state where a match of tokens ends."""
         kinds = here.of(f"{MEM_CACHE}.unified_cache.component_type", "ComponentType")
         node = self.match(tokens, **keys).last_device_node
-        state = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
+        state: torch.Tensor = self.cache.tree_core.get_component_device_value(node, kinds.MAMBA)
+        return state
+
+    def wrong(self, tokens: Sequence[int], **keys: str) -> list[str]:
+        state = self.state_of(tokens, **keys)
         return super().wrong(tokens, **keys) + self._wrong_state(state, tokens)
 
     def wrong_of(self, request: Any) -> list[str]:
@@ -175,9 +205,36 @@ class StatefulRig(Rig):
     def all_lost(self) -> tuple[int, ...]:
         return self.lost(), self.lost_states()
 
+    def states(self) -> tuple[int, int, int]:
+        """Return how many slots of states are available, evictable and protected."""
+        cache = self.cache
+        return (
+            self.rows.mamba_allocator.available_size(),
+            cache.mamba_evictable_size(),
+            cache.mamba_protected_size(),
+        )
+
     def lost_states(self) -> int:
         """Return how many slots are neither free nor in the tree; those of requests count."""
-        cache = self.cache
-        kept: int = cache.mamba_evictable_size() + cache.mamba_protected_size()
-        free: int = self.rows.mamba_allocator.available_size()
-        return self.slots - free - kept
+        return self.slots - sum(self.states())
+
+
+@contextmanager
+def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[StatefulRig]:
+    """Return one rank; at the end nothing is lost and nothing is locked.
+
+    SGLang is told to keep at most `states_per_path` on one path of its tree; -1: no limit.
+    """
+    here.begin()
+    told = here.of("sglang.srt.runtime_context", "get_exec")().mamba
+    with (
+        told.override(mamba_max_states_per_path=states_per_path),
+        Rigs(rig=StatefulRig, **settings) as rigs,
+    ):
+        [rig] = rigs.ranks
+        assert isinstance(rig, StatefulRig)
+        yield rig
+        rig.settled()
+        assert rig.all_lost() == (0, 0)
+        assert (rig.cache.protected_size(), rig.cache.mamba_protected_size()) == (0, 0)
+        rig.cache.sanity_check()

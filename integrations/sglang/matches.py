@@ -46,7 +46,10 @@ class Matches:
         if start < min(device_tokens, end):
             before = self.match_tree(_shortened(params, start))
             hit = device_tokens - before.device_prefix_len
-            return _with_hit(before, hit, 0, result.last_device_node)
+            # The whole match alone says where SGLang is to keep a state that is missing.
+            missing = result.mamba_branching_seqlen
+            found = _with_hit(before, hit, 0, result.last_device_node)
+            return found._replace(mamba_branching_seqlen=missing)
         hit = self.waiting.hit(waiting, device_tokens)
         if not hit:
             return result

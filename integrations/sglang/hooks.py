@@ -61,6 +61,7 @@ def register_hooks() -> None:
     register(f"{_SCHEDULER}.on_idle", on_idle, HookType.BEFORE)
     register(f"{_POLICY}.SchedulePolicy.calc_priority", after_order, HookType.AFTER)
     register(f"{_POLICY}.PrefillAdder.add_one_req", before_visit, HookType.BEFORE)
+    register(f"{_POLICY}.PrefillAdder.preempt_to_schedule", around_preemption, HookType.AROUND)
     register(f"{_SCHEDULER}.flush_cache", before_flush, HookType.BEFORE)
     for name in _UPDATES:
         register(f"{_UPDATER}.{name}", around_update, HookType.AROUND)
@@ -97,7 +98,25 @@ def before_visit(adder: Any, *args: Any, **kwargs: Any) -> None:
     """Tell what room SGLang has for a request that it is about to admit."""
     cache = _lockstep(adder)
     if cache is not None:
-        cache.visits(adder.memory_budget)
+        cache.visits(adder.memory_budget, len(adder.can_run_list))
+
+
+def around_preemption(original: Callable[..., bool], adder: Any, request: Any) -> bool:
+    """Preempt for a request only once it may be admitted, and in the same order on every rank.
+
+    SGLang preempts before it asks whether the request may be admitted, so one that waits for storage
+    would preempt in each iteration; and it queues whom it has preempted in the order of a set, which
+    is that of their addresses.
+    """
+    cache = _lockstep(adder)
+    if cache is None:
+        return original(adder, request)
+    if not cache.check_prefetch_progress(request.cache_request_handle):
+        return False
+    begin = len(adder.preempt_list)
+    preempted = original(adder, request)
+    adder.preempt_list[begin:] = sorted(adder.preempt_list[begin:], key=lambda each: each.rid)
+    return preempted
 
 
 def on_idle(scheduler: Any) -> None:

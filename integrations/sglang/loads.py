@@ -43,14 +43,14 @@ class Loads:
         """Begin to load `hit` tokens behind the `start` that `node` ends; False if there is no room."""
         return self._begin(waiting, self._tree.lock(node), start, hit)
 
-    def begin_beside(self, first: Waiting, room: Room) -> None:
+    def begin_beside(self, first: Waiting, room: Room, admitted: int) -> None:
         """Begin the loads of those that fit beside one, so that one batch computes them all.
 
         SGLang asks for one load in each iteration. Those that it visits after `first` are loaded with
         it as far as SGLang has room for all that they need, beside what the batch and requests that run
-        may need, and rows for them.
+        may need, and rows for them: those `admitted` in this pass have none yet.
         """
-        rows = self._tree.req_to_token_pool.available_size() - 1
+        rows = self._tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
         for waiting in self._waiting.after(first):
             if rows <= 0:

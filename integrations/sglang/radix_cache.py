@@ -45,6 +45,7 @@ class LockstepRadixCache(UnifiedRadixCache):
     _below: Below | None = None
     _room: Room | None = None
     """What SGLang has for the request that it visits."""
+    _admitted = 0
 
     def __init__(self, params: CacheInitParams, below: Below) -> None:
         super().__init__(params)
@@ -120,7 +121,7 @@ class LockstepRadixCache(UnifiedRadixCache):
         if not self._loads.begin(waiting, node, device_tokens, params.host_hit_length):
             return 0, node
         if self._room is not None:
-            self._loads.begin_beside(waiting, self._room)
+            self._loads.begin_beside(waiting, self._room, self._admitted)
         with self._behind_forward():
             self._lower.host.begin_loads()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
@@ -130,9 +131,12 @@ class LockstepRadixCache(UnifiedRadixCache):
         """Take note of the order in which SGLang is going to visit the requests that wait."""
         self._waiting.put_in_order([each.cache_request_handle for each in requests])
 
-    def visits(self, room: Room) -> None:
-        """Take note of what SGLang has for the request that it visits next, and those behind it."""
-        self._room = room
+    def visits(self, room: Room, admitted: int) -> None:
+        """Take note of what SGLang has for the request that it visits next, and those behind it.
+
+        So many are `admitted` in this pass, and have no rows yet.
+        """
+        self._room, self._admitted = room, admitted
 
     def finish_storage_prefetch_admission(
         self, handle: CacheRequestHandle, fulfilled_tokens: int, reason: str | None

@@ -29,6 +29,8 @@ at a pipeline depth of 1 the verdict is applied in the next one.
 LANDED_FIRST_STEPS = 8
 """How many steps others wait for a request that has landed to be admitted."""
 
+NEVER = -LANDED_FIRST_STEPS
+
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -64,7 +66,7 @@ class Waiting:
     """The load that is under way."""
     landed: tuple[int, int] = (0, 0)
     """From which token to which one loads have brought it to the device."""
-    landed_at: int | None = None
+    landed_at: int = NEVER
     """The step in which it has landed."""
     dropped: bool = False
     """It was aborted while it was loaded."""
@@ -155,16 +157,15 @@ class WaitingRequests:
         ends. What has landed is to be used before room is made for more, in whatever order SGLang
         visits; but nobody waits for long for a request that SGLang does not admit. One that has landed
         waits a little for those whose loads began with its own, so that one batch computes them all.
+        One that SGLang has not admitted for a while is as any other: what it had may be evicted by now.
         """
-        if waiting.landed_at is not None:
+        if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
                 each.load is not None and each.load.step <= waiting.landed_at
                 for each in self._known.values()
             )
         return any(
-            each.load is not None
-            or (each.landed_at is not None and self._steps - each.landed_at < LANDED_FIRST_STEPS)
-            for each in self._known.values()
+            each.load is not None or self._has_just_landed(each) for each in self._known.values()
         )
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
@@ -244,6 +245,9 @@ class WaitingRequests:
             "loaded_tokens": self.counts.tokens,
             "loading": self.loads,
         }
+
+    def _has_just_landed(self, waiting: Waiting) -> bool:
+        return self._steps - waiting.landed_at < LANDED_FIRST_STEPS
 
     def _prefetch(self, waiting: Waiting, device_tokens: int) -> None:
         if len(waiting) - device_tokens >= max(1, self.prefetch_threshold_tokens):

@@ -30,6 +30,12 @@ class Scheduler:
         def changed(taken: Taken, update: Update) -> None:
             note((taken, update))
 
+        def visits(room: object, admitted: int) -> None:
+            note((room, admitted))
+
+        def check_prefetch_progress(handle: str) -> bool:
+            return handle != "not yet"
+
         self.tree_cache = SimpleNamespace(
             lockstep=controls,
             engine_idles=lambda: note("idles"),
@@ -40,7 +46,8 @@ class Scheduler:
             weights_session_ends=lambda: note("ends"),
             adapters_were_loaded=lambda: note("adapters"),
             will_visit=note,
-            visits=note,
+            visits=visits,
+            check_prefetch_progress=check_prefetch_progress,
         )
 
     def flush_cache(self) -> bool:
@@ -305,12 +312,38 @@ def test_sglang_asks_whether_a_request_may_be_admitted_also_without_a_store() ->
 def test_a_cache_hears_in_which_order_requests_are_visited_and_what_room_there_is() -> None:
     scheduler = Scheduler(object())
     policy = SimpleNamespace(tree_cache=scheduler.tree_cache)
-    adder = SimpleNamespace(tree_cache=scheduler.tree_cache, memory_budget="room")
+    adder = SimpleNamespace(
+        tree_cache=scheduler.tree_cache, memory_budget="room", can_run_list=["admitted"]
+    )
 
     hooks.after_order(None, policy, ["first", "second"], "running batch", processed_tokens=3)
     hooks.before_visit(adder, "first", has_chunked_req=False)
 
-    assert scheduler.told == [["first", "second"], "room"]
+    assert scheduler.told == [["first", "second"], ("room", 1)]
+
+
+def test_whom_sglang_preempts_is_queued_in_the_same_order_on_every_rank() -> None:
+    others = [SimpleNamespace(rid=name) for name in "cab"]
+    before = SimpleNamespace(rid="z")
+    adder = SimpleNamespace(tree_cache=Scheduler(object()).tree_cache, preempt_list=[before])
+
+    def preempt(adder: Any, request: Any) -> bool:
+        adder.preempt_list.extend(others)
+        return True
+
+    request = SimpleNamespace(cache_request_handle="ready")
+    assert hooks.around_preemption(preempt, adder, request)
+
+    assert [each.rid for each in adder.preempt_list] == ["z", "a", "b", "c"]
+
+
+def test_nobody_is_preempted_for_a_request_that_cannot_be_admitted_yet() -> None:
+    adder = SimpleNamespace(tree_cache=Scheduler(object()).tree_cache, preempt_list=[])
+    request = SimpleNamespace(cache_request_handle="not yet")
+
+    preempted = hooks.around_preemption(lambda *_: pytest.fail("it preempts"), adder, request)
+
+    assert not preempted
 
 
 def test_adapters_are_looked_at_when_they_have_been_loaded() -> None:
@@ -425,6 +458,7 @@ def test_an_engine_with_another_cache_does_as_ever() -> None:
 
     assert hooks.around_update(lambda *given: len(given), scheduler, None) == 2
     assert hooks.around_batch(lambda *given: len(given), Other(), None, 1) == 3
+    assert hooks.around_preemption(lambda *given: len(given) == 2, Other(), None)
     assert hooks.around_reaping(lambda *given: given[1:], sessions, 5.0) == (5.0, 1.0)
     assert hooks.storage_type(files, streamer) == "file"
     assert hooks.is_timed_out(without_agreed_time, Session(0))
@@ -448,7 +482,7 @@ def test_each_hook_has_a_place_of_its_own_in_sglang(monkeypatch: pytest.MonkeyPa
 
     hooks.register_hooks()
 
-    assert len(registered) == 21
+    assert len(registered) == 22
     assert all(place.startswith("sglang.srt.") for place in registered)
     # The name of a hook says where it stands.
     assert {kind for hook, kind in registered.values() if hook.__name__.startswith("around")} == {

@@ -145,6 +145,10 @@ def test_nobody_else_is_admitted_while_something_is_loaded_or_has_just_landed() 
         below.every(lambda rank: rank.ended())
         waits.append(below.every(lambda rank: rank.waits("before")))
 
+    loading(below, "later")
+    landed_long_ago = below.every(lambda rank: rank.waits("r"))
+
+    assert landed_long_ago
     assert while_loaded == [True, True]
     assert not landed
     assert waits == [True] * LANDED_FIRST_STEPS + [False]

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.kit.sglang.counting import by_tier
-from tests.kit.sglang.engine import RunningEngine
-from tests.kit.sglang.lockstep import lockstep_engine
+from tests.kit.sglang.engine import PLUGINS, RunningEngine
+from tests.kit.sglang.lockstep import lockstep_engine, lockstep_flags
 from tests.kit.sglang.requests import Answer, Request, differences
-from tests.kit.sglang.stock import PROBE, TOLERANCE
+from tests.kit.sglang.stock import PROBE, TOLERANCE, adapters_engine
+from tests.kit.sglang.tiny_models import make_llama_adapter
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -65,27 +66,57 @@ def test_each_prompt_comes_from_the_host_by_one_load(
     assert PROMPTS / 2 < loads <= 1.5 * (PROMPTS + retractions)
 
 
-def test_who_is_preempted_goes_on_from_the_host(
+def test_several_that_are_preempted_at_once_go_on_in_the_same_order_on_every_rank(
     tmp_path: Path, model: Path, stock: list[Answer]
 ) -> None:
     options: dict[str, Any] = {
         "max_total_tokens": 1024,
-        "max_running_requests": 3,
+        "max_running_requests": 6,
         "enable_priority_scheduling": True,
         "priority_scheduling_preemption_threshold": 1,
     }
-    low = [replace(each, priority=0, output_tokens=200, logprobs=False) for each in REQUESTS[:3]]
-    high = [replace(each, priority=5) for each in REQUESTS[3:7]]
+    low = [
+        Request(tokens=range(first, first + 48), output_tokens=100, priority=0, logprobs=False)
+        for first in range(300, 306)
+    ]
+    high = replace(REQUESTS[0], priority=9, output_tokens=300, logprobs=False)
 
-    with lockstep_engine(tmp_path, model, tp=1, **options) as engine:
-        engine.generate(high)
+    with lockstep_engine(tmp_path, model, **options) as engine:
+        alone = engine.generate([*low, high], together=False)
         running = engine.send(low)
         for at in range(len(low)):
-            running.wait_for(request=at, tokens=40)
-        urgent = engine.generate(high)
+            running.wait_for(request=at, tokens=8)
+        [urgent] = engine.generate([high])
         preempted = running.answers()
-        alone = engine.generate(low, together=False)
 
-    assert differences(stock[3:7], urgent, tolerance=TOLERANCE) == []
-    assert [answer.tokens for answer in preempted] == [answer.tokens for answer in alone]
-    assert sum(answer.retractions for answer in preempted) > 0
+    assert [each.tokens for each in [*preempted, urgent]] == [each.tokens for each in alone]
+    assert urgent.tokens[:30] == stock[0].tokens
+    assert sum(answer.retractions for answer in preempted) > 1
+
+
+def test_requests_of_more_adapters_than_a_batch_takes_are_not_loaded_again_and_again(
+    tmp_path: Path, model: Path
+) -> None:
+    options: dict[str, Any] = {
+        **lockstep_flags(),
+        "plugins": PLUGINS,
+        "max_total_tokens": 1024,
+        "max_running_requests": 3,
+        "max_loras_per_batch": 1,
+    }
+    requests = [
+        replace(each, adapter=("one", "other")[at % 2], output_tokens=60, logprobs=False)
+        for at, each in enumerate(REQUESTS[:16])
+    ]
+
+    with adapters_engine(tmp_path, model, **options) as engine:
+        for seed, name in enumerate(("one", "other")):
+            make_llama_adapter(tmp_path / name, seed=seed)
+            engine.ask("load_adapter", name=name, path=str(tmp_path / name))
+        alone = engine.generate(requests, together=False)
+        before = engine.ranks()[0].state["loads"]
+        together = engine.generate(requests)
+        loads = engine.ranks()[0].state["loads"] - before
+
+    assert [each.tokens for each in together] == [each.tokens for each in alone]
+    assert loads <= 2 * len(requests)

@@ -166,7 +166,7 @@ class Rig(Copies):
             return False
         request.init_next_round_input(cache)
         room = self.allocator.create_prefill_budget(cache, num_mixed_decode_tokens=promised)
-        cache.visits(room)
+        cache.visits(room, admitted=0)
         kept = cache.lock(request.last_node)
         try:
             if request.host_hit_length > 0 and not self._load(request):

@@ -178,6 +178,8 @@ class Walk:
         self._let_go(drawn)
         self._every(lambda rig: rig.cache.reset())
         self._every(lambda rig: rig.allocator.clear())
+        # Slots of states belong to the rows of requests.
+        self._every(lambda rig: rig.rows.clear())
         self._every(lambda rig: rig.spoil())
 
     def _hold(self, drawn: Random) -> None:

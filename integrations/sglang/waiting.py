@@ -95,8 +95,10 @@ class WaitingRequests:
     prefetch_threshold_tokens: int
     counts: LoadCounts = field(default_factory=LoadCounts)
     _known: dict[Handle, Waiting] = field(default_factory=dict[Handle, Waiting])
-    _leaving: list[Waiting] = field(default_factory=list[Waiting])
-    """Requests that were aborted while they were loaded."""
+    _loading: dict[Waiting, Load] = field(default_factory=dict[Waiting, Load])
+    """The loads that are under way, also of requests that were aborted, in the order of their begin."""
+    _landed: list[Waiting] = field(default_factory=list[Waiting])
+    """Those that wait and have just landed."""
     _arrivals: int = 0
     _steps: int = 0
 
@@ -161,12 +163,10 @@ class WaitingRequests:
         """
         if self._has_just_landed(waiting):
             return self._steps - waiting.landed_at < TOGETHER_STEPS and any(
-                each.load is not None and each.load.step <= waiting.landed_at
-                for each in self._known.values()
+                load.step <= waiting.landed_at and not each.dropped
+                for each, load in self._loading.items()
             )
-        return any(
-            each.load is not None or self._has_just_landed(each) for each in self._known.values()
-        )
+        return bool(self._landed) or any(not each.dropped for each in self._loading)
 
     def hit(self, waiting: Waiting, device_tokens: int) -> int:
         """Return how many tokens can be loaded beyond those that are on the device; whole pages."""
@@ -185,7 +185,7 @@ class WaitingRequests:
             device_tokens=load.start,
         )
         load.step = self._steps
-        waiting.load = load
+        waiting.load = self._loading[waiting] = load
 
     def ended(self) -> Iterator[tuple[Waiting, Load, bool]]:
         """Yield the loads that have ended on every rank, and whether what they brought is to be used.
@@ -193,13 +193,12 @@ class WaitingRequests:
         Nothing touches their slots any more, which are the caller's from here on.
         """
         self._steps += 1
-        for waiting in [*self._known.values(), *self._leaving]:
-            load = waiting.load
-            if load is None:
-                continue
+        self._landed = [each for each in self._landed if self._has_just_landed(each)]
+        for waiting, load in list(self._loading.items()):
             state = self.host.load_state(waiting.name)
             if state is LoadState.LOADING:
                 continue
+            del self._loading[waiting]
             waiting.load = None
             good = state is LoadState.READY and not waiting.unwanted
             self.counts.failed += state is LoadState.FAILED
@@ -209,8 +208,9 @@ class WaitingRequests:
                 start = waiting.landed[0] if waiting.landed[1] == load.start else load.start
                 waiting.landed, waiting.landed_at = (start, load.end), self._steps
             if waiting.dropped:
-                self._leaving.remove(waiting)
                 self.host.release(waiting.name)
+            elif good and waiting not in self._landed:
+                self._landed.append(waiting)
             yield waiting, load, good
 
     def forget(self, handle: Handle) -> Waiting | None:
@@ -218,24 +218,25 @@ class WaitingRequests:
         waiting = self._known.pop(handle, None)
         if waiting is None:
             return None
+        if waiting in self._landed:
+            self._landed.remove(waiting)
         if waiting.load is None:
             self.host.release(waiting.name)
         else:
             waiting.dropped = True
-            self._leaving.append(waiting)
         return waiting
 
     def begin_anew(self) -> None:
         """Forget all requests: what was found for them is not to be used any more."""
         for handle in list(self._known):
             self.forget(handle)
-        for waiting in self._leaving:
+        for waiting in self._loading:
             waiting.unwanted = True
 
     @property
     def loads(self) -> int:
         """How many loads are under way."""
-        return sum(each.load is not None for each in [*self._known.values(), *self._leaving])
+        return len(self._loading)
 
     def state(self) -> dict[str, int]:
         """Return how many loads there were and are."""

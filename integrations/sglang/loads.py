@@ -1,7 +1,7 @@
 """Loads of pages to slots of SGLang's, and their way into its tree."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.host_cache import HostCache
-from .contract import Lock, Node, Room
+from .contract import Handle, Lock, Node, Room
 from .slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 
@@ -43,16 +43,19 @@ class Loads:
         """Begin to load `hit` tokens behind the `start` that `node` ends; False if there is no room."""
         return self._begin(waiting, self._tree.lock(node), start, hit)
 
-    def begin_beside(self, first: Waiting, room: Room, admitted: int) -> None:
+    def begin_beside(
+        self, first: Waiting, queue: Iterable[Handle], room: Room, admitted: int
+    ) -> None:
         """Begin the loads of those that fit beside one, so that one batch computes them all.
 
-        SGLang asks for one load in each iteration. Those that it visits after `first` are loaded with
-        it as far as SGLang has room for all that they need, beside what the batch and requests that run
-        may need, and rows for them: those `admitted` in this pass have none yet.
+        SGLang asks for one load in each iteration. Those that it visits after `first`, as its `queue`
+        has them, are loaded with it as far as SGLang has room for all that they need, beside what the
+        batch and requests that run may need, and rows for them: those `admitted` in this pass have none
+        yet.
         """
         rows = self._tree.req_to_token_pool.available_size() - admitted - 1
         promised, promised_windows = _still_needed(first), self._window_of(first)
-        for waiting in self._waiting.after(first):
+        for waiting in self._waiting.after(first, queue):
             if rows <= 0:
                 return
             if not len(waiting) or self._waiting.is_busy(waiting):

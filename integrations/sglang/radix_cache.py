@@ -43,6 +43,8 @@ class LockstepRadixCache(UnifiedRadixCache):
     """One rank's tree, above one rank's replica."""
 
     _below: Below | None = None
+    _queue: Sequence[SglangRequest] = ()
+    """The requests that wait, in the order in which SGLang visits them in this iteration."""
     _room: Room | None = None
     """What SGLang has for the request that it visits."""
     _admitted = 0
@@ -121,7 +123,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         if not self._loads.begin(waiting, node, device_tokens, params.host_hit_length):
             return 0, node
         if self._room is not None:
-            self._loads.begin_beside(waiting, self._room, self._admitted)
+            queue = (each.cache_request_handle for each in self._queue)
+            self._loads.begin_beside(waiting, queue, self._room, self._admitted)
         with self._behind_forward():
             self._lower.host.begin_loads()
         self.ongoing_load_back = dict.fromkeys(range(self._waiting.loads))
@@ -129,7 +132,7 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def will_visit(self, requests: Sequence[SglangRequest]) -> None:
         """Take note of the order in which SGLang is going to visit the requests that wait."""
-        self._waiting.put_in_order([each.cache_request_handle for each in requests])
+        self._queue = requests
 
     def visits(self, room: Room, admitted: int) -> None:
         """Take note of what SGLang has for the request that it visits next, and those behind it.
@@ -196,6 +199,8 @@ class LockstepRadixCache(UnifiedRadixCache):
 
     def check_hicache_events(self) -> None:
         """Run the step of this iteration: apply a verdict, follow it, launch the next round."""
+        # What was visited may have ended, and is not to be kept alive.
+        self._queue = ()
         below = self._lower
         below.host.begin_step()
         self._follow()

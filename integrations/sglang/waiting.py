@@ -10,7 +10,7 @@ again and again, on every rank in the same step:
 Every answer follows from verdicts, so it is the same on every rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...ranks.host_cache import HostCache
@@ -89,7 +89,7 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class WaitingRequests:
-    """The requests that wait, by SGLang's handles, in the order in which it visits them."""
+    """The requests that wait, by SGLang's handles."""
 
     host: HostCache
     prefetch_threshold_tokens: int
@@ -106,16 +106,12 @@ class WaitingRequests:
         """Return a request that waits, if it is known."""
         return self._known.get(handle)
 
-    def after(self, first: Waiting) -> list[Waiting]:
-        """Return those that are visited after one, in their order."""
-        known = list(self._known.values())
-        return known[known.index(first) + 1 :]
-
-    def put_in_order(self, handles: Sequence[Handle]) -> None:
-        """Take note of the order in which SGLang visits requests; others come last."""
+    def after(self, first: Waiting, handles: Iterable[Handle]) -> list[Waiting]:
+        """Return those that are visited after one: `handles` come first, in their order."""
         known = self._known
-        first = {handle: known[handle] for handle in handles if handle in known}
-        self._known = first | known
+        visited = {handle: known[handle] for handle in handles if handle in known}
+        in_order = list((visited | known).values())
+        return in_order[in_order.index(first) + 1 :]
 
     def arrive(
         self,

@@ -175,10 +175,10 @@ def test_requests_come_after_each_other_as_sglang_visits_them() -> None:
     below.every(lambda rank: rank.arrive("c", PROMPT))
     below.every(lambda rank: rank.arrive("d", PROMPT))
 
-    below.every(lambda rank: rank.waiting.put_in_order(["c", "unknown", "a", "d"]))
+    queue = ["c", "unknown", "a", "d"]
 
-    assert below.every(lambda rank: rank.after("c")) == ["r2", "r5", "r3"]
-    assert below.every(lambda rank: rank.after("b")) == []
+    assert below.every(lambda rank: rank.after("c", queue)) == ["r2", "r5", "r3"]
+    assert below.every(lambda rank: rank.after("b", queue)) == []
 
 
 def test_a_load_that_failed_on_one_rank_has_failed_and_is_not_tried_again() -> None:

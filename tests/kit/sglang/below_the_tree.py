@@ -90,9 +90,9 @@ class RankBelow:
         """Say whether a request had better not be visited, for loads of others."""
         return self.waiting.waits_for_others(self.known(handle))
 
-    def after(self, handle: str) -> list[str]:
+    def after(self, handle: str, queue: Sequence[str]) -> list[str]:
         """Return the names of those that are visited after a request."""
-        return [each.name for each in self.waiting.after(self.known(handle))]
+        return [each.name for each in self.waiting.after(self.known(handle), queue)]
 
     def hit(self, handle: str, device_tokens: int = 0) -> int:
         """Return what can be loaded for a request that waits."""

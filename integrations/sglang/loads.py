@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.host_cache import HostCache
-from .contract import Handle, Lock, Node, Room
+from .contract import Handle, Lock, Room
 from .slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 
@@ -39,9 +39,19 @@ class Loads:
         self._host = host
         self._slots = slots
 
-    def begin(self, waiting: Waiting, node: Node, start: int, hit: int) -> bool:
-        """Begin to load `hit` tokens behind the `start` that `node` ends; False if there is no room."""
-        return self._begin(waiting, self._tree.lock(node), start, hit)
+    def begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
+        """Begin to load `hit` tokens behind the `start` that `anchor` keeps; False if there is no room.
+
+        The lock is given back when the load has ended, or at once where it does not begin.
+        """
+        end = start + hit
+        window = self.window_tokens(start, end)
+        reserved = self._slots.reserve(hit, window, self._make_room)
+        if reserved is None:
+            self._tree.unlock(anchor)
+            return False
+        self._waiting.begin_load(waiting, Load(start, end, reserved, anchor))
+        return True
 
     def begin_beside(
         self, first: Waiting, queue: Iterable[Handle], room: Room, admitted: int
@@ -71,7 +81,7 @@ class Loads:
             hit = self._waiting.hit(waiting, start) if fits else 0
             if not hit:
                 self._tree.unlock(anchor)
-            if not fits or (hit and not self._begin(waiting, anchor, start, hit)):
+            if not fits or (hit and not self.begin(waiting, anchor, start, hit)):
                 return
             rows, promised_windows = rows - 1, promised_windows + window
             promised += _still_needed(waiting) if hit else waiting.room - start
@@ -89,16 +99,6 @@ class Loads:
         """Return how many of the last tokens of a load have windows; 0 for a model without."""
         first = self._host.needed_from(end).get(WINDOW_POOL)
         return 0 if first is None else end - max(start, first)
-
-    def _begin(self, waiting: Waiting, anchor: Lock, start: int, hit: int) -> bool:
-        end = start + hit
-        window = self.window_tokens(start, end)
-        reserved = self._slots.reserve(hit, window, self._make_room)
-        if reserved is None:
-            self._tree.unlock(anchor)
-            return False
-        self._waiting.begin_load(waiting, Load(start, end, reserved, anchor))
-        return True
 
     def _window_of(self, waiting: Waiting) -> int:
         """Return how many tokens of a window a request keeps while it is computed."""

@@ -120,7 +120,8 @@ class LockstepRadixCache(UnifiedRadixCache):
         if self._waiting.hit(waiting, device_tokens) < params.host_hit_length:
             # A request that was retracted since has taken host pages.
             return None
-        if not self._loads.begin(waiting, node, device_tokens, params.host_hit_length):
+        anchor = self.lock(node)
+        if not self._loads.begin(waiting, anchor, device_tokens, params.host_hit_length):
             return 0, node
         if self._room is not None:
             queue = (each.cache_request_handle for each in self._queue)

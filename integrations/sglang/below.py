@@ -9,7 +9,7 @@ import torch
 from ...ranks.config import WritePolicy
 from ...ranks.host_cache import HostCache
 from .namespaces import Namespaces
-from .slots import Slots
+from .pools.slots import Slots
 from .weights import WeightsVersions
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ...ranks.host_cache import HostCache
 from .contract import Lock
-from .slots import Pages
+from .pools.slots import Pages
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ...ranks.host_cache import HostCache
 from .contract import Handle, Lock, Room
-from .slots import WINDOW_POOL, Slots
+from .pools.slots import WINDOW_POOL, Slots
 from .waiting import Load, Waiting, WaitingRequests
 
 

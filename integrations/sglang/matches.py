@@ -13,8 +13,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from .contract import Node, SglangRequest
 from .loads import Loads
+from .pools.slots import Slots
 from .running import RunningRequests, token_bytes
-from .slots import Slots
 from .waiting import Waiting, WaitingRequests
 from .weights import WeightsVersions
 

@@ -15,14 +15,14 @@ from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from .below import Below
-from .engine_layout import EnginePool, engine_pools
 from .identity.identity import Identity
 from .namespaces import Namespaces
+from .pools.engine_layout import EnginePool, engine_pools
+from .pools.slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
+from .pools.state_slots import STATE_POOL, StateSlots
 from .radix_cache import LockstepRadixCache
 from .refusals import require_supported
 from .settings import PoolSize, SglangSettings, parse
-from .slots import WINDOW_POOL, AttentionSlots, Slots, WindowSlots
-from .state_slots import STATE_POOL, StateSlots
 from .weights import WeightsVersions
 
 log = logging.getLogger("sglang.lockstep")

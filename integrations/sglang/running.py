@@ -12,7 +12,7 @@ from ...ranks.config import WritePolicy
 from ...ranks.replica.tree.tokens import as_token_bytes
 from .contract import Handle, Lock, SglangRequest
 from .lent_backups import LentBackups
-from .slots import Slots
+from .pools.slots import Slots
 from .waiting import Waiting
 
 Kept: TypeAlias = tuple[Lock, torch.Tensor, torch.Tensor | None]

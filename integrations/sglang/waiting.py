@@ -17,7 +17,7 @@ from ...ranks.host_cache import HostCache
 from ...ranks.replica.requests import LoadState
 from ...ranks.replica.tree.tokens import TOKEN_BYTES
 from .contract import Handle, Lock
-from .slots import Reserved
+from .pools.slots import Reserved
 
 TOGETHER_STEPS = 3
 """How many steps a request that has landed waits for those that were to land with it.

@@ -9,8 +9,8 @@ import torch
 from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.lent_backups import LentBackups
 from lockstep.integrations.sglang.namespaces import Namespaces
+from lockstep.integrations.sglang.pools.slots import AttentionSlots
 from lockstep.integrations.sglang.running import RunningRequests
-from lockstep.integrations.sglang.slots import AttentionSlots
 from lockstep.integrations.sglang.waiting import Load, Waiting, WaitingRequests
 from lockstep.integrations.sglang.weights import WeightsVersions
 from lockstep.ranks.config import WritePolicy

@@ -87,7 +87,7 @@ class Rig(Copies):
         return self.pool
 
     def _open(self, collective: Collective, host_pages: int, settings: dict[str, Any]) -> HostCache:
-        engine_pools = here.of(f"{OURS}.engine_layout", "engine_pools")
+        engine_pools = here.of(f"{OURS}.pools.engine_layout", "engine_pools")
         pools = engine_pools(self._kv_cache(), self.page_tokens, self.ranks)
         config = CacheConfig(
             model="numbers",
@@ -105,7 +105,7 @@ class Rig(Copies):
 
     def _lent(self) -> Any:
         """Return the slots as the cache takes them."""
-        return here.of(f"{OURS}.slots", "AttentionSlots")(self.allocator, self.page_tokens)
+        return here.of(f"{OURS}.pools.slots", "AttentionSlots")(self.allocator, self.page_tokens)
 
     def _kept(self) -> dict[str, Any]:
         """Return what SGLang's tree is told of what it keeps."""

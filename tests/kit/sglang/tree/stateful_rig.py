@@ -81,7 +81,7 @@ class StatefulRig(Rig):
         )
 
     def _lent(self) -> Any:
-        slots = here.of(f"{OURS}.state_slots", "StateSlots")
+        slots = here.of(f"{OURS}.pools.state_slots", "StateSlots")
         return slots(self.allocator, self.rows, self.page_tokens)
 
     def _kept(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.engine_layout import EnginePool, engine_pools
+from lockstep.integrations.sglang.pools.engine_layout import EnginePool, engine_pools
 from lockstep.ranks.orders import KV_POOL
 
 PAGE, PAGES, LAYERS = 64, 3, 2

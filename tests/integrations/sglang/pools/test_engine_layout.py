@@ -11,7 +11,7 @@ import torch
 
 from lockstep.coordinator.collective import Collective
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.engine_layout import EnginePool, engine_pools
+from lockstep.integrations.sglang.pools.engine_layout import EnginePool, engine_pools
 from lockstep.ranks.config import CacheConfig, SlidingWindow
 from lockstep.ranks.executor.engine_pages import AxisOrder
 from lockstep.ranks.host_cache import HostCache

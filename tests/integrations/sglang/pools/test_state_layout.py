@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.integrations.sglang.state_layout import state_columns
+from lockstep.integrations.sglang.pools.state_layout import state_columns
 
 LAYERS, SLOTS, INPUTS = 2, 5, 3
 

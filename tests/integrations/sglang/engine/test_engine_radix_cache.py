@@ -23,12 +23,7 @@ from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.rig import Rig
 from tests.kit.sglang.tree.rigs import Rigs
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = here.MARKS
 
 
 @pytest.fixture(params=["a token to a page", "attention"])

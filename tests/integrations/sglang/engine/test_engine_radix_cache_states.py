@@ -16,20 +16,12 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.kit.sglang.tree.stateful_rig import StatefulRig, one_stateful
+from tests.kit.sglang.tree import here
+from tests.kit.sglang.tree.stateful_rig import StatefulRig, one_stateful, rig
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
-    pytest.mark.filterwarnings("ignore"),
-]
+__all__ = ["rig"]
 
-
-@pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
-def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
-    with one_stateful(tracked=request.param) as rig:
-        yield rig
+pytestmark = here.MARKS
 
 
 @pytest.fixture

@@ -18,16 +18,12 @@ from lockstep.integrations.sglang.identity.update import Update
 from lockstep.integrations.sglang.weights import Taken
 from lockstep.ranks.config import WritePolicy
 from lockstep.ranks.orders import Direction
+from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_bytes import KINDS
 from tests.kit.sglang.tree.rig import Rig
 from tests.kit.sglang.tree.rigs import Rigs
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = here.MARKS
 
 
 @pytest.fixture

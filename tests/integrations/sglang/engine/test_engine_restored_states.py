@@ -5,7 +5,7 @@ The tree, the pools and the allocators are SGLang's own, for each shape of state
 what it has computed; or several, where SGLang tracks its state beside it.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,14 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.ranks.orders import Direction
+from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.known_states import STATES
 from tests.kit.sglang.tree.rigs import Rigs
-from tests.kit.sglang.tree.stateful_rig import StatefulRig
+from tests.kit.sglang.tree.stateful_rig import StatefulRig, one_stateful, rig
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
-    pytest.mark.filterwarnings("ignore"),
-]
+__all__ = ["rig"]
+
+pytestmark = here.MARKS
 
 TOKENS = 24
 PROMPT = [*range(10, 10 + TOKENS), 7]
@@ -31,24 +29,6 @@ ANSWER = list(range(500, 509))
 
 def stateful(ranks: int = 1, **settings: Any) -> Rigs:
     return Rigs(ranks, rig=StatefulRig, **settings)
-
-
-def the_one(rigs: Rigs) -> StatefulRig:
-    [rig] = rigs.ranks
-    assert isinstance(rig, StatefulRig)
-    return rig
-
-
-@pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
-def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
-    """One rank; at the end nothing is lost and nothing is locked."""
-    with stateful(tracked=request.param) as rigs:
-        rig = the_one(rigs)
-        yield rig
-        rig.settled()
-        assert rig.all_lost() == (0, 0)
-        assert (rig.cache.protected_size(), rig.cache.mamba_protected_size()) == (0, 0)
-        rig.cache.sanity_check()
 
 
 def evict_and_spoil(rig: Any) -> None:
@@ -257,8 +237,7 @@ def test_an_abort_of_a_load_gives_its_state_back_when_nothing_touches_it(rig: St
 
 def test_copies_that_keep_every_slot_are_ended_before_sglang_finds_none() -> None:
     """SGLang takes it for an error, though the pool has a slot for each request and its copies."""
-    with stateful(slots=4) as rigs:
-        rig = the_one(rigs)
+    with one_stateful(slots=4) as rig:
         request = rig.admitted(rig.request([*range(64)]))
         settle = rig.cache.settle
         with rig.copies_held(Direction.TO_HOST) as let_go:

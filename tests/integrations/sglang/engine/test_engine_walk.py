@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.sglang.tree import here
 from tests.kit.sglang.tree.rigs import Rigs
 from tests.kit.sglang.tree.stateful_rig import StatefulRig
 from tests.kit.sglang.tree.walk import Walk
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(300),
-    # SGLang imports modules when it first needs them.
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = here.MARKS
 
 FAULTS = "fault.lost=0.3&fault.lie=0.1&fault.delay=0.1"
 

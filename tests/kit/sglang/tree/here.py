@@ -7,9 +7,19 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import pytest
+
 from tests.kit.source_tree import ROOT
 
 STAND_INS = ROOT / "tests" / "kit" / "sglang" / "stand_ins"
+
+MARKS = [
+    pytest.mark.engines,
+    pytest.mark.timeout(300),
+    # SGLang imports modules when it first needs them.
+    pytest.mark.filterwarnings("ignore"),
+]
+"""What a module of such tests is marked with."""
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from lockstep.coordinator.collective import Collective
@@ -238,3 +239,10 @@ def one_stateful(*, states_per_path: int = -1, **settings: Any) -> Generator[Sta
         assert rig.all_lost() == (0, 0)
         assert (rig.cache.protected_size(), rig.cache.mamba_protected_size()) == (0, 0)
         rig.cache.sanity_check()
+
+
+@pytest.fixture(params=[False, True], ids=["pages of one token", "tracked beside it"])
+def rig(request: pytest.FixtureRequest) -> Generator[StatefulRig]:
+    """One rank of either kind, for the modules that import it; see `one_stateful`."""
+    with one_stateful(tracked=request.param) as rig:
+        yield rig

@@ -13,7 +13,8 @@ import pytest
 from tests.kit.sglang.counting import by_tier, rounds_beyond_iterations
 from tests.kit.sglang.engine import RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
-from tests.kit.sglang.requests import Request, differences
+from tests.kit.sglang.requests import differences
+from tests.kit.sglang.salts_and_aborts import abort_beside_a_long_one, cached_under_salts
 from tests.kit.sglang.stock import TOLERANCE, Stock, mixed_requests
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -77,25 +78,14 @@ def test_after_a_flush_pages_come_from_host_memory(served: Served) -> None:
 
 
 def test_two_salts_share_nothing(served: Served) -> None:
-    salted = [Request(tokens=range(9, 209), salt=salt) for salt in ("one", "other", "one")]
-
-    answers = served.engine.generate(salted, together=False)
-
-    assert [answer.cached_tokens for answer in answers] == [0, 0, 192]
+    assert cached_under_salts(served.engine) == [0, 0, 192]
 
 
 def test_aborts_of_what_waits_and_of_what_runs_leave_nothing_behind(served: Served) -> None:
-    long = Request(tokens=range(3, 303), output_tokens=120)
-    waiting = Request(tokens=range(5, 205), output_tokens=120, abort_after=0)
-    running = Request(tokens=range(7, 207), output_tokens=120, abort_after=3)
+    finished, left = abort_beside_a_long_one(served.engine)
 
-    answers = served.engine.generate([long, waiting, running])
-    served.engine.flush()
-
-    assert [answer.finish for answer in answers] == ["length", "abort", "abort"]
-    assert [(each.state["loading"], each.state["keeping"]) for each in served.engine.ranks()] == [
-        (0, 0)
-    ] * len(served.stock.after)
+    assert finished == ["length", "abort", "abort"]
+    assert left == [(0, 0)] * len(served.stock.after)
 
 
 def test_in_a_new_process_pages_come_from_storage(

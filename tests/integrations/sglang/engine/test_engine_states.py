@@ -16,6 +16,11 @@ from tests.kit.sglang.counting import by_tier, growth, rounds_beyond_iterations
 from tests.kit.sglang.engine import PLUGINS, RunningEngine
 from tests.kit.sglang.lockstep import lockstep_engine
 from tests.kit.sglang.requests import Answer, Request, differences
+from tests.kit.sglang.salts_and_aborts import (
+    abort_beside_a_long_one,
+    answers_after_aborts,
+    cached_under_salts,
+)
 from tests.kit.sglang.stock import PROBE, TOLERANCE
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
@@ -176,37 +181,20 @@ def test_what_retracted_requests_had_decoded_is_loaded_and_not_computed_again(
 
 
 def test_two_salts_share_nothing(served: Served) -> None:
-    salted = [Request(tokens=range(9, 209), salt=salt) for salt in ("one", "other", "one")]
-
-    answers = served.engine.generate(salted, together=False)
-
-    assert [answer.cached_tokens for answer in answers] == [0, 0, 3 * CHUNK]
+    assert cached_under_salts(served.engine) == [0, 0, 3 * CHUNK]
 
 
 def test_aborts_of_what_waits_and_of_what_runs_leave_nothing_behind(served: Served) -> None:
-    long = Request(tokens=range(3, 303), output_tokens=120)
-    waiting = Request(tokens=range(5, 205), output_tokens=120, abort_after=0)
-    running = Request(tokens=range(7, 207), output_tokens=120, abort_after=3)
+    finished, left = abort_beside_a_long_one(served.engine)
 
-    answers = served.engine.generate([long, waiting, running])
-    served.engine.flush()
-
-    assert [answer.finish for answer in answers] == ["length", "abort", "abort"]
-    assert [(each.state["loading"], each.state["keeping"]) for each in served.engine.ranks()] == [
-        (0, 0)
-    ] * len(served.stock.collectives)
+    assert finished == ["length", "abort", "abort"]
+    assert left == [(0, 0)] * len(served.stock.collectives)
 
 
 def test_aborts_of_what_could_be_loaded_leave_what_comes_after_them_as_it_is(
     served: Served,
 ) -> None:
-    served.engine.generate(REQUESTS)
-    served.engine.flush()
-
-    aborted = [Request(tokens=each.tokens, abort_after=0) for each in REQUESTS]
-    served.engine.generate(aborted)
-    served.engine.flush()
-    answers = served.engine.generate(REQUESTS, together=False)
+    answers = answers_after_aborts(served.engine, REQUESTS)
 
     assert differences(served.stock.cold, answers, tolerance=TOLERANCE) == []
 

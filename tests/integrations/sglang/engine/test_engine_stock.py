@@ -12,6 +12,7 @@ import pytest
 
 from tests.kit.sglang.engine import EngineEndedError, RunningEngine
 from tests.kit.sglang.requests import RankReport, Request, differences
+from tests.kit.sglang.salts_and_aborts import cached_under_salts
 from tests.kit.sglang.stock import (
     PROBE,
     TOLERANCE,
@@ -218,11 +219,8 @@ def test_a_prompt_that_is_too_long_is_refused(hicache: RunningEngine) -> None:
 
 def test_two_salts_share_nothing(hicache: RunningEngine) -> None:
     hicache.flush()
-    salted = [Request(tokens=range(9, 209), salt=salt) for salt in ("one", "other", "one")]
 
-    answers = hicache.generate(salted, together=False)
-
-    assert [answer.cached_tokens for answer in answers] == [0, 0, 192]
+    assert cached_under_salts(hicache) == [0, 0, 192]
 
 
 def test_weights_are_updated_while_requests_run(

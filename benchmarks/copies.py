@@ -63,9 +63,7 @@ def run(
     )
     _touch(pools)
     total = pages * layout.page_bytes
-    ended: SimpleQueue[CopyEnded] = SimpleQueue()
-    make = CpuCopies if device == "cpu" else CudaCopies
-    engine: CopyEngine = make({KV_POOL: pools}, ended.put)
+    engine, ended = _copy_engine(pools)
     plain = _plain_copies(pools, layout.page_bytes if device == "cpu" else total)
     whole = _plain_copies(pools, total)
     best: dict[str, float] = {"page_bytes": float(layout.page_bytes)}
@@ -92,6 +90,13 @@ def run(
     for name in ("to_host", "to_device"):
         best[f"{name}_ratio"] = best[name] / best[f"plain_{name}"]
     return best
+
+
+def _copy_engine(pools: TierPools) -> tuple[CopyEngine, "SimpleQueue[CopyEnded]"]:
+    """Return what copies between two pools, and where it says that a copy has ended."""
+    ended: SimpleQueue[CopyEnded] = SimpleQueue()
+    make = CpuCopies if pools.device.device.type == "cpu" else CudaCopies
+    return make({KV_POOL: pools}, ended.put), ended
 
 
 def _touch(pools: TierPools) -> None:
@@ -233,9 +238,7 @@ def _lent(
         ]
     host = HostPool(layout, pages, pinned=device != "cpu")
     host.bytes_tensor.fill_(1)
-    ended: SimpleQueue[CopyEnded] = SimpleQueue()
-    make = CpuCopies if device == "cpu" else CudaCopies
-    return make({KV_POOL: TierPools(EnginePages(layout, tensors, order), host)}, ended.put), ended
+    return _copy_engine(TierPools(EnginePages(layout, tensors, order), host))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

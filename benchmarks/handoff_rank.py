@@ -120,7 +120,7 @@ async def _read(settings: HandoffSettings, member: Member, objects: RankObjects,
             shape = objects.shape(KV_POOL)
             reads = [Read(name, (page,), shape) for name, page in zip(names, pages, strict=True)]
             turns.handoff.append(await _turn(_reading(backend, reads, settings.page_bytes)))
-            if any(page != was for page, was in zip(pages, expected, strict=False)):
+            if any(bytes(page) != was for page, was in zip(pages, expected, strict=False)):
                 raise StorageError("a page came with other bytes than it has")
     await backend.close()
     return turns

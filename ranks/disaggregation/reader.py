@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -34,17 +34,21 @@ from .offers import Operation
 
 _log = logging.getLogger(__name__)
 
-_FRAMES_AT_A_TIME: Final = 4
-"""How many frames one reader gets before others have their turn."""
+_GROUP_BYTES: Final = 1 << 20
+"""So much is hashed, if need be, and then sent, while it is still in a core's cache."""
+_GROUPS_AT_A_TIME: Final = 4
+"""How many of these one reader gets before others have their turn."""
 
 
-class Sent(NamedTuple):
-    """One object on its way, and the operation that holds its page for so long."""
+class Begun(NamedTuple):
+    """One object that is to be sent, and the operation that holds its page for so long."""
 
     state: State
     nbytes: int
-    views: tuple[memoryview | bytes, ...] = ()
-    operation: Operation | None = None
+    """How long `views` are together."""
+    views: Callable[[], Sequence[memoryview | bytes]]
+    """Returns the object's bytes, which may take a while: whoever reads first pays for checksums."""
+    operation: Operation
 
 
 class ServedPages(Protocol):
@@ -54,8 +58,11 @@ class ServedPages(Protocol):
         """Return the answer to a question."""
         ...
 
-    def begin(self, fetch: Fetch, key: str) -> Sent:
-        """Begin to send what a fetch wants of an object; raises `StorageError` for nonsense."""
+    def begin(self, fetch: Fetch, key: str) -> Begun | None:
+        """Begin to send what a fetch wants of an object; None if that is not offered.
+
+        `end` must follow for its operation. Raises `StorageError` for nonsense.
+        """
         ...
 
     def end(self, operation: Operation) -> None:
@@ -94,6 +101,7 @@ class Reader:
         self._jobs: deque[_Job] = deque()
         self._questions = 0
         """How many answers have not been sent yet."""
+        self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
         self._held: list[Operation] = []
         """The operations whose pages are in the frame that is being sent."""
         self._sender = Sender(sock)
@@ -126,6 +134,7 @@ class Reader:
         if self._stalled is not None:
             self._stalled.cancel()
         self._jobs.clear()
+        self._frame = iter(())
         self._sender.clear()
         self._settle()
         self._ended(self)
@@ -171,14 +180,18 @@ class Reader:
             return
         moved = 0
         try:
-            for _ in range(_FRAMES_AT_A_TIME):
+            for _ in range(_GROUPS_AT_A_TIME):
                 moved += self._sender.send()
                 if not self._sender.is_empty():
                     break
-                self._settle()
-                if not self._jobs:
-                    break
-                self._put_frame(self._jobs[0])
+                views = next(self._frame, None)
+                if views is None:
+                    self._settle()
+                    if not self._jobs:
+                        break
+                    self._frame = self._frame_of(self._jobs[0])
+                    views = next(self._frame)
+                self._sender.put(*views)
         except OSError:
             self.end()
             return
@@ -196,7 +209,7 @@ class Reader:
 
     def _watch(self, moved: int) -> None:
         """Be called again when the kernel takes more, and look after readers that take nothing."""
-        writes = not self._sender.is_empty() or bool(self._jobs)
+        writes = bool(self._jobs or self._held) or not self._sender.is_empty()
         if writes and not self._is_writing:
             self._loop.add_writer(self._sock.fileno(), self._pump)
         elif self._is_writing and not writes:
@@ -218,24 +231,30 @@ class Reader:
             left_s = self._stall_s - since_s
             self._stalled = self._loop.call_later(left_s, self._look_whether_stalled)
 
-    def _put_frame(self, job: _Job) -> None:
-        """Put together the next objects of a fetch, as many as make a frame."""
+    def _frame_of(self, job: _Job) -> Iterator[Sequence[memoryview | bytes]]:
+        """Begin to send the next objects of a fetch, and yield their bytes, some of them at a time."""
         fetch, first, attached_bytes = job.fetch, job.at, 0
         states = bytearray()
-        views: list[memoryview | bytes] = []
+        begun: list[Begun] = []
         while job.at < len(fetch.keys) and attached_bytes < FRAME_BYTES:
-            if job.is_forgotten:
-                states += bytes([State.ABSENT]) * (len(fetch.keys) - job.at)
-                job.at = len(fetch.keys)
-                break
-            sent = self._pages.begin(fetch, fetch.keys[job.at])
-            if sent.operation is not None:
-                self._held.append(sent.operation)
-            states.append(sent.state)
-            views += sent.views
-            attached_bytes += sent.nbytes
+            one = None
+            if not job.is_forgotten:
+                one = self._pages.begin(fetch, fetch.keys[job.at])
+            states.append(State.ABSENT if one is None else one.state)
+            if one is not None:
+                self._held.append(one.operation)
+                begun.append(one)
+                attached_bytes += one.nbytes
             job.at += 1
-        pages = Pages(fetch.number, first, bytes(states))
-        self._sender.put(encode(pages, attached_bytes), *views)
         if job.at == len(fetch.keys):
             self._jobs.popleft()
+        control = encode(Pages(fetch.number, first, bytes(states)), attached_bytes)
+        group: list[memoryview | bytes] = [control]
+        group_bytes = 0
+        for one in begun:
+            group += one.views()
+            group_bytes += one.nbytes
+            if group_bytes >= _GROUP_BYTES:
+                yield group
+                group, group_bytes = [], 0
+        yield group

@@ -1,5 +1,6 @@
 """One rank's host pages as objects: what readers are told and sent of those that are offered."""
 
+from functools import partial
 from typing import Final
 
 from ...errors import InternalError, StorageError
@@ -8,10 +9,9 @@ from ...page_format.object_name import MARK_POOL, ObjectName, name_digest
 from ...page_format.object_shape import ObjectShape, Plan, part_table
 from ...storage_backends.peer.wire import Ask, Fetch, State
 from ..executor.storage_transfers import RankObjects
-from .offers import Key, Offers, Operation, Page
-from .reader import Sent
+from .offers import Offers, Operation, Page
+from .reader import Begun
 
-_ABSENT: Final = Sent(State.ABSENT, 0)
 _FORMS_MAX: Final = 64
 """Choices of parts that readers ask for: those of their TP size and columns, so a few."""
 
@@ -47,28 +47,35 @@ class ServedPages:
             return bytes(len(ask.keys))
         return bytes([self._offers.has((ask.pool, key)) for key in ask.keys])
 
-    def begin(self, fetch: Fetch, key: str) -> Sent:
-        """Begin to send what a fetch wants of an object; raises `StorageError` for nonsense."""
+    def begin(self, fetch: Fetch, key: str) -> Begun | None:
+        """Begin to send what a fetch wants of an object; None if that is not offered.
+
+        Raises `StorageError` for nonsense.
+        """
         if self._shards.get(fetch.pool) != fetch.shard:
-            return _ABSENT
+            return None
         plan = self._plan(fetch)
         begun = self._offers.begin((fetch.pool, key))
         if begun is None:
-            return _ABSENT
+            return None
         page, operation = begun
-        header = page.header
-        if header is None:
-            header = page.header = self._header((fetch.pool, key), page)
-        if plan is None:
-            return Sent(State.BARE, HEADER_BYTES, (header,), operation)
-        view = page.view
-        runs = [view[run.offset : run.offset + run.nbytes] for run in plan.runs]
-        nbytes = HEADER_BYTES + sum(run.nbytes for run in plan.runs)
-        return Sent(State.WHOLE, nbytes, (header, *runs), operation)
+        state, nbytes = State.BARE, HEADER_BYTES
+        if plan is not None:
+            state, nbytes = State.WHOLE, HEADER_BYTES + sum(run.nbytes for run in plan.runs)
+        return Begun(state, nbytes, partial(self._views, fetch.pool, key, page, plan), operation)
 
     def end(self, operation: Operation) -> None:
         """Note that the send of an object has ended that this operation holds."""
         self._offers.end(operation)
+
+    def _views(
+        self, pool: str, key: str, page: Page, plan: Plan | None
+    ) -> list[memoryview | bytes]:
+        header = page.header
+        if header is None:
+            header = page.header = self._header(pool, key, page)
+        runs = () if plan is None else plan.runs
+        return [header, *(page.view[run.offset : run.offset + run.nbytes] for run in runs)]
 
     def _plan(self, fetch: Fetch) -> Plan | None:
         """Return where in a page the wanted parts lie; None if it does not have them."""
@@ -89,10 +96,9 @@ class ServedPages:
             raise StorageError(f"it wants parts that cannot be: {error}") from None
         return None if wanted.lacks(ours.present) else wanted.plan(ours.present)
 
-    def _header(self, key: Key, page: Page) -> bytes:
-        pool, text = key
+    def _header(self, pool: str, key: str, page: Page) -> bytes:
         shape = self._shapes[pool]
-        name = ObjectName(self._namespace, text, pool, self._shards[pool])
+        name = ObjectName(self._namespace, key, pool, self._shards[pool])
         digest = name_digest(name)
         assert digest is not None
         plan = shape.plan(shape.present)

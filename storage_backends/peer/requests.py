@@ -23,10 +23,12 @@ from ...page_format.object_header import (
 from ...page_format.object_shape import ObjectShape, Plan, part_table, pieces_of
 from ..base import ReadOutcome
 from .streams import Sinks, scratch
-from .wire import FRAME_BYTES, Ask, Fetch, Pages, State
+from .wire import Ask, Fetch, Pages, State
 
+_GROUP_BYTES: Final = (1 << 20) + HEADER_BYTES
+"""As many objects are received together, and hashed while they are still in a core's cache."""
 _PIECE_BYTES: Final = 512 << 10
-"""A large object is received and hashed in pieces of this size, which stay in a core's cache."""
+"""The same for the pieces of an object that is larger."""
 
 
 class Request:
@@ -49,6 +51,10 @@ class Request:
     def abandon(self) -> None:
         """Have what still comes of it go nowhere."""
         self._is_abandoned = True
+
+    def is_abandoned(self) -> bool:
+        """Say whether nobody wants it any more."""
+        return self._is_abandoned
 
     def finish(self) -> None:
         """Let those who wait go on: everything has been answered, or nothing more will be."""
@@ -93,6 +99,7 @@ class Reading(Request):
         self._shape = shape
         self._wanted = list(wanted)
         self._expected = ExpectedHeader(shape)
+        self._expected_plan = shape.plan(shape.present)
         self.outcomes: list[ReadOutcome | None] = [None] * len(wanted)
         self._answered = 0
         self.nbytes = len(wanted) * (shape.nbytes + HEADER_BYTES)
@@ -126,41 +133,50 @@ class Reading(Request):
                 f"{count} objects from the position {first} with {attached_bytes} bytes, where {nbytes}"
                 f" bytes from the position {self._answered} of {len(self.keys)} can be"
             )
-        if self._is_abandoned:
-            yield scratch(nbytes)
-        elif nbytes <= FRAME_BYTES + HEADER_BYTES + self._shape.nbytes and count > 1:
-            yield from self._receive_many(first, pages.states)
-        else:
-            for at, state in enumerate(pages.states, first):
-                yield from self._receive_one(at, state)
+        group: list[tuple[int, int]] = []
+        each_bytes = HEADER_BYTES + self._shape.nbytes
+        for at, state in enumerate(pages.states, first):
+            if state == State.ABSENT:
+                self._note(at, ReadOutcome.MISSING)
+            elif each_bytes > _GROUP_BYTES:
+                yield from self._receive_large(at, state)
+            else:
+                group.append((at, state))
+                if len(group) * each_bytes + each_bytes > _GROUP_BYTES:
+                    yield from self._receive_group(group)
+                    group = []
+        yield from self._receive_group(group)
         self._answered = first + count
 
-    def _receive_many(self, first: int, states: bytes) -> Generator[Sinks, None, None]:
-        """Receive objects that are small together by as few calls as possible."""
-        headers = memoryview(bytearray(HEADER_BYTES * len(states)))
-        sinks: list[memoryview] = []
-        for at, state in enumerate(states):
-            if state:
-                sinks.append(headers[at * HEADER_BYTES : (at + 1) * HEADER_BYTES])
-            if state == State.WHOLE:
-                sinks += self._wanted[first + at].buffers
-        yield sinks
-        if self._is_abandoned:
+    def _receive_group(self, group: Sequence[tuple[int, int]]) -> Generator[Sinks, None, None]:
+        """Receive objects that are small together, and check them while a core still has them."""
+        if self.is_abandoned():
+            yield scratch(sum(self._sent_bytes(state) for _, state in group))
             return
-        for at, state in enumerate(states):
-            header = headers[at * HEADER_BYTES : (at + 1) * HEADER_BYTES]
-            plan = self._checked(first + at, state, header)
+        headers = memoryview(bytearray(HEADER_BYTES * len(group)))
+        sinks: list[memoryview] = []
+        for number, (at, state) in enumerate(group):
+            sinks.append(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
+            if state == State.WHOLE:
+                sinks += self._wanted[at].buffers
+        yield sinks
+        if self.is_abandoned():
+            return
+        for number, (at, state) in enumerate(group):
+            header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
+            plan = self._checked(at, state, header)
             if plan is not None:
-                buffers = self._wanted[first + at].buffers
-                self._judge(first + at, header, plan, part_checksums(plan.sizes, buffers))
+                self._judge(at, header, plan, part_checksums(plan.sizes, self._wanted[at].buffers))
 
-    def _receive_one(self, at: int, state: int) -> Generator[Sinks, None, None]:
-        """Receive one object, piece by piece, each of which is hashed when it is there."""
-        header = memoryview(bytearray(HEADER_BYTES))
-        if state:
-            yield [header]
-        plan = None if self._is_abandoned else self._checked(at, state, header)
-        nbytes = self._shape.nbytes if state == State.WHOLE else 0
+    def _receive_large(self, at: int, state: int) -> Generator[Sinks, None, None]:
+        """Receive one object piece by piece, each of which is hashed when it is there."""
+        if self.is_abandoned():
+            yield scratch(self._sent_bytes(state))
+            return
+        header = bytearray(HEADER_BYTES)
+        yield [memoryview(header)]
+        nbytes = self._sent_bytes(state) - HEADER_BYTES
+        plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
         if plan is None:
             yield scratch(nbytes)
             return
@@ -168,37 +184,37 @@ class Reading(Request):
         pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
         for done, views in enumerate(list(pieces_of(self._wanted[at].buffers, pieces))):
             yield views
-            if self._is_abandoned:
+            if self.is_abandoned():
                 yield scratch(sum(pieces[done + 1 :]))
                 return
             for view in views:
                 hashes.add(view)
-        self._judge(at, header, plan, hashes.joined())
+        self._judge(at, bytes(header), plan, hashes.joined())
 
-    def _checked(self, at: int, state: int, header: memoryview) -> Plan | None:
-        """Note what the header of an object says; return where its wanted parts lie if that is well.
+    def _sent_bytes(self, state: int) -> int:
+        return HEADER_BYTES + (self._shape.nbytes if state == State.WHOLE else 0)
 
-        The bytes of a `WHOLE` object whose header is not as it must be are not looked at.
-        """
-        if state == State.ABSENT:
-            self.outcomes[at] = ReadOutcome.MISSING
-            return None
+    def _note(self, at: int, outcome: ReadOutcome) -> None:
+        self.outcomes[at] = outcome
+
+    def _checked(self, at: int, state: int, header: bytes) -> Plan | None:
+        """Note what the header of an object says; return where its wanted parts lie if that is well."""
         digest = self._wanted[at].digest
-        finding = HeaderFinding.SOUND
-        if not self._expected.fits(bytes(header), digest):
-            finding = check_header(header, digest, self._shape)
+        finding, plan = HeaderFinding.SOUND, self._expected_plan
+        if not self._expected.fits(header, digest):
+            finding = check_header(memoryview(header), digest, self._shape)
+            plan = self._shape.plan(presence_bits(header))
         if finding is HeaderFinding.SOUND and state == State.WHOLE:
-            return self._shape.plan(presence_bits(header))
+            return plan
         lacking = finding is HeaderFinding.LACKING
-        self.outcomes[at] = ReadOutcome.LACKING if lacking else ReadOutcome.CORRUPT
+        self._note(at, ReadOutcome.LACKING if lacking else ReadOutcome.CORRUPT)
         return None
 
-    def _judge(self, at: int, header: memoryview, plan: Plan, checksums: bytes) -> None:
+    def _judge(self, at: int, header: bytes, plan: Plan, checksums: bytes) -> None:
         """Note whether these are the checksums that the header states for the wanted parts."""
-        start = 0
-        self.outcomes[at] = ReadOutcome.OK
+        start, sound = 0, True
         for run in plan.runs:
             end = start + len(run.parts) * CHECKSUM_BYTES
-            if check_run(header, run, checksums[start:end]) is not HeaderFinding.SOUND:
-                self.outcomes[at] = ReadOutcome.CORRUPT
+            sound &= check_run(header, run, checksums[start:end]) is HeaderFinding.SOUND
             start = end
+        self._note(at, ReadOutcome.OK if sound else ReadOutcome.CORRUPT)

@@ -49,8 +49,8 @@ TEXT_MAX: Final = 128
 ADDRESS_MAX: Final = 280
 REQUESTS_MAX: Final = 64
 """The most requests of one connection that are not answered yet."""
-FRAME_BYTES: Final = 1 << 20
-"""As many small objects are one `Pages` frame as these are; a larger object is a frame by itself."""
+FRAME_BYTES: Final = 4 << 20
+"""A `Pages` frame has objects until it has so many bytes; what is withdrawn waits for its end."""
 
 _PREFIX: Final = struct.Struct("<IQ")
 PREFIX_BYTES: Final = _PREFIX.size

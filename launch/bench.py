@@ -189,7 +189,8 @@ def handoff(
     report: ReportFile = None,
 ) -> None:
     """Measure pages on their way from one group's host to another's beside bare TCP."""
-    from ..benchmarks.handoff import HandoffSettings, run
+    from ..benchmarks.handoff.report import run
+    from ..benchmarks.handoff.settings import HandoffSettings
 
     settings = HandoffSettings(
         page_bytes=_bytes(page_bytes, "--page-bytes"),

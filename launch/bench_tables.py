@@ -6,7 +6,7 @@ from .amounts import count
 
 if TYPE_CHECKING:
     from ..benchmarks.agreement import AgreementReport
-    from ..benchmarks.handoff import HandoffReport
+    from ..benchmarks.handoff.report import HandoffReport
     from ..benchmarks.path.report import PathReport
     from ..benchmarks.storage import StorageReport
     from ..benchmarks.tree import TreeReport

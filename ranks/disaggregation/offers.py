@@ -49,7 +49,8 @@ class Offers:
 
     def __init__(self) -> None:
         self._operations: dict[int, Operation] = {}
-        self._pages: dict[Key, dict[int, Page]] = {}
+        self.pages: dict[Key, dict[int, Page]] = {}
+        """All that can be read now, by object and slot."""
 
     def serve(self, number: int, offered: Iterable[OfferedPage]) -> None:
         """Offer more pages under an operation; nothing if that is being withdrawn."""
@@ -57,7 +58,7 @@ class Offers:
         if operation.is_withdrawn:
             return
         for key, slot, view in offered:
-            page = self._pages.setdefault(key, {}).setdefault(slot, Page(view))
+            page = self.pages.setdefault(key, {}).setdefault(slot, Page(view))
             page.operations[number] = operation
             operation.pages.add((key, slot))
 
@@ -70,12 +71,12 @@ class Offers:
         operation.is_withdrawn = True
         operation.on_quiet.append(on_quiet)
         for key, slot in operation.pages:
-            copies = self._pages[key]
+            copies = self.pages[key]
             del copies[slot].operations[number]
             if not copies[slot].operations:
                 del copies[slot]
             if not copies:
-                del self._pages[key]
+                del self.pages[key]
         operation.pages.clear()
         self._settle(operation)
         return operation if operation.sending else None
@@ -84,18 +85,18 @@ class Offers:
         """Offer nothing any more."""
         for operation in list(self._operations.values()):
             for key, _ in operation.pages:
-                self._pages.pop(key, None)
+                self.pages.pop(key, None)
             operation.pages.clear()
             operation.is_withdrawn = True
             self._settle(operation)
 
     def has(self, key: Key) -> bool:
         """Say whether an object can be read now."""
-        return key in self._pages
+        return key in self.pages
 
     def begin(self, key: Key) -> tuple[Page, Operation] | None:
         """Begin to send an object; None if it is not offered. `end` must follow for the operation."""
-        copies = self._pages.get(key)
+        copies = self.pages.get(key)
         if copies is None:
             return None
         page = next(iter(copies.values()))

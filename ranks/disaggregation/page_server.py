@@ -24,7 +24,7 @@ from ..executor.storage_transfers import RankObjects
 from ..orders import ObjectTransfer
 from .offers import OfferedPage, Offers, OnQuiet, Operation
 from .reader import Reader
-from .served_pages import ServedPages
+from .served_pages import Sent, ServedPages
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +68,9 @@ class PageServer:
         self._objects = objects
         self._secret = secret.encode()
         self._bounds = bounds or ServerBounds()
-        self._offers = Offers()
-        self._pages = ServedPages(objects, self._offers)
+        self.offers = Offers()
+        """What can be read now; only the server's thread may change it."""
+        self._pages = ServedPages(objects, self.offers)
         self._readers: set[Reader] = set()
         self._greetings: set[asyncio.Task[None]] = set()
         self._refusals = Trouble()
@@ -119,7 +120,7 @@ class PageServer:
                 strict=True,
             )
         ]
-        self._hand_in(partial(self._offers.serve, operation, offered))
+        self._hand_in(partial(self.offers.serve, operation, offered))
 
     def withdraw(self, operation: int, on_quiet: Callable[[int], None]) -> None:
         """Let nobody begin to read these pages under this operation any more; does not wait.
@@ -129,6 +130,10 @@ class PageServer:
         """
         if not self._hand_in(partial(self._withdraw, operation, on_quiet)):
             on_quiet(operation)
+
+    def sent(self) -> Sent:
+        """Return how much was sent since the server was made."""
+        return self._pages.sent
 
     def trouble(self) -> str | None:
         """Say why the server has ended by itself, or None."""
@@ -155,7 +160,7 @@ class PageServer:
             return True
 
     def _withdraw(self, number: int, on_quiet: OnQuiet) -> None:
-        operation = self._offers.withdraw(number, partial(_tell, on_quiet))
+        operation = self.offers.withdraw(number, partial(_tell, on_quiet))
         if operation is not None:
             self._loop.call_later(self._bounds.quiet_s, self._cut_off, operation)
 
@@ -189,7 +194,7 @@ class PageServer:
                 self._has_ended = True
             # What was handed in before is still done, in the loop's next turn.
             await asyncio.sleep(0)
-            self._offers.withdraw_all()
+            self.offers.withdraw_all()
 
     async def _accept(self) -> None:
         while True:

@@ -1,7 +1,7 @@
 """One rank's host pages as objects: what readers are told and sent of those that are offered."""
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import InternalError, StorageError
 from ...page_format.object_header import HEADER_BYTES, encode_header, part_checksums
@@ -14,6 +14,14 @@ from .reader import Begun
 
 _FORMS_MAX: Final = 64
 """Choices of parts that readers ask for: those of their TP size and columns, so a few."""
+
+
+class Sent(NamedTuple):
+    """How much was sent of a rank's pages, or begun to be."""
+
+    objects: int
+    nbytes: int
+    """With headers."""
 
 
 class ServedPages:
@@ -33,6 +41,7 @@ class ServedPages:
         self._shapes = {name: layout.shape for name, layout in layouts.items()}
         self._tables = {name: part_table(shape.parts) for name, shape in self._shapes.items()}
         self._plans: dict[tuple[str, bytes], Plan | None] = {}
+        self.sent = Sent(0, 0)
 
     @property
     def shards(self) -> tuple[tuple[str, str], ...]:
@@ -62,6 +71,7 @@ class ServedPages:
         state, nbytes = State.BARE, HEADER_BYTES
         if plan is not None:
             state, nbytes = State.WHOLE, HEADER_BYTES + sum(run.nbytes for run in plan.runs)
+        self.sent = Sent(self.sent.objects + 1, self.sent.nbytes + nbytes)
         return Begun(state, nbytes, partial(self._views, fetch.pool, key, page, plan), operation)
 
     def end(self, operation: Operation) -> None:

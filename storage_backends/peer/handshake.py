@@ -22,7 +22,7 @@ from ...errors import ConfigError, StorageError
 from .wire import VERSION
 
 MAGIC: Final = b"LOCKPEER"
-_GREETING: Final = struct.Struct("<8sHH32s")
+GREETING: Final = struct.Struct("<8sHH32s")
 _PROOF_BYTES: Final = 32
 
 
@@ -41,10 +41,10 @@ async def greet_server(sock: socket.socket, secret: bytes, store: str) -> None:
     Raises `ConfigError` for another version or secret, and `StorageError` or `OSError` for what may
     pass.
     """
-    ours = _greeting()
+    ours = greeting()
     await _send(sock, ours)
-    theirs = await _receive(sock, _GREETING.size)
-    magic, version, _, _ = _GREETING.unpack(theirs)
+    theirs = await _receive(sock, GREETING.size)
+    magic, version, _, _ = GREETING.unpack(theirs)
     if magic != MAGIC:
         raise ConfigError(f"store {store!r}: there is no rank of Lockstep; check host and port")
     if version != VERSION:
@@ -65,10 +65,10 @@ async def greet_server(sock: socket.socket, secret: bytes, store: str) -> None:
 
 async def greet_reader(sock: socket.socket, secret: bytes, *, full: bool) -> None:
     """Do the server's part; raises `StorageError` or `OSError` if this reader is not to be served."""
-    ours = _greeting()
+    ours = greeting()
     await _send(sock, ours)
-    theirs = await _receive(sock, _GREETING.size)
-    magic, version, _, _ = _GREETING.unpack(theirs)
+    theirs = await _receive(sock, GREETING.size)
+    magic, version, _, _ = GREETING.unpack(theirs)
     if magic != MAGIC:
         raise StorageError("it is no reader of Lockstep")
     if version != VERSION:
@@ -96,8 +96,9 @@ async def receive_exactly(sock: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-def _greeting() -> bytes:
-    return _GREETING.pack(MAGIC, VERSION, 0, secrets.token_bytes(32))
+def greeting() -> bytes:
+    """Return a new greeting of this version."""
+    return GREETING.pack(MAGIC, VERSION, 0, secrets.token_bytes(32))
 
 
 def _proof(secret: bytes, role: bytes, readers: bytes, servers: bytes) -> bytes:

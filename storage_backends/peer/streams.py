@@ -87,7 +87,8 @@ class Receiver:
 def scratch(count: int) -> list[memoryview]:
     """Return sinks for `count` bytes that nobody wants."""
     whole, rest = divmod(count, len(_SCRATCH))
-    return [_SCRATCH] * whole + [_SCRATCH[:rest]]
+    # An empty view would be received into without end.
+    return [_SCRATCH] * whole + [_SCRATCH[:rest]] * bool(rest)
 
 
 class Sender:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -95,7 +95,7 @@ def serving(
     secret: str = "",
     bounds: ServerBounds = LONG_BOUNDS,
     ports: Sequence[int] | None = None,
-) -> Iterator[ServedGroup]:
+) -> Generator[ServedGroup]:
     """A group with reference pages on its hosts, none of which is offered yet."""
     objects = [
         objects_of(layout, ShardPlace.of(rank, tp_size), absent, pages=pages)
@@ -118,7 +118,7 @@ def serving(
 
 
 @contextmanager
-def serving_keys(count: int, layout: PageLayout, **options: Any) -> Iterator[ServedGroup]:
+def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[ServedGroup]:
     """The same with so many pages, which are offered under the first hashed keys."""
     with serving(layout, pages=count, **options) as group:
         group.serve(hashed_keys(count))
@@ -187,7 +187,7 @@ class RawReader:
 
 
 @contextmanager
-def raw_reader(address: str, secret: str = "") -> Iterator[RawReader]:
+def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
     """A reader that has greeted the server, whose hello is the first that it receives."""
     reader = RawReader(address, secret)
     try:

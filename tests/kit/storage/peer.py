@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, fields
+from queue import SimpleQueue
 
 from lockstep.page_format.object_name import ObjectName, name_digest
 from lockstep.page_format.object_shape import ObjectShape
@@ -72,11 +73,9 @@ class HostOfKind:
         self.server.serve(slot, [transfer])
 
     async def withdraw(self, name: ObjectName) -> None:
-        loop, quiet = asyncio.get_running_loop(), asyncio.Event()
-        self.server.withdraw(
-            self.slots.pop(name), lambda _: loop.call_soon_threadsafe(quiet.set) and None
-        )
-        await asyncio.wait_for(quiet.wait(), HEALTHY_S)
+        quiet = SimpleQueue[int]()
+        self.server.withdraw(self.slots.pop(name), quiet.put)
+        await asyncio.to_thread(quiet.get, timeout=HEALTHY_S)
 
     def page(self, name: ObjectName) -> memoryview:
         (view,) = self.objects.page_views(name.pool, [self.slots[name]])
@@ -108,7 +107,7 @@ class FedStore:
     def pass_off(self, name: ObjectName, other: ObjectName) -> None:
         """Serve one object, its header too, where another is asked for."""
         host = self.of_name[other] = self.of_name[name]
-        pages = host.server._offers._pages
+        pages = host.server.offers.pages
         pages[other.pool, other.key] = pages[name.pool, name.key]
 
     def close(self) -> None:

@@ -408,23 +408,23 @@ class TestReaders:
 
 class TestBinding:
     @pytest.mark.parametrize(
-        ("address", "arguments", "said"),
+        ("address", "secret", "said"),
         [
-            ("0.0.0.0:0", {}, "which other hosts can reach, and there is no secret"),
-            ("[::]:0", {}, "which other hosts can reach, and there is no secret"),
-            ("0.0.0.0:0", {"secret": SHARED}, "say by which host they reach it"),
-            ("nowhere", {}, "'nowhere' is not host:port"),
-            ("127.0.0.1:99999", {}, "is not host:port"),
-            ("host.invalid:0", {}, "pages cannot be served at 'host.invalid:0'"),
+            ("0.0.0.0:0", "", "which other hosts can reach, and there is no secret"),
+            ("[::]:0", "", "which other hosts can reach, and there is no secret"),
+            ("0.0.0.0:0", SHARED, "say by which host they reach it"),
+            ("nowhere", "", "'nowhere' is not host:port"),
+            ("127.0.0.1:99999", "", "is not host:port"),
+            ("host.invalid:0", "", "pages cannot be served at 'host.invalid:0'"),
         ],
     )
     def test_an_address_that_cannot_be_is_refused_by_name(
-        self, address: str, arguments: dict[str, str], said: str
+        self, address: str, secret: str, said: str
     ) -> None:
         objects = objects_of(SMALL, ShardPlace.of(0, 1), pages=1)
 
         with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
-            PageServer(objects, address, **arguments)
+            PageServer(objects, address, secret=secret)
 
     def test_a_port_that_is_taken_is_refused_by_name(self, serve: Serve) -> None:
         group = serve(SMALL)

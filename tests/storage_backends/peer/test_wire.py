@@ -42,6 +42,31 @@ MESSAGES: list[Message] = [
     Pages(5, 17, b"\0\1\2"),
 ]
 
+REFUSED: list[tuple[object, str]] = [
+    ([7], "unknown kind 7"),
+    ([True, 1], "in place of a number"),
+    ([4, -1], "in place of a number"),
+    ([4, True], "in place of a number"),
+    ([4], "fewer fields"),
+    ([4, 1, 1], "more fields"),
+    ([2, 1, "kv", "s", []], "asks for nothing"),
+    ([2, 1, "kv", "s", ["k"] * NAMES_MAX + ["k"]], "no msgpack"),
+    ([2, 1, "k" * 129, "s", ["k"]], "up to 128 characters"),
+    ([2, 1, b"kv", "s", ["k"]], "up to 128 characters"),
+    ([3, 1, "kv", "s", bytes(716), b"", ["k"]], "up to 715 bytes"),
+    ([3, 1, "kv", "s", "", b"", ["k"]], "up to 715 bytes"),
+    ([5, 1, bytes(NAMES_MAX + 1)], "up to 1024 bytes"),
+    ([1, 0, "ab", []], "rank 0 of 0"),
+    ([1, 2, "ab", [["h:1", []]]], "rank 2 of 1"),
+    ([1, 0, "ab", [["h", []]]], "not host:port"),
+    ([1, 0, "ab", [["h:1", [["kv"]]]]], "fewer fields"),
+    ([1, 0, "ab", [["h:1", [["kv", "s"]] * 65]]], "65 items; 64 is the most"),
+    ([1, 0, "ab", ["h:1"] * (RANKS_MAX + 1)], "no msgpack"),
+    ([1, 0, "ab", "h"], "in place of a list"),
+    ({}, "no array"),
+]
+"""What is no message, and what is said of it."""
+
 plain = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats()
 anything = st.recursive(
     plain | st.text(max_size=20) | st.binary(max_size=20),
@@ -155,31 +180,11 @@ def test_a_message_of_an_impossible_length_is_refused_before_it_is_received(
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [
-        ([7], "unknown kind 7"),
-        ([True, 1], "in place of a number"),
-        ([4, -1], "in place of a number"),
-        ([4, True], "in place of a number"),
-        ([4], "fewer fields"),
-        ([4, 1, 1], "more fields"),
-        ([2, 1, "kv", "s", []], "asks for nothing"),
-        ([2, 1, "kv", "s", ["k"] * NAMES_MAX + ["k"]], "no msgpack"),
-        ([2, 1, "k" * 129, "s", ["k"]], "up to 128 characters"),
-        ([2, 1, b"kv", "s", ["k"]], "up to 128 characters"),
-        ([3, 1, "kv", "s", bytes(716), b"", ["k"]], "up to 715 bytes"),
-        ([3, 1, "kv", "s", "", b"", ["k"]], "up to 715 bytes"),
-        ([5, 1, bytes(NAMES_MAX + 1)], "up to 1024 bytes"),
-        ([1, 0, "ab", []], "rank 0 of 0"),
-        ([1, 2, "ab", [["h:1", []]]], "rank 2 of 1"),
-        ([1, 0, "ab", [["h", []]]], "not host:port"),
-        ([1, 0, "ab", [["h:1", [["kv"]]]]], "fewer fields"),
-        ([1, 0, "ab", [["h:1", [["kv", "s"]] * 65]]], "65 items; 64 is the most"),
-        ([1, 0, "ab", ["h:1"] * (RANKS_MAX + 1)], "no msgpack"),
-        ([1, 0, "ab", "h"], "in place of a list"),
-        ({}, "no array"),
-    ],
+    REFUSED,
 )
-def test_what_does_not_fit_the_schema_is_refused_by_what_is_wrong(fields: Any, said: str) -> None:
+def test_what_does_not_fit_the_schema_is_refused_by_what_is_wrong(
+    fields: object, said: str
+) -> None:
     with pytest.raises(StorageError, match=said):
         decode(memoryview(msgpack.packb(fields)))
 

@@ -11,15 +11,11 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
 
-from ..errors import ConfigError
-from ..page_format.object_shape import PART_BYTES_MAX
-from .rank_processes import Measurement, run_ranks
-
-ROUNDS_MAX = 1000
+from ..rank_processes import Measurement, run_ranks
+from .settings import HandoffSettings, Turn
 
 
 class HandoffReport(TypedDict):
@@ -42,57 +38,12 @@ class HandoffReport(TypedDict):
     cpus: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffSettings:
-    """Says what is measured."""
-
-    page_bytes: int
-    total_bytes: int = 256 << 20
-    rounds: int = 9
-
-    def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--page-bytes", self.page_bytes, 1, PART_BYTES_MAX),
-            ("--bytes", self.total_bytes, self.page_bytes, 1 << 50),
-            ("--rounds", self.rounds, 1, ROUNDS_MAX),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 2 * self.total_bytes > there:
-            raise ConfigError(
-                f"--bytes is {self.total_bytes}, which are in memory twice, and there are {there}"
-                " bytes of it; give less"
-            )
-
-    @property
-    def pages(self) -> int:
-        """The number of pages of one round."""
-        return self.total_bytes // self.page_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Says what one turn took of one process, in seconds."""
-
-    wall: float
-    cpu: float
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Says what all turns took of one process."""
-
-    handoff: list[Turn]
-    limit: list[Turn]
-
-
 def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) -> HandoffReport:
     """Measure; `say` is told what is being done. No process is left.
 
     Raises `LockstepError` if a process is lost, and `StorageError` if a page does not come as it was.
     """
-    from .handoff_rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
+    from .rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
 
     load = os.getloadavg()[0]
     server, reader = run_ranks(Measurement(2, partial(measure, settings), measure.__module__), say)

@@ -11,18 +11,18 @@ from typing import Final
 
 import torch.distributed as dist
 
-from ..errors import StorageError
-from ..page_format.page_layout import Column, PageLayout, ShardPlace
-from ..ranks.disaggregation.page_server import PageServer
-from ..ranks.executor.pools import HostPool
-from ..ranks.executor.storage_transfers import RankObjects
-from ..ranks.executor.writers import EVERYTHING
-from ..ranks.orders import KV_POOL, ObjectTransfer
-from ..storage_backends.base import Read, ReadOutcome
-from ..storage_backends.peer.backend import PeerBackend
-from ..storage_backends.records.shardings import Shardings
-from .handoff import HandoffSettings, Turn, Turns
-from .rank_processes import Member, Say
+from ...errors import StorageError
+from ...page_format.page_layout import Column, PageLayout, ShardPlace
+from ...ranks.disaggregation.page_server import PageServer
+from ...ranks.executor.pools import HostPool
+from ...ranks.executor.storage_transfers import RankObjects
+from ...ranks.executor.writers import EVERYTHING
+from ...ranks.orders import KV_POOL, ObjectTransfer
+from ...storage_backends.base import Read, ReadOutcome
+from ...storage_backends.peer.backend import PeerBackend
+from ...storage_backends.records.shardings import Shardings
+from ..rank_processes import Member, Say
+from .settings import HandoffSettings, Turn, Turns
 
 _NAMESPACE: Final = "ab" * 32
 _NOISE_BYTES: Final = 1 << 20

@@ -25,9 +25,9 @@ from ..base import ReadOutcome
 from .streams import Sinks, scratch
 from .wire import Ask, Fetch, Pages, State
 
-_GROUP_BYTES: Final = (1 << 20) + HEADER_BYTES
+_GROUP_BYTES: Final = 256 << 10
 """As many objects are received together, and hashed while they are still in a core's cache."""
-_PIECE_BYTES: Final = 512 << 10
+_PIECE_BYTES: Final = 256 << 10
 """The same for the pieces of an object that is larger."""
 
 
@@ -174,16 +174,19 @@ class Reading(Request):
             yield scratch(self._sent_bytes(state))
             return
         header = bytearray(HEADER_BYTES)
-        yield [memoryview(header)]
         nbytes = self._sent_bytes(state) - HEADER_BYTES
+        pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
+        # The header comes with the first piece: what is in the buffers of a bad one is undefined.
+        buffers = list(pieces_of(self._wanted[at].buffers, pieces)) or [[]]
+        yield [memoryview(header), *buffers[0]]
         plan = None if self.is_abandoned() else self._checked(at, state, bytes(header))
         if plan is None:
-            yield scratch(nbytes)
+            yield scratch(sum(pieces[1:]))
             return
         hashes = PartHashes(plan.sizes)
-        pieces = [min(_PIECE_BYTES, nbytes - done) for done in range(0, nbytes, _PIECE_BYTES)]
-        for done, views in enumerate(list(pieces_of(self._wanted[at].buffers, pieces))):
-            yield views
+        for done, views in enumerate(buffers):
+            if done:
+                yield views
             if self.is_abandoned():
                 yield scratch(sum(pieces[done + 1 :]))
                 return

@@ -142,11 +142,8 @@ class PageServer:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Cut all readers off and end; say whether that is so in time. Idempotent."""
         if self._thread.ident is None:
-            if not self._has_ended:
-                # It was never opened, and what was handed in is still to be answered.
-                self._stopping.set()
-                self._run()
-            return True
+            # It was never opened, and what was handed in is still to be answered.
+            self._thread.start()
         self._hand_in(self._stopping.set)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.errors import ConfigError, InternalError, StorageError, UsageError
 from lockstep.page_format.object_header import HEADER_BYTES
@@ -384,6 +386,19 @@ class TestReaders:
 
         assert reader.is_hung_up_on()
         assert f"more than {REQUESTS_MAX} things at a time" in messages(caplog)[0]
+
+    @given(st.binary(min_size=1, max_size=200))
+    def test_any_garbage_of_a_reader_that_has_greeted_costs_that_reader_alone(
+        self, garbage: bytes
+    ) -> None:
+        with serving(SMALL, pages=1) as group:
+            group.serve(KEYS[:1])
+            with raw_reader(group.servers[0].address) as rude:
+                rude.sock.sendall(garbage)
+                with raw_reader(group.servers[0].address) as other:
+                    other.receive()
+                    assert told(other, ask(group, 1)) == b"\1"
+            assert group.servers[0].trouble() is None
 
     def test_more_readers_than_there_may_be_are_told_so(
         self, serve: Serve, connect: Connect, stack: ExitStack

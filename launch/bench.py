@@ -9,7 +9,7 @@ import typer
 
 from ..coordinator.collective import Transport
 from .amounts import parse_bytes
-from .bench_tables import print_agreement, print_path, print_storage, print_tree
+from .bench_tables import print_agreement, print_handoff, print_path, print_storage, print_tree
 from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report
@@ -174,6 +174,32 @@ def agreement(
         blocks=blocks,
     )
     _measure(lambda say: run(settings, say), print_agreement, report)
+
+
+@bench.command("handoff")
+def handoff(
+    *,
+    page_bytes: Annotated[
+        str, typer.Option(help="Bytes of a page, such as 262144 or 1MiB.", metavar="BYTES")
+    ],
+    total_bytes: Annotated[
+        str, typer.Option("--bytes", help="Bytes of all pages of a round.", metavar="BYTES")
+    ] = "256MiB",
+    rounds: Annotated[int, typer.Option(help="How often everything is measured in turns.")] = 9,
+    report: ReportFile = None,
+) -> None:
+    """Measure pages on their way from one group's host to another's beside bare TCP."""
+    from ..benchmarks.handoff.report import run
+    from ..benchmarks.handoff.settings import HandoffSettings
+
+    settings = HandoffSettings(
+        page_bytes=_bytes(page_bytes, "--page-bytes"),
+        total_bytes=_bytes(total_bytes, "--bytes"),
+        rounds=rounds,
+    )
+    _measure(
+        lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_handoff, report
+    )
 
 
 def _measure(

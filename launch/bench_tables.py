@@ -6,6 +6,7 @@ from .amounts import count
 
 if TYPE_CHECKING:
     from ..benchmarks.agreement import AgreementReport
+    from ..benchmarks.handoff.report import HandoffReport
     from ..benchmarks.path.report import PathReport
     from ..benchmarks.storage import StorageReport
     from ..benchmarks.tree import TreeReport
@@ -96,6 +97,32 @@ def print_storage(report: "StorageReport") -> None:
         f"existence: {report['exists_us_per_key']:.3f} us for each key that was seen; "
         f"CPU: {report['cpu_s_per_gb']:.2f} s for each GB, {report['limit_cpu_s_per_gb']:.2f} s at "
         "the limit",
+        soft_wrap=True,
+    )
+
+
+def print_handoff(report: "HandoffReport") -> None:
+    """Print what `lockstep bench handoff` has found."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    table.add_column("GB/s", no_wrap=True)
+    for title in ("Lockstep", "limit", "ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
+    table.add_row("host to host", *(f"{each:.2f}" for each in figures))
+    console = Console(highlight=False, emoji=False)
+    console.print(table)
+    console.print(
+        f"pages of {count(report['page_bytes'], 'byte')}; limit: one bare connection over loopback;"
+        f" medians of {count(report['rounds'], 'round')}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"CPU: {report['handoff_cpu_s_per_gb']:.2f} s for each GB, both sides together,"
+        f" {report['limit_cpu_s_per_gb']:.2f} s at the limit",
         soft_wrap=True,
     )
 

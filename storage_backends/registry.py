@@ -27,6 +27,7 @@ _BUILT_IN = {
     "file": ".file.backend",
     "mooncake": ".mooncake.backend",
     "s3": ".s3.backend",
+    "peer": ".peer.backend",
 }
 """The module of each built-in scheme; it has a function `from_uri`, a `MakeBackend`."""
 _WRAPPERS = {

@@ -22,7 +22,8 @@ _SWEEPING: Final = ("quota_bytes", "quota_gib", "ttl_s")
 that tidies as it is told must do neither, and one that reads everything would make all look used."""
 _READ_ONLY: Final = "read_only"
 _WHY_UNLISTED: Final = {
-    "mooncake": "a client of Mooncake can ask for an object by its name only, and cannot list"
+    "mooncake": "a client of Mooncake can ask for an object by its name only, and cannot list",
+    "peer": "ranks of another group are asked for pages by their names only",
 }
 """Why a built-in scheme cannot say what is in the store."""
 

@@ -84,6 +84,11 @@ class Shardings:
         self._look_at = 0.0
         self._announce_at = 0.0
 
+    @property
+    def mark(self) -> ObjectName:
+        """The name of the mark that this rank's group leaves."""
+        return self._mark(self._size)
+
     async def look(self, backend: StorageBackend, now: float, deadline: float) -> None:
         """Find out who else has written, unless that was done a short time ago.
 
@@ -128,7 +133,7 @@ class Shardings:
         self._announce_at = now + ANNOUNCE_AGAIN_S
         outcome = WriteOutcome.FAILED
         try:
-            mark = Write(self._mark(self._size), (memoryview(b"\1"),), _MARK)
+            mark = Write(self.mark, (memoryview(b"\1"),), _MARK)
             (outcome,) = await backend.write([mark], deadline=deadline)
         finally:
             if outcome not in (WriteOutcome.OK, WriteOutcome.PRESENT):

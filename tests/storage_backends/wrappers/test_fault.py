@@ -241,7 +241,13 @@ def test_every_store_takes_every_kind_of_fault(store: str) -> None:
     options = "&".join(f"fault.{kind}=0.1" for kind in Fault)
     mark = "&" if "?" in store else "?"
     assert isinstance(make_backend(f"fault+{store}{mark}{options}"), FaultBackend)
-    assert {parse_uri(each).scheme for each in STORES} == set(known_schemes())
+    assert {parse_uri(each).scheme for each in STORES} == set(known_schemes()) - {"peer"}
+
+
+def test_what_is_another_group_s_is_not_damaged_but_any_other_fault_can_be_had() -> None:
+    assert isinstance(make_backend("fault+peer://127.0.0.1:1"), FaultBackend)
+    with pytest.raises(ConfigError, match=r"fault.flip: PeerBackend cannot damage what it stores"):
+        make_backend("fault+peer://127.0.0.1:1?fault.flip=0.1")
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

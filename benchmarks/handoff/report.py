@@ -1,0 +1,71 @@
+"""How near pages come to the limit that go from one group's hosts to another's, over TCP.
+
+Two processes on one machine: one serves its host pages, the other reads them through `peer://`,
+verified as they always are. The limit is the same bytes over one bare connection, from and into the
+same memory, right before each turn. The medians of the rounds count, and their ratio is the figure.
+Every round has fresh keys, so that each page's checksums are computed anew, as in a handoff they
+are once.
+"""
+
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import TypedDict
+
+from ..rank_processes import Measurement, run_ranks
+from .settings import HandoffSettings, Turn
+
+
+class HandoffReport(TypedDict):
+    """Holds what `lockstep bench handoff` reports. GB are 10^9 bytes of pages."""
+
+    page_bytes: int
+    bytes: int
+    """The size of all pages, which each round moves once."""
+    rounds: int
+    handoff_gbps: float
+    limit_gbps: float
+    ratio: float
+    handoff_cpu_s_per_gb: float
+    """What both processes compute for it, in the median round."""
+    limit_cpu_s_per_gb: float
+    load: float
+    """The machine's load in the last minute, when the measurement began."""
+    python: str
+    machine: str
+    cpus: int
+
+
+def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) -> HandoffReport:
+    """Measure; `say` is told what is being done. No process is left.
+
+    Raises `LockstepError` if a process is lost, and `StorageError` if a page does not come as it was.
+    """
+    from .rank import measure  # noqa: PLC0415 - needs torch, which takes seconds.
+
+    load = os.getloadavg()[0]
+    server, reader = run_ranks(Measurement(2, partial(measure, settings), measure.__module__), say)
+    gb = settings.pages * settings.page_bytes / 1e9
+    handoff_s = statistics.median(turn.wall for turn in reader.handoff)
+    limit_s = statistics.median(turn.wall for turn in reader.limit)
+    return HandoffReport(
+        page_bytes=settings.page_bytes,
+        bytes=settings.pages * settings.page_bytes,
+        rounds=settings.rounds,
+        handoff_gbps=gb / handoff_s,
+        limit_gbps=gb / limit_s,
+        ratio=limit_s / handoff_s,
+        handoff_cpu_s_per_gb=_cpu_s(server.handoff, reader.handoff) / gb,
+        limit_cpu_s_per_gb=_cpu_s(server.limit, reader.limit) / gb,
+        load=load,
+        python=platform.python_version(),
+        machine=platform.platform(),
+        cpus=os.cpu_count() or 1,
+    )
+
+
+def _cpu_s(server: list[Turn], reader: list[Turn]) -> float:
+    both = zip(server, reader, strict=True)
+    return statistics.median(one.cpu + other.cpu for one, other in both)

@@ -1,0 +1,54 @@
+"""What the benchmark of handoffs measures, checked when it is made, and what a turn of it took."""
+
+import os
+from dataclasses import dataclass
+
+from ...errors import ConfigError
+from ...page_format.object_shape import PART_BYTES_MAX
+
+ROUNDS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffSettings:
+    """Says what is measured."""
+
+    page_bytes: int
+    total_bytes: int = 256 << 20
+    rounds: int = 9
+
+    def __post_init__(self) -> None:
+        for option, value, least, most in (
+            ("--page-bytes", self.page_bytes, 1, PART_BYTES_MAX),
+            ("--bytes", self.total_bytes, self.page_bytes, 1 << 50),
+            ("--rounds", self.rounds, 1, ROUNDS_MAX),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{option} is {value}, must be {least} to {most}")
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if 2 * self.total_bytes > there:
+            raise ConfigError(
+                f"--bytes is {self.total_bytes}, which are in memory twice, and there are {there}"
+                " bytes of it; give less"
+            )
+
+    @property
+    def pages(self) -> int:
+        """The number of pages of one round."""
+        return self.total_bytes // self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Says what one turn took of one process, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Says what all turns took of one process."""
+
+    handoff: list[Turn]
+    limit: list[Turn]

@@ -1,0 +1,147 @@
+"""`peer://host:port?secret=S`: pages that the ranks of another group have on their hosts.
+
+`host:port` is where one of that group's ranks serves its pages
+(`ranks/disaggregation/page_server`); it tells where the others are. The group's own engine decides
+which pages can be read, and until when: this store only reads, every write fails, and nothing can
+be listed or removed. What is bad is CORRUPT each time.
+
+Options: `secret` (the one that the group was given; needed unless it serves on its own host alone),
+`connect_s` (how long a connection may take to be made, default 5), `inflight_bytes` (how much is
+asked of one rank at a time, default 64 MiB).
+
+A call asks all ranks that have something of what it wants, one connection each. Bytes go straight
+into the caller's buffers, and only there are they verified. A read that ends early leaves its
+connection in order: what still comes of it goes nowhere. A connection that breaks fails what was
+asked over it, and the next call makes it again. A rank that says nothing costs each call its
+deadline: put `breaker+` before the scheme where that matters.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from ...errors import ConfigError, UsageError
+from ...page_format.object_name import ObjectName
+from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..tally import Tally
+from ..uri import StoreUri
+from .calls import look_up, read_objects
+from .group import PeerGroup
+from .wire import split_address
+
+CONNECT_S: Final = 5.0
+INFLIGHT_BYTES: Final = 64 << 20
+
+
+class PeerBackend:
+    """Keeps the contract of `StorageBackend` for a store that is only read."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: str = "",
+        *,
+        text: str = "",
+        connect_s: float = CONNECT_S,
+        inflight_bytes: int = INFLIGHT_BYTES,
+    ) -> None:
+        """`address` is host:port, and `text` what messages call the store."""
+        self._text = text or f"peer://{address}"
+        self._address = address
+        self._secret = secret
+        self._connect_s = connect_s
+        self._inflight_bytes = inflight_bytes
+        self._tally = Tally()
+        self._group: PeerGroup | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `StorageBackend`."""
+        return Capabilities()
+
+    async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
+        """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""
+        group = PeerGroup(
+            self._address,
+            self._secret,
+            self._text,
+            connect_s=self._connect_s,
+            inflight_bytes=self._inflight_bytes,
+        )
+        try:
+            await group.enter()
+        except BaseException:
+            await group.close()
+            raise
+        self._group = group
+
+    async def exists(self, names: Sequence[ObjectName], *, deadline: float) -> list[bool]:
+        """Say for each name whether the object can be read now."""
+        if self._group is None or not names or time.monotonic() >= deadline:
+            return [False] * len(names)
+        return await look_up(self._group, names, deadline)
+
+    async def read(self, reads: Sequence[Read], *, deadline: float) -> list[ReadOutcome]:
+        """Read the objects into their buffers."""
+        if self._group is None or not reads:
+            outcomes = [ReadOutcome.FAILED] * len(reads)
+        else:
+            outcomes = await read_objects(self._group, reads, deadline)
+        return self._tally.reads(reads, outcomes)
+
+    async def write(
+        self,
+        writes: Sequence[Write],
+        *,
+        deadline: float,
+    ) -> list[WriteOutcome]:
+        """Write nothing: these pages are another group's."""
+        late = self._group is not None and time.monotonic() >= deadline
+        outcome = WriteOutcome.TIMED_OUT if late else WriteOutcome.FAILED
+        return self._tally.writes(writes, [outcome] * len(writes))
+
+    async def remove(
+        self,
+        names: Sequence[ObjectName],
+        *,
+        deadline: float,  # noqa: ARG002 - see `StorageBackend`.
+    ) -> list[bool]:
+        """Remove nothing: the other group decides how long its pages can be read."""
+        return [False] * len(names)
+
+    def objects(self) -> AsyncIterator[StoredObject]:
+        """Raise `UsageError`: ranks are asked for objects by their names only."""
+        raise UsageError(
+            f"store {self._text!r} cannot be listed: ranks are asked for pages by their names only"
+        )
+
+    def counters(self) -> Counters:
+        """Return what was seen since the backend was made."""
+        return self._tally.counters()
+
+    async def close(self) -> None:
+        """End all connections. Idempotent."""
+        group, self._group = self._group, None
+        if group is not None:
+            await group.close()
+
+
+def from_uri(uri: StoreUri) -> PeerBackend:
+    """Return the backend of a `peer://` URI."""
+    uri.only_options(("secret", "connect_s", "inflight_bytes"))
+    try:
+        split_address(uri.host)
+    except ValueError:
+        raise ConfigError(
+            f"store {uri.text!r} must name a rank as peer://host:port, and an IPv6 address as"
+            " peer://[address]:port"
+        ) from None
+    if uri.path not in ("", "/"):
+        raise ConfigError(f"store {uri.text!r} has a path; write peer://host:port")
+    return PeerBackend(
+        uri.host,
+        uri.options.get("secret", ""),
+        text=uri.text,
+        connect_s=uri.decimal("connect_s", CONNECT_S, low=0.01, high=600),
+        inflight_bytes=uri.number("inflight_bytes", INFLIGHT_BYTES, low=1, high=1 << 40),
+    )

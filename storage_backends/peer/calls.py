@@ -1,0 +1,137 @@
+"""One call of the backend, sorted by the ranks that can answer it, and asked of them side by side."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from ...errors import LockstepError
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.object_name import ObjectName, name_digest
+from ...page_format.object_shape import ObjectShape
+from ..base import Read, ReadOutcome
+from ..fitting import fitting
+from .group import Address, PeerGroup
+from .requests import Question, Reading, Request, Wanted
+from .wire import NAMES_MAX
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+_REQUEST_BYTES: Final = 8 << 20
+"""As much is asked for by one request, or one object if that is larger."""
+
+
+async def look_up(group: PeerGroup, names: Sequence[ObjectName], deadline: float) -> list[bool]:
+    """Say for each name whether the object can be read now; False where that cannot be told."""
+    there = [False] * len(names)
+    try:
+        await group.enter_again(deadline)
+    except (OSError, LockstepError):
+        return there
+    sheets: dict[tuple[Address, str, str], list[int]] = {}
+    for at, name in enumerate(names):
+        digest = name_digest(name)
+        rank = None if digest is None else group.rank_of(name, digest)
+        if rank is not None:
+            sheets.setdefault((rank, name.pool, name.shard), []).append(at)
+    asked: list[tuple[Question, list[int]]] = []
+    by_rank: dict[Address, list[Question]] = {}
+    for (rank, pool, shard), positions in sheets.items():
+        for first in range(0, len(positions), NAMES_MAX):
+            some = positions[first : first + NAMES_MAX]
+            question = Question(pool, shard, [names[at].key for at in some])
+            asked.append((question, some))
+            by_rank.setdefault(rank, []).append(question)
+    await _ask_ranks(group, by_rank, deadline)
+    for question, positions in asked:
+        for at, answer in zip(positions, question.there, strict=True):
+            there[at] = answer
+    return there
+
+
+async def read_objects(
+    group: PeerGroup, reads: Sequence[Read], deadline: float
+) -> list[ReadOutcome]:
+    """Read the objects into their buffers, which nothing touches any more on return."""
+    outcomes = [ReadOutcome.FAILED] * len(reads)
+    digests = [name_digest(read.name) for read in reads]
+    late = time.monotonic() >= deadline
+    try:
+        if not late:
+            await group.enter_again(deadline)
+    except TimeoutError:
+        late = True
+    except (OSError, LockstepError):
+        return outcomes
+    sheets: dict[tuple[Address, str, str, int], list[tuple[int, Wanted]]] = {}
+    shapes: dict[int, ObjectShape] = {}
+    for at, (read, digest) in enumerate(zip(reads, digests, strict=True)):
+        if digest is None:
+            continue
+        if late:
+            outcomes[at] = ReadOutcome.TIMED_OUT
+            continue
+        name, shape = read.name, read.shape
+        buffers = fitting(read.buffers, shape.nbytes, writable=True)
+        if buffers is None:
+            continue
+        outcomes[at] = ReadOutcome.MISSING
+        rank = group.rank_of(name, digest)
+        if rank is not None:
+            # Shapes are long to compare, and those of one batch are one.
+            shapes[id(shape)] = shape
+            wanted = Wanted(name.key, digest, buffers)
+            sheets.setdefault((rank, name.pool, name.shard, id(shape)), []).append((at, wanted))
+    asked: list[tuple[Reading, list[int]]] = []
+    by_rank: dict[Address, list[Reading]] = {}
+    for (rank, pool, shard, shape_id), items in sheets.items():
+        shape = shapes[shape_id]
+        step = max(1, min(NAMES_MAX, _REQUEST_BYTES // (shape.nbytes + HEADER_BYTES)))
+        for first in range(0, len(items), step):
+            some = items[first : first + step]
+            reading = Reading(pool, shard, shape, [wanted for _, wanted in some])
+            asked.append((reading, [at for at, _ in some]))
+            by_rank.setdefault(rank, []).append(reading)
+    await _ask_ranks(group, by_rank, deadline)
+    for reading, positions in asked:
+        for at, outcome in zip(positions, reading.outcomes, strict=True):
+            outcomes[at] = reading.unanswered if outcome is None else outcome
+    return outcomes
+
+
+async def _ask_ranks(
+    group: PeerGroup, by_rank: Mapping[Address, Sequence[RequestT]], deadline: float
+) -> None:
+    """Ask the ranks, and return once each request is answered, has failed, or is late.
+
+    No buffer is touched after that, nor after a cancellation.
+    """
+    calls = [_ask_rank(group, rank, requests, deadline) for rank, requests in by_rank.items()]
+    if len(calls) == 1:
+        await calls[0]
+    elif calls:
+        # Cancelled, it returns only when all of them have.
+        await asyncio.gather(*calls)
+
+
+async def _ask_rank(
+    group: PeerGroup, rank: Address, requests: Sequence[RequestT], deadline: float
+) -> None:
+    try:
+        connection = await group.connection(rank, deadline)
+    except TimeoutError:
+        for request in requests:
+            request.unanswered = ReadOutcome.TIMED_OUT
+        return
+    except (OSError, LockstepError):
+        return
+    try:
+        for request in requests:
+            connection.submit(request)
+        left_s = max(0.0, deadline - time.monotonic())
+        await asyncio.wait([request.done for request in requests], timeout=left_s)
+    finally:
+        for request in requests:
+            if not request.done.done():
+                request.unanswered = ReadOutcome.TIMED_OUT
+                connection.abandon(request)

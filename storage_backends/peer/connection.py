@@ -1,0 +1,222 @@
+"""One connection to one rank of the group that serves: what is asked over it, and what comes back.
+
+All of it happens on the event loop's thread, in short turns. Requests are answered in the order in
+which they were sent. One that is abandoned keeps its place, and what still comes for it goes
+nowhere.
+"""
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from ...errors import StorageError
+from .handshake import greet_server, receive_exactly
+from .requests import Question, Reading, Request
+from .streams import Parser, Receiver, Sender
+from .wire import (
+    CONTROL_BYTES_MAX,
+    PREFIX_BYTES,
+    REQUESTS_MAX,
+    Forget,
+    Hello,
+    Message,
+    Pages,
+    Prefix,
+    Told,
+    decode,
+    decode_prefix,
+    encode,
+    split_address,
+)
+
+SILENT_S: Final = 5.0
+"""A connection over which nothing has come for so long, although much was asked, is given up when the
+next call runs out of its time."""
+
+
+async def connect(
+    address: str, secret: bytes, store: str, inflight_bytes: int, broke: Callable[[str], None]
+) -> "Connection":
+    """Return a new connection to the rank at `address`, which has said hello.
+
+    Raises `ConfigError` for another version or secret, and `StorageError` or `OSError` for what may
+    pass. `store` is what messages call the rank, and `broke` is told why the connection has ended.
+    """
+    loop = asyncio.get_running_loop()
+    host, port = split_address(address)
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        await loop.sock_connect(sock, place)
+        await greet_server(sock, secret, store)
+        prefix, control = await _receive_control(sock)
+        hello = decode(control)
+        if not isinstance(hello, Hello) or prefix.attached_bytes:
+            raise StorageError(f"store {store!r} did not say hello first")
+        return Connection(sock, hello, inflight_bytes, broke)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _receive_control(sock: socket.socket) -> tuple[Prefix, memoryview]:
+    raw = memoryview(bytearray(PREFIX_BYTES))
+    await receive_exactly(sock, raw)
+    prefix = decode_prefix(raw)
+    control = memoryview(bytearray(prefix.control_bytes))
+    await receive_exactly(sock, control)
+    return prefix, control
+
+
+class Connection:
+    """Asks one rank, several requests at a time."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        hello: Hello,
+        inflight_bytes: int,
+        broke: Callable[[str], None],
+    ) -> None:
+        self.hello = hello
+        self.is_open = True
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._inflight_bytes_max = inflight_bytes
+        self._broke = broke
+        self._waiting: deque[Request] = deque()
+        self._sent: dict[int, Request] = {}
+        """Those that are not answered yet, in the order in which they were sent."""
+        self._number = 0
+        self._inflight_bytes = 0
+        self._heard_at = 0.0
+        self._receiving: Reading | None = None
+        self._sender = Sender(sock)
+        self._is_writing = False
+        self._receiver = Receiver(sock, self._frames())
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def submit(self, request: Request) -> None:
+        """Ask, as soon as there is room for it; on a connection that has ended nothing is answered."""
+        if not self.is_open:
+            request.finish()
+            return
+        self._waiting.append(request)
+        self._send_waiting()
+
+    def abandon(self, request: Request) -> None:
+        """Touch the request's buffers no more, from now on, and ask the rank to send no more of it.
+
+        Ends the connection where the rank has said nothing for a long time.
+        """
+        if not self.is_open or request.done.done():
+            return
+        if request in self._waiting:
+            self._waiting.remove(request)
+            return
+        number = next(number for number, each in self._sent.items() if each is request)
+        request.abandon()
+        if self._receiving is request:
+            self._receiver.divert()
+        if time.monotonic() - self._heard_at >= SILENT_S:
+            self.close(f"nothing has come for {SILENT_S:g} s")
+            return
+        self._send(Forget(number))
+
+    def close(self, why: str = "") -> None:
+        """End the connection; all who wait go on. `why` is told to whom it concerns, if it is said."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._sender.clear()
+        for request in (*self._sent.values(), *self._waiting):
+            request.finish()
+        self._sent.clear()
+        self._waiting.clear()
+        if why:
+            self._broke(why)
+
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._sent) < REQUESTS_MAX:
+            request = self._waiting[0]
+            room = self._inflight_bytes_max - self._inflight_bytes
+            if self._inflight_bytes and request.nbytes > room:
+                return
+            if not self._sent:
+                self._heard_at = time.monotonic()
+            self._waiting.popleft()
+            self._number += 1
+            self._sent[self._number] = request
+            self._inflight_bytes += request.nbytes
+            self._send(request.message(self._number))
+            if not self.is_open:
+                return
+
+    def _send(self, message: Message) -> None:
+        self._sender.put(encode(message))
+        self._writable()
+
+    def _writable(self) -> None:
+        try:
+            self._sender.send()
+        except OSError as error:
+            self.close(str(error))
+            return
+        writes = not self._sender.is_empty()
+        if writes and not self._is_writing:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        elif self._is_writing and not writes:
+            self._loop.remove_writer(self._sock.fileno())
+        self._is_writing = writes
+
+    def _readable(self) -> None:
+        try:
+            self._receiver.receive()
+        except (OSError, StorageError) as error:
+            self.close(str(error))
+            return
+        self._heard_at = time.monotonic()
+        self._send_waiting()
+
+    def _frames(self) -> Parser:
+        """Receive frame after frame."""
+        raw = memoryview(bytearray(PREFIX_BYTES))
+        room = memoryview(bytearray(CONTROL_BYTES_MAX))
+        while True:
+            yield [raw]
+            prefix = decode_prefix(raw)
+            yield [room[: prefix.control_bytes]]
+            message = decode(room[: prefix.control_bytes])
+            match message:
+                case Told() if not prefix.attached_bytes:
+                    question = self._sent.get(message.number)
+                    if not isinstance(question, Question):
+                        raise StorageError("an answer to what was not asked")
+                    question.answer(message.there)
+                    self._answered(message.number)
+                case Pages():
+                    reading = self._sent.get(message.number)
+                    if not isinstance(reading, Reading):
+                        raise StorageError("objects that were not asked for")
+                    self._receiving = reading
+                    yield from reading.receive(message, prefix.attached_bytes)
+                    self._receiving = None
+                    if reading.is_answered:
+                        self._answered(message.number)
+                case _:
+                    raise StorageError(f"a {type(message).__name__} out of place")
+
+    def _answered(self, number: int) -> None:
+        request = self._sent.pop(number)
+        self._inflight_bytes -= request.nbytes
+        request.finish()

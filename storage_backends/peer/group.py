@@ -1,0 +1,174 @@
+"""The group that serves: its ranks, which of them has which objects, and the connections to them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from ...errors import ConfigError, LockstepError, StorageError
+from ...page_format.object_name import ObjectName
+from ..complaints import Trouble
+from .connection import Connection, connect
+from .wire import Hello
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[str, str]
+"""Pool and shard."""
+Address = str
+_SHORT: Final = 12
+
+
+class PeerGroup:
+    """Finds out which rank has what, and connects to it when it is first asked.
+
+    One owner: the event loop's thread. There is at most one connection to a rank. One that has broken
+    is made again by the next call that needs it, and the rank of the URI then says anew who is there.
+    """
+
+    def __init__(
+        self, entry: Address, secret: str, store: str, *, connect_s: float, inflight_bytes: int
+    ) -> None:
+        self._entry = entry
+        self._secret = secret.encode()
+        self._store = store
+        self._connect_s = connect_s
+        self._inflight_bytes = inflight_bytes
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: dict[Address, asyncio.Task[Connection]] = {}
+        self._hello: Hello | None = None
+        self._places: Mapping[_Key, tuple[Address, ...]] = {}
+        self._breaks = Trouble()
+        self._namespaces = Trouble()
+        self._closed = False
+
+    async def enter(self) -> None:
+        """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""
+        try:
+            await self._connect(self._entry)
+        except ConfigError:
+            raise
+        except (OSError, LockstepError) as error:
+            raise ConfigError(
+                f"store {self._store!r} cannot be used: {_reason(error)}; check that the group runs"
+                " whose pages it stands for, and that it can be reached from here"
+            ) from error
+
+    async def enter_again(self, deadline: float) -> None:
+        """Connect to that rank again if the connection to it has ended; raises as `connection`."""
+        await self.connection(self._entry, deadline)
+
+    def rank_of(self, name: ObjectName, digest: bytes) -> Address | None:
+        """Return the rank to ask for an object, None if no rank can have it.
+
+        Where several have it, as they do of what is the same on every rank, it is one of these, always
+        the same for one name.
+        """
+        ranks = self._places.get((name.pool, name.shard), ())
+        if not ranks or not self._is_of(name.namespace):
+            return None
+        return ranks[int.from_bytes(digest[:8], "big") % len(ranks)]
+
+    async def connection(self, address: Address, deadline: float) -> Connection:
+        """Return the connection to a rank, which is made if there is none.
+
+        Raises `TimeoutError` at the deadline, and `OSError` or `LockstepError` where it cannot be made.
+        Whoever else waits for the same connection goes on waiting when one is cancelled.
+        """
+        found = self._connections.get(address)
+        if found is not None and found.is_open:
+            return found
+        if self._closed:
+            raise StorageError("the store is closed")
+        task = self._connecting.get(address)
+        if task is None:
+            task = asyncio.create_task(self._connect(address))
+            self._connecting[address] = task
+            task.add_done_callback(partial(self._connected, address))
+        await asyncio.wait([task], timeout=max(0.0, deadline - time.monotonic()))
+        if not task.done():
+            raise TimeoutError
+        if task.cancelled():
+            raise StorageError("the store is closed")
+        return task.result()
+
+    async def close(self) -> None:
+        """End all connections. Idempotent."""
+        self._closed = True
+        tasks = list(self._connecting.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def _is_of(self, namespace: str) -> bool:
+        """Say whether the group's objects are those of a namespace; complains where they are not."""
+        assert self._hello is not None
+        if namespace == self._hello.namespace:
+            self._namespaces.went_well()
+            return True
+        if self._namespaces.is_to_be_said():
+            _log.warning(
+                "store %s has pages of the namespace %s and was asked for %s, so nothing is found;"
+                " give both groups the same model, weights, page layout and tenant",
+                self._store,
+                self._hello.namespace[:_SHORT],
+                namespace[:_SHORT],
+            )
+        return False
+
+    async def _connect(self, address: Address) -> Connection:
+        broke = partial(self._broke, address)
+        try:
+            async with asyncio.timeout(self._connect_s):
+                made = await connect(
+                    address, self._secret, self._store, self._inflight_bytes, broke
+                )
+        except TimeoutError:
+            raise StorageError(f"nothing has answered within {self._connect_s:g} s") from None
+        if address == self._entry:
+            self._hello = made.hello
+            self._places = _places(made.hello, address)
+        elif self._hello is None or made.hello[1:] != self._hello[1:]:
+            made.close()
+            raise StorageError(f"at {address} there is a rank of another group")
+        self._connections[address] = made
+        self._breaks.went_well()
+        return made
+
+    def _connected(self, address: Address, task: asyncio.Task[Connection]) -> None:
+        del self._connecting[address]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke(address, _reason(error))
+
+    def _broke(self, address: Address, why: str) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+        if self._breaks.is_to_be_said():
+            _log.warning(
+                "store %s: the connection to %s cannot be used (%s); what is read from there fails"
+                " until it can be made again",
+                self._store,
+                address,
+                why,
+            )
+
+
+def _places(hello: Hello, entry: Address) -> dict[_Key, tuple[Address, ...]]:
+    places: dict[_Key, tuple[Address, ...]] = {}
+    for number, rank in enumerate(hello.ranks):
+        # The URI may call the entry by another name than its group does, and one connection will do.
+        address = entry if number == hello.rank else rank.address
+        for key in rank.shards:
+            places[key] = (*places.get(key, ()), address)
+    return places
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,56 @@
+"""`lockstep bench handoff`: what it measures, and what it says of it. No figure is judged here."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lockstep.benchmarks.handoff.report import HandoffReport
+from tests.kit.launch.in_process import IN_A_PROCESS
+
+pytestmark = pytest.mark.distributed
+
+PATIENCE_S = 120.0
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as its two processes are started from one."""
+    command = [*IN_A_PROCESS, "bench", "handoff", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.mark.parametrize(
+    ("page_bytes", "pages"), [("64KiB", 65536), ("1", 1), ("5000000", 5000000)]
+)
+def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int) -> None:
+    path = tmp_path / "handoff.json"
+
+    ended = bench(
+        "--page-bytes", page_bytes, "--bytes", str(3 * pages), "--rounds", "2", "--report", path
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert set(report) == set(HandoffReport.__annotations__)
+    assert (report["page_bytes"], report["bytes"], report["rounds"]) == (pages, 3 * pages, 2)
+    assert report["ratio"] == pytest.approx(report["handoff_gbps"] / report["limit_gbps"])
+    assert "host to host" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--page-bytes", "0"], "--page-bytes is 0, must be 1 to 4294967295"),
+        (["--page-bytes", "9", "--bytes", "8"], "--bytes is 8, must be 9 to"),
+        (["--page-bytes", "9", "--rounds", "0"], "--rounds is 0, must be 1 to 1000"),
+        (["--page-bytes", "4096", "--bytes", str(1 << 50)], "which are in memory twice"),
+        (["--page-bytes", "8kB"], "--page-bytes is '8kB', must be"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:
+    ended = bench(*arguments)
+
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1

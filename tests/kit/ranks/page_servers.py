@@ -1,0 +1,196 @@
+"""Ranks that serve their host pages to readers of other groups, and readers that do as a test says."""
+
+import asyncio
+import socket
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
+from lockstep.ranks.disaggregation.page_server import PageServer, ServerBounds
+from lockstep.ranks.executor.pools import HostPool
+from lockstep.ranks.executor.storage_transfers import RankObjects
+from lockstep.ranks.executor.writers import EVERYTHING
+from lockstep.ranks.orders import KV_POOL, ObjectTransfer
+from lockstep.storage_backends.peer.handshake import greet_server
+from lockstep.storage_backends.peer.wire import (
+    PREFIX_BYTES,
+    Message,
+    Pages,
+    State,
+    decode,
+    decode_prefix,
+    encode,
+    split_address,
+)
+from lockstep.storage_backends.records.shardings import Shardings
+from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
+from tests.kit.ranks.reference_pages import reference_page
+
+LONG_BOUNDS = ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
+"""Nobody is cut off while a healthy test goes on."""
+
+
+def objects_of(
+    layout: PageLayout,
+    place: ShardPlace,
+    absent: Sequence[str] = (),
+    *,
+    pages: int,
+    namespace: str = NAMESPACE,
+) -> RankObjects:
+    """The host pages of a rank of full attention alone, empty."""
+    shard = layout.shard(place.tp_rank, place.tp_size, absent=absent)
+    shardings = Shardings(place, {KV_POOL: layout}, namespace, absent)
+    return in_host_memory({KV_POOL: shard}, shardings, pages=pages, namespace=namespace)
+
+
+def in_host_memory(
+    shards: Mapping[str, ShardLayout], shardings: Shardings, *, pages: int, namespace: str
+) -> RankObjects:
+    """The host pages of a rank that has these pools."""
+    pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
+    return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """All ranks of a group, each with the same pages of a reference model."""
+
+    servers: Sequence[PageServer]
+    objects: Sequence[RankObjects]
+
+    @property
+    def uri(self) -> str:
+        """Where readers begin."""
+        return f"peer://{self.servers[0].address}"
+
+    def serve(self, keys: Sequence[bytes], operation: int = 1) -> None:
+        """Offer the first pages of each rank under these keys."""
+        transfer = ObjectTransfer(KV_POOL, tuple(keys), tuple(range(len(keys))))
+        for server in self.servers:
+            server.serve(operation, [transfer])
+
+    def withdrawn(self, operation: int = 1) -> "SimpleQueue[int]":
+        """Withdraw them; what is returned is told by each rank when it is quiet."""
+        quiet = SimpleQueue[int]()
+        for server in self.servers:
+            server.withdraw(operation, quiet.put)
+        return quiet
+
+    def close(self) -> None:
+        for server in self.servers:
+            assert server.close(PATIENCE_S)
+
+
+@contextmanager
+def serving(
+    layout: PageLayout,
+    tp_size: int = 1,
+    absent: Sequence[str] = (),
+    *,
+    pages: int = 5,
+    secret: str = "",
+    bounds: ServerBounds = LONG_BOUNDS,
+    ports: Sequence[int] | None = None,
+) -> Generator[ServedGroup]:
+    """A group with reference pages on its hosts, none of which is offered yet."""
+    objects = [
+        objects_of(layout, ShardPlace.of(rank, tp_size), absent, pages=pages)
+        for rank in range(tp_size)
+    ]
+    for rank, each in enumerate(objects):
+        for slot, view in enumerate(each.page_views(KV_POOL, range(pages))):
+            view[:] = reference_page(layout, ShardPlace.of(rank, tp_size), absent, slot)
+    servers = [
+        PageServer(each, f"127.0.0.1:{port}", secret=secret, bounds=bounds)
+        for each, port in zip(objects, ports or [0] * tp_size, strict=True)
+    ]
+    for server in servers:
+        server.open([each.rank for each in servers])
+    group = ServedGroup(servers, objects)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+@contextmanager
+def serving_keys(count: int, layout: PageLayout, **options: Any) -> Generator[ServedGroup]:
+    """The same with so many pages, which are offered under the first hashed keys."""
+    with serving(layout, pages=count, **options) as group:
+        group.serve(hashed_keys(count))
+        yield group
+
+
+class RawReader:
+    """A reader that asks and receives just when a test has it do so."""
+
+    def __init__(self, address: str, secret: str = "") -> None:
+        self.sock = socket.create_connection(split_address(address), timeout=PATIENCE_S)
+        self._attached_bytes = 0
+        self.sock.setblocking(False)
+        try:
+            asyncio.run(greet_server(self.sock, secret.encode(), "raw"))
+        except BaseException:
+            self.close()
+            raise
+        self.sock.settimeout(PATIENCE_S)
+
+    def send(self, message: Message) -> None:
+        self.sock.sendall(encode(message))
+
+    def receive(self) -> tuple[Message, bytes]:
+        """The next frame, whole."""
+        return self.receive_control(), self.receive_attached()
+
+    def receive_control(self) -> Message:
+        """The next frame without what is attached."""
+        prefix = decode_prefix(memoryview(self._exactly(PREFIX_BYTES)))
+        self._attached_bytes = prefix.attached_bytes
+        return decode(memoryview(self._exactly(prefix.control_bytes)))
+
+    def receive_attached(self) -> bytes:
+        """The rest of that frame."""
+        return self._exactly(self._attached_bytes)
+
+    def receive_states(self, count: int) -> list[State]:
+        """What comes of so many objects, whose bytes are dropped."""
+        states: list[State] = []
+        while len(states) < count:
+            message, _ = self.receive()
+            assert isinstance(message, Pages)
+            states += map(State, message.states)
+        return states
+
+    def is_hung_up_on(self) -> bool:
+        """Receive to the end; fails if there is none."""
+        try:
+            while self.sock.recv(1 << 20):
+                pass
+        except ConnectionResetError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def _exactly(self, count: int) -> bytes:
+        got = bytearray()
+        while len(got) < count:
+            some = self.sock.recv(min(1 << 20, count - len(got)))
+            assert some, "the server has hung up"
+            got += some
+        return bytes(got)
+
+
+@contextmanager
+def raw_reader(address: str, secret: str = "") -> Generator[RawReader]:
+    """A reader that has greeted the server, whose hello is the first that it receives."""
+    reader = RawReader(address, secret)
+    try:
+        yield reader
+    finally:
+        reader.close()

@@ -1,0 +1,91 @@
+"""Servers that are no ranks, or bad ones: they say just what a test has them say."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from lockstep.storage_backends.peer.handshake import greet_reader
+from lockstep.storage_backends.peer.wire import (
+    PREFIX_BYTES,
+    Hello,
+    Message,
+    PeerRank,
+    decode,
+    decode_prefix,
+    encode,
+    join_address,
+)
+from tests.kit.storage.calls import object_name
+
+
+class Impostor:
+    """One connection of a reader that believes to be connected to a rank."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.sock = sock
+        self.address = address
+
+    async def greet(self, secret: bytes = b"") -> None:
+        await greet_reader(self.sock, secret, full=False)
+
+    async def hello(self) -> None:
+        """Say that this rank has all objects of `object_name`."""
+        name = object_name(0)
+        rank = PeerRank(self.address, ((name.pool, name.shard),))
+        await self.say(encode(Hello(0, name.namespace, (rank,))))
+
+    async def welcome(self) -> None:
+        await self.greet()
+        await self.hello()
+
+    async def say(self, raw: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, raw)
+
+    async def hear(self) -> Message:
+        """The next message of the reader."""
+        prefix = decode_prefix(memoryview(await self._exactly(PREFIX_BYTES)))
+        return decode(memoryview(await self._exactly(prefix.control_bytes)))
+
+    async def hung_up(self) -> None:
+        """Wait until the reader has hung up."""
+        try:
+            while await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16):
+                pass
+        except ConnectionResetError:
+            return
+
+    async def _exactly(self, count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            some = await asyncio.get_running_loop().sock_recv(self.sock, count - len(got))
+            assert some, "the reader has hung up"
+            got += some
+        return got
+
+
+Behave = Callable[[Impostor], Awaitable[None]]
+
+
+@asynccontextmanager
+async def impostor(behave: Behave) -> AsyncGenerator[str]:
+    """The address of a server that behaves so to each reader, one after the other."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        address = join_address(*listening.getsockname()[:2])
+
+        async def serve() -> None:
+            while True:
+                sock, _ = await loop.sock_accept(listening)
+                with sock:
+                    sock.setblocking(False)
+                    await behave(Impostor(sock, address))
+
+        serving = asyncio.create_task(serve())
+        try:
+            yield address
+        finally:
+            serving.cancel()
+            ended = await asyncio.gather(serving, return_exceptions=True)
+            assert isinstance(ended[0], asyncio.CancelledError), ended[0]

@@ -1,0 +1,177 @@
+"""How a reader finds a group, and what it says where it cannot."""
+
+import asyncio
+import logging
+
+import pytest
+
+from lockstep.errors import ConfigError, UsageError
+from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.orders import KV_POOL
+from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
+from lockstep.storage_backends.peer import handshake
+from lockstep.storage_backends.registry import make_backend
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
+from tests.kit.ranks.page_servers import serving, serving_keys
+from tests.kit.storage.calls import (
+    get,
+    listed,
+    object_name,
+    opened_at,
+    page,
+    soon,
+    writing,
+)
+from tests.kit.storage.peer_impostors import Impostor, impostor
+
+LAYOUT = PageLayout(
+    page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
+)
+SHARED = "s3kr1t"
+
+
+def name_of(key: bytes, namespace: str = NAMESPACE) -> ObjectName:
+    return ObjectName(namespace, key.hex(), KV_POOL, "l0-1.h0-1")
+
+
+async def refusal(uri: str) -> str:
+    """What is said where a store does not open."""
+    with pytest.raises(ConfigError) as refused:
+        await make_backend(uri).open()
+    return str(refused.value)
+
+
+async def test_both_with_the_same_secret_understand_each_other() -> None:
+    with serving_keys(1, LAYOUT, secret=SHARED) as group:
+        async with opened_at(f"{group.uri}?secret={SHARED}") as backend:
+            names = [name_of(key) for key in hashed_keys(2)]
+            assert await backend.exists(names, deadline=soon()) == [True, False]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(SHARED, "another"), (SHARED, ""), ("", SHARED)])
+async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobody(
+    theirs: str, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(LAYOUT, secret=theirs) as group:
+        said = await refusal(f"{group.uri}?secret={ours}")
+
+    assert "has another secret; give both groups the same one (secret=)" in said
+    assert "is refused: it has another secret; give both groups the same one" in caplog.text
+    assert SHARED not in said + caplog.text
+
+
+async def test_a_server_that_does_not_know_the_secret_is_found_out_before_it_is_asked() -> None:
+    heard: list[bytes] = []
+
+    async def pretend(reader: Impostor) -> None:
+        loop = asyncio.get_running_loop()
+        await reader.say(handshake.greeting())
+        heard.append(await loop.sock_recv(reader.sock, 44 + 32))
+        await reader.say(bytes([handshake.Verdict.WELCOME]) + bytes(32))
+        await reader.hung_up()
+
+    async with impostor(pretend) as address:
+        said = await refusal(f"peer://{address}?secret={SHARED}")
+
+    assert "has another secret" in said
+    assert SHARED.encode() not in b"".join(heard)
+
+
+async def test_another_version_is_refused_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def newer(reader: Impostor) -> None:
+        await reader.say(handshake.GREETING.pack(handshake.MAGIC, 99, 0, bytes(32)))
+        await reader.hung_up()
+
+    async with impostor(newer) as address:
+        said = await refusal(f"peer://{address}")
+
+    assert "speaks version 99 of the protocol and this process 1; run the same version" in said
+
+
+async def test_what_is_no_rank_at_all_is_refused() -> None:
+    async def something_else(reader: Impostor) -> None:
+        await reader.say(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await reader.hung_up()
+
+    async with impostor(something_else) as address:
+        assert "there is no rank of Lockstep; check host and port" in await refusal(
+            f"peer://{address}"
+        )
+
+
+async def test_who_says_something_else_than_hello_is_refused() -> None:
+    async def rude(reader: Impostor) -> None:
+        await reader.greet()
+        await reader.say(b"\1\0\0\0" + bytes(8) + b"\xc0")
+        await reader.hung_up()
+
+    async with impostor(rude) as address:
+        assert "cannot be used: a message that is no array" in await refusal(f"peer://{address}")
+
+
+async def test_where_nobody_listens_the_store_is_refused() -> None:
+    async def unused(reader: Impostor) -> None:
+        raise AssertionError("nobody connects here")
+
+    async with impostor(unused) as address:
+        gone = address
+    said = await refusal(f"peer://{gone}")
+
+    assert "check that the group runs whose pages it stands for" in said
+
+
+async def test_who_never_greets_is_given_up_in_time() -> None:
+    async with impostor(Impostor.hung_up) as address:
+        said = await refusal(f"peer://{address}?connect_s=0.05")
+
+    assert "nothing has answered within 0.05 s" in said
+
+
+async def test_pages_of_another_namespace_are_missing_and_the_log_says_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving_keys(1, LAYOUT) as group:
+        async with opened_at(group.uri) as backend:
+            theirs = name_of(hashed_keys(1)[0], "cd" * 32)
+            seen = [await get(backend, theirs, 64) for _ in range(3)]
+            assert [outcome for outcome, _ in seen] == [ReadOutcome.MISSING] * 3
+            assert await backend.exists([theirs], deadline=soon()) == [False]
+
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "give both groups the same model, weights, page layout and tenant" in said[0]
+
+
+async def test_it_writes_nothing_removes_nothing_and_lists_nothing() -> None:
+    with serving_keys(1, LAYOUT) as group:
+        async with opened_at(group.uri) as backend:
+            writes = [writing(object_name(1), page(1))]
+            assert await backend.write(writes, deadline=soon()) == [WriteOutcome.FAILED]
+            assert await backend.remove([name_of(hashed_keys(1)[0])], deadline=soon()) == [False]
+            with pytest.raises(UsageError, match="asked for pages by their names only"):
+                await listed(backend)
+            assert backend.counters().writes_failed == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("peer://host", "must name a rank as peer://host:port"),
+        ("peer:///path", "must name a rank as peer://host:port"),
+        ("peer://::1:7", "an IPv6 address as peer://[address]:port"),
+        ("peer://host:1/path", "has a path; write peer://host:port"),
+        ("peer://host:1?threads=3", "unknown option 'threads'; peer:// knows: connect_s,"),
+        ("peer://host:1?connect_s=0", "connect_s is 0, must be from 0.01 to 600"),
+        ("peer://host:1?inflight_bytes=0", "inflight_bytes is 0, must be from 1 to"),
+        (f"peer://host?secret={SHARED}", "peer://host?secret=***"),
+    ],
+)
+def test_a_uri_that_makes_no_sense_is_refused(uri: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_backend(uri)
+
+    assert said in str(refused.value)
+    assert SHARED not in str(refused.value)

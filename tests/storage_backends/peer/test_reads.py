@@ -1,0 +1,377 @@
+"""Reads from ranks that change, hang, break and die; and readers that give up."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.page_format.object_header import HEADER_BYTES
+from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.orders import KV_POOL
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.peer import connection
+from lockstep.storage_backends.peer.backend import PeerBackend
+from lockstep.storage_backends.peer.wire import Fetch, Forget, Pages, State, Told, encode
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
+from tests.kit.ranks.page_servers import ServedGroup, serving, serving_keys
+from tests.kit.ranks.reference_pages import place_of, reference_page
+from tests.kit.storage.calls import (
+    KIB,
+    eventually,
+    get,
+    get_many,
+    now,
+    object_name,
+    opened_at,
+    outcomes_of,
+    page,
+    put_many,
+    reading,
+    run,
+    soon,
+    using,
+)
+from tests.kit.storage.peer import FedStore
+from tests.kit.storage.peer_impostors import Impostor, impostor
+
+BYTES = 64 * KIB
+LAYOUT = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=2, elements=BYTES // 2, dtype="uint8"),),
+)
+LARGE = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
+)
+"""Pages that no socket's buffers hold, so that their reads take until the reader has had a turn."""
+SIZE = 16 * KIB
+ANSWERS: list[tuple[Callable[[int], bytes], str]] = [
+    (lambda n: encode(Told(n, b"\1")), "an answer to what was not asked"),
+    (lambda n: encode(Pages(n + 1, 0, b"\0")), "objects that were not asked for"),
+    (lambda n: encode(Pages(n, 1, b"\0")), "1 objects from the position 1"),
+    (lambda n: encode(Pages(n, 0, b"\0\0")), "2 objects from the position 0"),
+    (lambda n: encode(Pages(n, 0, b"")), "0 objects from the position 0"),
+    (lambda n: encode(Pages(n, 0, b"\3")), "1 objects from the position 0"),
+    (lambda n: encode(Pages(n, 0, b"\0"), 1), "with 1 bytes, where 0 bytes"),
+    (lambda n: encode(Pages(n, 0, b"\2"), 1 << 62), f"where {HEADER_BYTES + SIZE} bytes"),
+    (lambda n: encode(Forget(n)), "a Forget out of place"),
+    (lambda n: b"\xff" * 12, "a message of 4294967295 bytes"),
+    (lambda n: b"\1\0\0\0" + bytes(8) + b"\xc1", "no msgpack"),
+]
+"""Answers to a fetch of one object under some number, and what is said of each."""
+
+
+def reads_of(
+    group: ServedGroup, count: int, fill: int = 0xEE
+) -> tuple[list[Read], list[bytearray]]:
+    """Reads of the first pages, and their buffers, which are full of something else."""
+    layout = group.objects[0].pools[KV_POOL].layout
+    buffers = [bytearray([fill]) * layout.page_bytes for _ in range(count)]
+    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(count)]
+    return [
+        Read(name, (memoryview(buffer),), layout.shape)
+        for name, buffer in zip(names, buffers, strict=True)
+    ], buffers
+
+
+def contents(layout: PageLayout, count: int) -> list[bytes]:
+    return [reference_page(layout, place_of(0, 1), (), number) for number in range(count)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+class TestWhatIsBad:
+    async def test_a_byte_that_changes_after_the_first_read_makes_the_page_corrupt_each_time(
+        self,
+    ) -> None:
+        with serving_keys(3, LAYOUT) as group:
+            async with opened_at(group.uri) as backend:
+                reads, _ = reads_of(group, 3)
+                assert await backend.read(reads, deadline=soon()) == [ReadOutcome.OK] * 3
+                group.objects[0].page_views(KV_POOL, [1])[0][BYTES - 1] ^= 1
+                seen = [await backend.read(reads, deadline=soon()) for _ in range(2)]
+
+        ok, corrupt = ReadOutcome.OK, ReadOutcome.CORRUPT
+        assert seen == [[ok, corrupt, ok]] * 2
+
+    async def test_a_part_that_is_wrong_is_found_by_whoever_wants_it_and_nobody_else(self) -> None:
+        store = FedStore()
+        with ExitStack() as stack:
+            stack.callback(store.close)
+            async with using(store.backend()) as backend:
+                await put_many(backend, [1])
+                store.spoil(object_name(1), SIZE - 1)
+                assert await outcomes_of(backend, [1, 1]) == [ReadOutcome.CORRUPT]
+                host = store.of_name[object_name(1)]
+                host.page(object_name(1))[SIZE - 1] ^= 1
+                assert await outcomes_of(backend, [1]) == [ReadOutcome.OK]
+
+    async def test_a_rank_that_sends_other_bytes_than_its_header_says_is_found_out(self) -> None:
+        async def lie(reader: Impostor) -> None:
+            await reader.welcome()
+            fetch = await reader.hear()
+            assert isinstance(fetch, Fetch)
+            whole = Pages(fetch.number, 0, bytes([State.WHOLE]))
+            await reader.say(encode(whole, HEADER_BYTES + SIZE) + bytes(HEADER_BYTES + SIZE))
+            await reader.hung_up()
+
+        async with impostor(lie) as address, opened_at(f"peer://{address}") as backend:
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.CORRUPT
+
+
+class TestMixedReads:
+    async def test_large_and_small_pages_cut_in_any_way_arrive_as_they_are(self) -> None:
+        store = FedStore()
+        sizes = (1, SIZE, (1 << 20) - HEADER_BYTES, 1 << 20, (1 << 20) + 1, 3 << 20)
+        with ExitStack() as stack:
+            stack.callback(store.close)
+            async with using(store.backend()) as backend:
+                for at, nbytes in enumerate(sizes):
+                    await put_many(backend, range(10 * at, 10 * at + 9), nbytes)
+                seen = [
+                    await get_many(backend, range(10 * at, 10 * at + 10), nbytes)
+                    for at, nbytes in enumerate(sizes)
+                ]
+
+        assert [[outcome for outcome, _ in each] for each in seen] == [
+            [ReadOutcome.OK] * 9 + [ReadOutcome.MISSING]
+        ] * len(sizes)
+        assert [[content for _, content in each[:9]] for each in seen] == [
+            [page(number, nbytes) for number in range(10 * at, 10 * at + 9)]
+            for at, nbytes in enumerate(sizes)
+        ]
+
+    async def test_many_calls_at_once_share_a_connection_and_little_room(self) -> None:
+        with serving_keys(64, LAYOUT) as group:
+            address = group.servers[0].address
+            async with using(PeerBackend(address, inflight_bytes=3 * BYTES)) as backend:
+                reads, buffers = reads_of(group, 64)
+                calls = [
+                    backend.read(reads[at : at + 2], deadline=soon()) for at in range(0, 64, 2)
+                ]
+                asked = [backend.exists([read.name], deadline=soon()) for read in reads[:8]]
+                outcomes, there = await asyncio.gather(
+                    asyncio.gather(*calls), asyncio.gather(*asked)
+                )
+
+        assert outcomes == [[ReadOutcome.OK] * 2] * 32
+        assert there == [[True]] * 8
+        assert buffers == contents(LAYOUT, 64)
+
+
+class TestGivingUp:
+    async def test_a_read_that_is_cancelled_on_the_way_touches_nothing_more_and_the_next_goes_well(
+        self,
+    ) -> None:
+        with serving_keys(3, LARGE) as group:
+            async with opened_at(group.uri) as backend:
+                reads, buffers = reads_of(group, 3)
+                call = asyncio.create_task(backend.read(reads, deadline=soon()))
+                await eventually(lambda: begun(buffers[0]))
+                call.cancel()
+                await asyncio.wait([call])
+                before = [bytes(buffer) for buffer in buffers]
+                others, theirs = reads_of(group, 2)
+                after = await backend.read(others, deadline=soon())
+
+        assert call.cancelled()
+        assert [bytes(buffer) for buffer in buffers] == before
+        assert buffers[2] == b"\xee" * len(buffers[2])
+        assert after == [ReadOutcome.OK] * 2
+        assert theirs == contents(LARGE, 2)
+
+    async def test_one_call_that_is_cancelled_leaves_others_on_the_connection_alone(self) -> None:
+        with serving_keys(3, LARGE) as group:
+            async with opened_at(group.uri) as backend:
+                reads, buffers = reads_of(group, 3)
+                calls = [
+                    asyncio.create_task(backend.read([read], deadline=soon())) for read in reads
+                ]
+                await eventually(lambda: begun(buffers[0]))
+                for at in (0, 2):
+                    calls[at].cancel()
+                ended = await asyncio.gather(*calls, return_exceptions=True)
+
+        assert ended[1] == [ReadOutcome.OK]
+        assert [type(each) for each in (ended[0], ended[2])] == [asyncio.CancelledError] * 2
+        assert buffers[1] == contents(LARGE, 2)[1]
+        assert buffers[2] == b"\xee" * len(buffers[2])
+
+    async def test_a_rank_that_says_nothing_costs_a_call_its_deadline_and_is_asked_to_forget(
+        self,
+    ) -> None:
+        heard: asyncio.Queue[object] = asyncio.Queue()
+
+        async def say_nothing(reader: Impostor) -> None:
+            await reader.welcome()
+            for _ in range(3):
+                await heard.put(await reader.hear())
+            await reader.hung_up()
+
+        async with impostor(say_nothing) as address, opened_at(f"peer://{address}") as backend:
+            buffer = bytearray(SIZE)
+            outcomes = await backend.read([reading(object_name(1), buffer)], deadline=now() + 0.05)
+            asked, forgotten = await heard.get(), await heard.get()
+            there = await backend.exists([object_name(1)], deadline=now() + 0.05)
+
+        assert outcomes == [ReadOutcome.TIMED_OUT]
+        assert there == [False]
+        assert isinstance(asked, Fetch)
+        assert forgotten == Forget(asked.number)
+
+    async def test_a_connection_that_is_silent_for_long_is_given_up_and_made_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connections: list[Impostor] = []
+
+        async def say_nothing(reader: Impostor) -> None:
+            connections.append(reader)
+            await reader.welcome()
+            await reader.hung_up()
+
+        monkeypatch.setattr(connection, "SILENT_S", 0.0)
+        async with impostor(say_nothing) as address, opened_at(f"peer://{address}") as backend:
+            seen = [
+                await backend.read(
+                    [reading(object_name(1), bytearray(SIZE))], deadline=now() + 0.05
+                )
+                for _ in range(2)
+            ]
+
+        assert seen == [[ReadOutcome.TIMED_OUT]] * 2
+        assert len(connections) == 2
+
+    async def test_what_landed_before_the_deadline_counts_and_only_the_rest_is_late(self) -> None:
+        async def half(reader: Impostor) -> None:
+            await reader.welcome()
+            fetch = await reader.hear()
+            assert isinstance(fetch, Fetch)
+            await reader.say(encode(Pages(fetch.number, 0, bytes([State.ABSENT]))))
+            await reader.hung_up()
+
+        async with impostor(half) as address, opened_at(f"peer://{address}") as backend:
+            reads = [reading(object_name(n), bytearray(SIZE)) for n in range(2)]
+            assert await backend.read(reads, deadline=now() + 0.05) == [
+                ReadOutcome.MISSING,
+                ReadOutcome.TIMED_OUT,
+            ]
+
+
+async def begun(buffer: bytearray) -> bool:
+    """Whether something has come into a buffer that was full of something else."""
+    return buffer[0] != 0xEE
+
+
+class TestBreaking:
+    async def test_a_rank_that_dies_fails_what_was_asked_of_it_and_is_found_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with ExitStack() as stack:
+            first = stack.enter_context(serving_keys(3, LARGE))
+            backend = await stack_backend(first)
+            reads, buffers = reads_of(first, 3)
+            call = asyncio.create_task(backend.read(reads, deadline=soon()))
+            await eventually(lambda: begun(buffers[0]))
+            await asyncio.to_thread(first.close)
+            broken = await call
+            while_gone = await backend.read(reads, deadline=soon())
+            port = int(first.servers[0].address.rpartition(":")[2])
+            stack.enter_context(serving_keys(3, LARGE, ports=[port]))
+            again = await backend.read(reads, deadline=soon())
+            await backend.close()
+
+        assert set(broken) <= {ReadOutcome.OK, ReadOutcome.FAILED}
+        assert broken[-1] is ReadOutcome.FAILED
+        assert while_gone == [ReadOutcome.FAILED] * 3
+        assert again == [ReadOutcome.OK] * 3
+        assert len([each for each in warnings(caplog) if "until it can be made again" in each]) == 1
+
+    async def test_a_rank_of_another_group_in_a_dead_one_s_place_is_not_read_from(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with ExitStack() as stack:
+            group = stack.enter_context(serving(LAYOUT, 2))
+            group.serve(hashed_keys(1))
+            port = int(group.servers[1].address.rpartition(":")[2])
+            group.servers[1].close()
+            stack.enter_context(serving_keys(1, LAYOUT, ports=[port]))
+            backend = await stack_backend(group)
+            other = group.objects[1].pools[KV_POOL].layout
+            name = ObjectName(NAMESPACE, hashed_keys(1)[0].hex(), KV_POOL, other.name)
+            outcome, _ = await get(backend, name, other.shape)
+            await backend.close()
+
+        assert outcome is ReadOutcome.FAILED
+        assert "there is a rank of another group" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        ANSWERS,
+    )
+    async def test_an_answer_that_makes_no_sense_ends_the_connection_with_one_line(
+        self, answer: Callable[[int], bytes], said: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def babble(reader: Impostor) -> None:
+            await reader.welcome()
+            fetch = await reader.hear()
+            assert isinstance(fetch, Fetch)
+            await reader.say(answer(fetch.number))
+            await reader.hung_up()
+
+        async with impostor(babble) as address, opened_at(f"peer://{address}") as backend:
+            assert (await get(backend, object_name(1)))[0] is ReadOutcome.FAILED
+
+        (line,) = warnings(caplog)
+        assert said in line
+
+    @given(st.binary(min_size=1, max_size=200))
+    def test_any_garbage_in_place_of_an_answer_costs_the_call_and_nothing_else(
+        self, garbage: bytes
+    ) -> None:
+        async def babble(reader: Impostor) -> None:
+            await reader.welcome()
+            await reader.hear()
+            await reader.say(garbage)
+
+        async def scenario() -> ReadOutcome:
+            async with impostor(babble) as address, opened_at(f"peer://{address}") as backend:
+                return (await get(backend, object_name(1)))[0]
+
+        assert run(scenario()) in {ReadOutcome.FAILED, ReadOutcome.MISSING}
+
+    @given(st.binary(min_size=1, max_size=200))
+    def test_any_garbage_from_a_reader_costs_that_reader_alone(self, garbage: bytes) -> None:
+        with ExitStack() as stack:
+            group = stack.enter_context(serving_keys(1, LAYOUT))
+
+            async def scenario() -> list[ReadOutcome]:
+                async with opened_at(group.uri) as backend:
+                    await speak(group, garbage)
+                    return await backend.read(reads_of(group, 1)[0], deadline=soon())
+
+            assert run(scenario()) == [ReadOutcome.OK]
+            assert group.servers[0].trouble() is None
+
+
+async def speak(group: ServedGroup, raw: bytes) -> None:
+    """Greet as a reader does, say this, and hang up."""
+    host, port = group.servers[0].address.split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw)
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def stack_backend(group: ServedGroup) -> StorageBackend:
+    """A backend on a group, which the test closes."""
+    backend = PeerBackend(group.servers[0].address)
+    await backend.open()
+    return backend

@@ -41,7 +41,7 @@ class Backlog:
         self._changed = threading.Condition()
         self._kept: dict[int, bytes] = {}
         self._count = 0
-        self._let_go = 0
+        self._gone = 0
 
     @property
     def count(self) -> int:
@@ -52,6 +52,11 @@ class Backlog:
     def waiting(self) -> int:
         """How many messages are here that were not let go of."""
         return len(self._kept)
+
+    @property
+    def gone(self) -> int:
+        """Up to which number messages were let go of."""
+        return self._gone
 
     def note(self, number: int, content: bytes) -> bool:
         """Keep a message; False if it was here before, or is too far beyond those that are.
@@ -74,16 +79,16 @@ class Backlog:
             content = self._kept.get(number)
             if content is None or number > self._count:
                 raise UsageError(
-                    f"message {number} is not here; from {self._let_go + 1} to {self._count} are"
+                    f"message {number} is not here; from {self._gone + 1} to {self._count} are"
                 )
             return content
 
     def let_go(self, through: int) -> None:
         """See `Inbox`."""
         with self._changed:
-            for number in range(self._let_go + 1, min(through, self._count) + 1):
+            for number in range(self._gone + 1, min(through, self._count) + 1):
                 del self._kept[number]
-                self._let_go = number
+                self._gone = number
 
     def wait(self, count: int, timeout_s: float) -> bool:
         """Wait until so many messages are here in a row; False if they are not within `timeout_s`."""

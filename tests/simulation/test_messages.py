@@ -39,7 +39,7 @@ class _CountsThoseBeyondAGap(Backlog):
 
     @property
     def count(self) -> int:
-        return self.waiting + self._let_go
+        return self.waiting + self._gone
 
 
 class _SpoilsAByte(Backlog):

@@ -23,7 +23,7 @@ from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved, LateCalls
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.host_cache import HostCache
-from lockstep.ranks.messages import Backlog
+from lockstep.ranks.messages import Backlog, Inbox
 from lockstep.ranks.orders import (
     AttachStore,
     Cancel,
@@ -204,8 +204,12 @@ class InTurn(Generic[CacheT]):
             self.executors[rank],
             replica_config,
             clock_ms=lambda: self.now_ms[rank],
-            inbox=None if self.inboxes is None else self.inboxes[rank],
+            inbox=self._inbox(rank),
         )
+
+    def _inbox(self, rank: int) -> Inbox | None:
+        """Return the inbox of a rank, if it has one."""
+        return None if self.inboxes is None else self.inboxes[rank]
 
     def every(self, command: Callable[[CacheT], T]) -> T:
         """Give every rank the command; return the answer, which must be the same everywhere."""

@@ -1,0 +1,1 @@
+"""What groups that prefill and groups that decode have to do with each other."""

@@ -80,6 +80,8 @@ class Numbering:
         if len(sender) != SENDER_BYTES or sequence < 1:
             raise Refused(Refusal.MALFORMED, f"{len(sender)} bytes and {sequence} name no message")
         known = self._senders.get(sender) or _Repeatable()
+        if sender in self._senders:
+            self._senders.move_to_end(sender)
         number = known.numbers.get(sequence)
         if number is not None:
             return number
@@ -148,6 +150,5 @@ class Numbering:
         for old in [each for each in known.numbers if each <= known.highest - SEQUENCE_SPAN]:
             del known.numbers[old]
         self._senders[sender] = known
-        self._senders.move_to_end(sender)
         if len(self._senders) > self._bounds.senders:
             self._senders.popitem(last=False)

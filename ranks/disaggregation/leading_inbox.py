@@ -49,7 +49,7 @@ class LeadingInbox:
         self._numbered: dict[int, asyncio.Event] = {}
         """By follower: set when there may be more to hand on."""
         self._leads: dict[int, Connection] = {}
-        self._connected = 0
+        self._serving = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
         self._loop = LoopThread("lockstep-inbox")
         try:
@@ -85,17 +85,22 @@ class LeadingInbox:
 
     async def _listen(self, address: str) -> tuple[str, int]:
         host, port = split_address(address)
-        self._server = await asyncio.start_server(self._serve, host, port)
+        self._server = await asyncio.start_server(self._accept, host, port)
         return host, self._server.sockets[0].getsockname()[1]
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task that the server itself begins logs an error when it is cancelled, in some Pythons.
+        serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end."""
         connection = Connection(reader, writer, bytes_max=self._bounds.message_bytes)
-        self._connected += 1
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await connection.admit(self._secret)
-                if self._connected > self._bounds.connections:
+                if len(self._serving) > self._bounds.connections:
                     full = f"{self._bounds.connections} are connected, which is as many as may be"
                     raise Refused(Refusal.FULL, full)
                 await connection.send(Kind.BOUND, self._bounds.message_bytes)
@@ -107,7 +112,6 @@ class LeadingInbox:
             # Whoever it was connects again, and says again what was not answered.
             pass
         finally:
-            self._connected -= 1
             connection.abort()
 
     async def _part(self, connection: Connection, refused: Refused) -> None:

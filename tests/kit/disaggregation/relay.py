@@ -21,6 +21,7 @@ class Relay:
         self._target = target
         self._cuts = list(cuts)
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._forwarding = set[asyncio.Task[None]]()
         self._loop = LoopThread("relay")
         self._server = self._loop.start(self._listen()).result(PATIENCE_S)
         port: int = self._server.sockets[0].getsockname()[1]
@@ -49,13 +50,18 @@ class Relay:
         self._loop.close()
 
     async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def _cut_all(self) -> None:
         for pair in self._pairs:
             for writer in pair:
                 writer.transport.abort()
         self._pairs.clear()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forwarding = asyncio.create_task(self._forward(reader, writer))
+        self._forwarding.add(forwarding)
+        forwarding.add_done_callback(self._forwarding.discard)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = [self._cuts.pop(0)] if self._cuts else [1 << 60]

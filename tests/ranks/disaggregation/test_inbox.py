@@ -137,6 +137,20 @@ def test_a_rank_that_was_away_for_long_is_told_all_that_it_has_missed() -> None:
         assert inboxes.contents(3) == [[b"before", b"meanwhile", b"after"]] * 2
 
 
+def test_inboxes_and_senders_that_are_closed_in_mid_stream_leave_nothing_to_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Inboxes(2) as inboxes:
+        inboxes.follow(1)
+        sender = MessageSender()
+        outcomes = [sender.send(inboxes.address, b"m", deadline_s=PATIENCE_S) for _ in range(50)]
+        numbers(outcomes[:1])
+        inboxes.leading.close()
+    sender.close()
+
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 BOUNDS = InboxBounds(messages_waiting=2, message_bytes=20, bytes_waiting=30)
 
 

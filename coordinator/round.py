@@ -96,6 +96,7 @@ class Rounds:
         healthy: bool,
         time_ms: int,
         staged: Staged = NOTHING_STAGED,
+        messages: int | None = None,
     ) -> None:
         """Launch a round under a layout that is frozen from here on (P1, P2)."""
         self._raise_if_ended()
@@ -104,7 +105,7 @@ class Rounds:
         layout = LaneLayout(
             epoch=self.epoch, round=self.count + 1, state_digest=state_digest, seats=seats
         )
-        voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged)
+        voter = Voter(healthy=healthy, time_ms=time_ms, staged=staged, messages=messages)
         try:
             pending = self._collective.launch(ballot.fill(layout, voter))
             self.count += 1

@@ -31,6 +31,7 @@ from .collective import Vector
 from .lanes import (
     HEADER_LANES,
     HEALTH,
+    MESSAGES,
     NEUTRAL,
     PROPOSAL,
     QUEUE_LANES,
@@ -118,6 +119,8 @@ class Verdict:
     seats: tuple[SeatVerdict, ...]
     """In the order of operations."""
     proposed: Proposed | None = None
+    messages: int = 0
+    """How many messages in a row every rank that has an inbox has; 0 where none has one."""
 
 
 def unhealthy_rank(folded: Vector) -> int | None:
@@ -165,6 +168,7 @@ class Verdicts:
             watermarks=watermarks,
             seats=seats,
             proposed=_read_proposed(header),
+            messages=0 if header[MESSAGES] == NEUTRAL else header[MESSAGES],
         )
 
     def _read_queues(self, lanes: Vector, before: Vector) -> tuple[Watermark, ...]:

@@ -22,9 +22,11 @@ import numpy.typing as npt
 
 from ..coordinator.collective import Collective
 from ..errors import ConfigError, UsageError
+from .arguments import as_count, require_text
 from .config import CacheConfig
+from .messages import Inbox
 from .orders import KV_POOL
-from .rank_cache import RankCache, as_count, require_text
+from .rank_cache import RankCache
 from .replica.answers import Admission, Wait
 from .replica.requests import LoadState
 from .replica.tree.tokens import Tokens, as_token_bytes
@@ -45,13 +47,15 @@ class Cache(RankCache):
         collective: Collective | None = None,
         *,
         device: "torch.device | str" = "cpu",
+        inbox: Inbox | None = None,
     ) -> "Cache":
         """Make this rank's cache: compare settings over the ranks, get memory, open the store.
 
         Collective: every rank calls it at the same point. `collective` is the transport for rounds,
         the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
-        which must be initialised. Raises the same `ConfigError` on every rank if settings differ or
-        one rank cannot start.
+        which must be initialised. `inbox` is where `messages` come from: every rank has one, or none
+        has. It stays the caller's, and is made anew for each cache. Raises the same `ConfigError` on
+        every rank if settings differ or one rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
@@ -64,7 +68,8 @@ class Cache(RankCache):
                 " a HostCache"
             )
         group = collective or new_group(config)
-        return cls(config, group, *open_rank(config, group, torch.device(device)))
+        opened = open_rank(config, group, torch.device(device), has_inbox=inbox is not None)
+        return cls(config, group, *opened, inbox=inbox)
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from ..coordinator.collective import Collective
 from ..errors import ConfigError, GroupError, InternalError, UsageError
+from .arguments import as_count, require_text
 from .config import CacheConfig
+from .messages import Inbox
 from .orders import KV_POOL, Direction, Fence
-from .rank_cache import FLUSH_POLL_S, RankCache, as_count, require_text
+from .rank_cache import FLUSH_POLL_S, RankCache
 from .replica.answers import Wait
 from .replica.operations.lent import NO_PAGE
 from .replica.pages import PageRun, page_run
@@ -59,6 +61,8 @@ class HostCache(RankCache):
         config: CacheConfig,
         pages: "Lent",
         collective: Collective | None = None,
+        *,
+        inbox: Inbox | None = None,
     ) -> "HostCache":
         """Make this rank's cache under the engine's `pages`, those of each pool by its name.
 
@@ -72,7 +76,8 @@ class HostCache(RankCache):
                 f"device_pages is {config.device_pages}, must be 0: the engine owns them"
             )
         group = collective or new_group(config)
-        return cls(config, group, *open_rank(config, group, pages))
+        opened = open_rank(config, group, pages, has_inbox=inbox is not None)
+        return cls(config, group, *opened, inbox=inbox)
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

@@ -58,30 +58,38 @@ def _longest_s(config: CacheConfig) -> float:
 
 
 def open_rank(
-    config: CacheConfig, collective: Collective, device: torch.device | Lent
+    config: CacheConfig,
+    collective: Collective,
+    device: torch.device | Lent,
+    *,
+    has_inbox: bool = False,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     """Return the executor and the replica's settings of one rank.
 
     Collective: every rank calls it at the same point. `device` is where pages of the cache's own are,
-    or the pages that an engine lends. Raises the same `ConfigError` on every rank if settings differ or
-    one rank cannot start. The collective is the cache's from now on, and is closed if there is no cache
-    to give it to.
+    or the pages that an engine lends; either every rank has an inbox, or none has. Raises the same
+    `ConfigError` on every rank if settings differ or one rank cannot start. The collective is the
+    cache's from now on, and is closed if there is no cache to give it to.
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
-        return _agree_and_open(config, collective, lent)
+        return _agree_and_open(config, collective, lent, has_inbox=has_inbox)
     except BaseException:
         collective.close()
         raise
 
 
 def _agree_and_open(
-    config: CacheConfig, collective: Collective, device: torch.device | Mapping[str, EnginePages]
+    config: CacheConfig,
+    collective: Collective,
+    device: torch.device | Mapping[str, EnginePages],
+    *,
+    has_inbox: bool,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
     lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
     mine = lent[KV_POOL].pages if KV_POOL in lent else 0
-    pools, engine_pages = _agree(config, collective, mine, timeout_s)
+    pools, engine_pages = _agree(config, collective, mine, timeout_s, has_inbox=has_inbox)
     hosts = collective.gather(platform.node().encode(), timeout_s)
     # Memory is checked on every rank before any rank takes its share, which would count twice.
     with _problems_told(collective, timeout_s):
@@ -107,7 +115,12 @@ def _agree_and_open(
 
 
 def _agree(
-    config: CacheConfig, collective: Collective, engine_pages: int, timeout_s: float
+    config: CacheConfig,
+    collective: Collective,
+    engine_pages: int,
+    timeout_s: float,
+    *,
+    has_inbox: bool,
 ) -> tuple[dict[str, AgreedPool], int]:
     """Compare the settings of all ranks; return this rank's pools in the sizes that all can have.
 
@@ -116,6 +129,7 @@ def _agree(
     fields: dict[str, Scalar] = flatten(config)
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
+    fields["inbox"] = has_inbox
     fields["owner of device pages"] = "cache" if config.device_pages else "engine"
     # The settings that may differ between ranks; the smallest is used.
     names = [name for pair in size_settings(config).values() for name in pair]

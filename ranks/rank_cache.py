@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from operator import index
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
@@ -20,10 +19,12 @@ from ..coordinator.proposal import Change, Proposal
 from ..coordinator.round import Rounds
 from ..coordinator.verdict import Verdict
 from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, UsageError
+from .arguments import require_text
 from .cache_stats import CacheStats
 from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
 from .executor.base import Executor
 from .inspection import Inspection
+from .messages import AgreedMessages, Inbox
 from .proposals import StagedProposals
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
@@ -42,9 +43,6 @@ FLUSH_POLL_S = 0.005
 
 ROUND_TIMES_KEPT = 1 << 17
 """How many of the last steps are remembered with their time."""
-
-_COUNT_MAX = 1 << 48
-"""Larger than anything that is counted, and small enough for the journal."""
 
 log = logging.getLogger("lockstep")
 
@@ -68,6 +66,7 @@ class RankCache:
         clock_ms: Callable[[], int] | None = None,
         parts: Parts = SOUND,
         ballot: type[Ballot] = Ballot,
+        inbox: Inbox | None = None,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
@@ -94,6 +93,7 @@ class RankCache:
         """Released requests whose lent device pages have become free."""
         self._shortfalls = Shortfalls(collective.rank)
         self._staging = StagedProposals(collective.rank, executor)
+        self._messages = AgreedMessages(inbox)
         self._closed = False
 
     @property
@@ -177,6 +177,16 @@ class RankCache:
         self._require_group()
         return self._follow(self._replica.unpin(name))
 
+    def messages(self) -> tuple[bytes, ...]:
+        """Return the messages from outside that have become commands since the last call, in order.
+
+        The same on every rank, in the same step: one counts from the verdict on that every rank has it
+        in its inbox, and its bytes are in the digest. The inbox keeps it until it is taken here, and
+        takes no more of them than its bounds allow. Nothing where the cache has no inbox.
+        """
+        self._home.require_here()
+        return self._messages.take()
+
     def prefetch_done(self, request: str) -> bool:
         """Say whether the stop policy lets the engine schedule the request now.
 
@@ -247,6 +257,7 @@ class RankCache:
                 healthy=trouble is None,
                 time_ms=self._clock_ms(),
                 staged=self._staging.vote(),
+                messages=self._messages.count,
             )
         except (GroupError, InternalError) as error:
             self._staging.close(error)
@@ -364,6 +375,8 @@ class RankCache:
             if effects.notices:
                 self._tallies.fold(effects.notices)
                 self._shortfalls.tell_of(effects.notices)
+            for number, content in self._messages.agree(effects.messages):
+                self._follow(self._replica.hear(number, content))
         return answer
 
 
@@ -371,22 +384,3 @@ def _steady_clock_ms() -> Callable[[], int]:
     """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
     base_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (base_ns + time.monotonic_ns()) // 1_000_000
-
-
-def require_text(text: str, what: str = "a namespace") -> None:
-    """Raise `UsageError` for what is no text, or what UTF-8 cannot hold."""
-    try:
-        text.encode()
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise UsageError(f"{what} must be text that UTF-8 can hold: {error}") from error
-
-
-def as_count(number: int, what: str = "a number of tokens") -> int:
-    """Return a number as an integer, whatever kind of integer it was."""
-    try:
-        count = index(number)
-    except TypeError as error:
-        raise UsageError(f"{what} must be an integer: {error}") from error
-    if abs(count) > _COUNT_MAX:
-        raise UsageError(f"{what} is {count}, which is more than {_COUNT_MAX}")
-    return count

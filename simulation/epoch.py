@@ -7,6 +7,7 @@ from ..coordinator.ballot import Ballot
 from ..coordinator.collective import Collective
 from ..ranks.cache import Cache
 from ..ranks.host_cache import HostCache
+from ..ranks.messages import Backlog
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.parts import SOUND, Parts
 from ..ranks.replica.settings import ReplicaConfig
@@ -52,6 +53,7 @@ class Build:
     """The cache of a rank whose replica owns the device pages."""
     host_cache: type[HostCache] = HostCache
     """The cache of a rank whose engine owns them."""
+    inbox: type[Backlog] = Backlog
 
 
 SOUND_BUILD = Build()
@@ -65,6 +67,8 @@ class Epoch:
     executors: list[SimulatedExecutor]
     memories: list[SymbolicMemory]
     """The memory of each rank, by rank."""
+    inboxes: list[Backlog]
+    """The messages that have reached each rank, by rank."""
     sick: set[int] = field(default_factory=set[int])
 
     @property
@@ -106,6 +110,7 @@ def begin_epoch(
     )
     executors: list[SimulatedExecutor] = []
     memories: list[SymbolicMemory] = []
+    inboxes = [build.inbox() for _ in range(world.ranks)]
 
     def make_cache(rank: int, collective: Collective) -> RankCache:
         memory = SymbolicMemory(world.pools, find, rank)
@@ -132,7 +137,8 @@ def begin_epoch(
             clock_ms=clocks[rank].now_ms,
             parts=build.parts,
             ballot=build.ballot,
+            inbox=inboxes[rank],
         )
 
     cluster = Cluster(world.ranks, depth=world.depth, clock=clock, make=make_cache)
-    return Epoch(cluster, executors, memories)
+    return Epoch(cluster, executors, memories, inboxes)

@@ -210,7 +210,7 @@ def _cells(axes: Axes, report: Report) -> None:
 
 def _processes(axes: Axes, report: Report) -> None:
     """Draw what all processors do for a round of several processes: predicted and measured."""
-    lanes = 119
+    lanes = 120
     kinds = (
         ("shm", "shm", 1),
         ("hierarchical", "hierarchical, 2 hosts", 2),

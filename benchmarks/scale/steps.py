@@ -26,7 +26,7 @@ from ...coordinator.seats import Seats
 from ...simulation.crowd import CrowdRounds, CrowdSettings, compute, new_replica, prefetch
 
 ROWS = (1, 2, 4, 16, 64, 256)
-LANES = (26, 119, 791, 6_167, 30_023)
+LANES = (27, 120, 792, 6_168, 30_024)
 """Vectors for 1, 32, 256, 2,048 and 10,000 seats."""
 
 CALLS_MIN, CALLS_MAX, BUDGET_S = 15, 400, 0.15

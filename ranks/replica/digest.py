@@ -24,6 +24,7 @@ def state_digest(replica: Replica) -> int:
     add(replica.clock, requests.generation, requests.weights_version)
     add(store.attached, store.draining, store.number, tuple(store.misses.items()))
     add(attaching.proposal, attaching.proposed_ms)
+    add(replica.hearing.agreed, replica.hearing.heard)
     for tier in TIERS:
         for pool in prefixes.residence.pools[tier]:
             add(pool.name, pool.free_pages().tobytes())

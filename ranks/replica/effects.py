@@ -47,6 +47,9 @@ class Effects(NamedTuple):
     """What has happened, for whoever wants to know."""
     notices_before: int = 0
     """How many notices had left before these: the number of the first of them."""
+    messages: int = 0
+    """Every rank has the messages up to this number, and the driver reads each that it has not given
+    back yet as a command (`Replica.hear`). 0 where there is nothing new."""
 
 
 NOTHING = Effects()
@@ -59,7 +62,10 @@ class Outbox:
     has happened, on every rank alike.
     """
 
-    __slots__ = ("_noticed", "decisions", "expectations", "freed", "lost", "notices", "orders")
+    __slots__ = (
+        *("_noticed", "decisions", "expectations", "freed", "lost", "messages", "notices"),
+        "orders",
+    )
 
     def __init__(self) -> None:
         self.lost: str | None = None
@@ -68,12 +74,13 @@ class Outbox:
         self.decisions: list[Decision] = []
         self.freed: list[str] = []
         self.notices: list[Notice] = []
+        self.messages = 0
         self._noticed = 0
 
     def collect(self) -> Effects:
         """Return all that was put in since the last time."""
         notices, expectations, orders = self.notices, self.expectations, self.orders
-        rare = self.decisions or self.freed or self.lost
+        rare = self.decisions or self.freed or self.lost or self.messages
         if not (notices or expectations or orders or rare):
             return NOTHING
         before = self._noticed
@@ -89,4 +96,5 @@ class Outbox:
             return Effects(None, told[0], told[1], (), (), told[2], before)
         lost, decisions, freed = self.lost, tuple(self.decisions), tuple(self.freed)
         self.lost, self.decisions, self.freed = None, [], []
-        return Effects(lost, told[0], told[1], decisions, freed, told[2], before)
+        messages, self.messages = self.messages, 0
+        return Effects(lost, told[0], told[1], decisions, freed, told[2], before, messages)

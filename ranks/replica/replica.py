@@ -22,6 +22,7 @@ from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
 from .effects import Effects
+from .hearing import Hearing
 from .notices import Reset
 from .operations.kinds import Copy, Operation, Prefetch
 from .operations.quarantine import Quarantine
@@ -88,6 +89,7 @@ class Replica:
         )
         self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
         self.pinning = parts.pinning(basis, prefixes, requests, backing_up)
+        self.hearing = Hearing(journal, outbox)
         self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
         self._follows: dict[Kind, Follows] = {
             Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
@@ -160,6 +162,11 @@ class Replica:
     def witness(self, *facts: object) -> None:
         """Let the digest cover facts of the engine that must be the same on every rank."""
         self.journal.record("engine", *facts)
+
+    @_command
+    def hear(self, number: int, content: bytes | None) -> None:
+        """Let a message that every rank has become a command: its bytes are in the digest as a hash."""
+        self.hearing.hear(number, content)
 
     @_command
     def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
@@ -302,6 +309,7 @@ class Replica:
             self._settle(watermark)
         self.agenda.let_others_pass()
         self.attaching.consider(verdict.proposed)
+        self.hearing.reach(verdict.messages)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
         self.prefixes.room.enforce_limits(clock.agreed_ms)

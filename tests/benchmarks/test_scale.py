@@ -38,7 +38,7 @@ def vectors(hosts: int, lanes: int, seed: int) -> list[Vector]:
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("lanes", [1, 27, 119])
+@pytest.mark.parametrize("lanes", [1, 27, 120])
 @pytest.mark.parametrize(
     ("exchange", "modelled", "times_around"),
     [(host_ring.gather, gathered, 1), (host_ring.reduce, reduced, 2)],

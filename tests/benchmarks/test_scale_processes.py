@@ -29,7 +29,7 @@ LONG = 30_023
     ],
     ids=lambda group: f"{group['ranks']}-{group['transport']}",
 )
-@pytest.mark.parametrize("lanes", [119, LONG])
+@pytest.mark.parametrize("lanes", [120, LONG])
 def test_processes_write_the_bytes_and_keep_the_sockets_that_the_model_counts(
     group: dict[str, Any], lanes: int
 ) -> None:

@@ -1,5 +1,6 @@
 """A cache opens on every rank or on none, and every rank says why."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -14,6 +15,7 @@ from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.launch.settings import ReplaySettings
 from lockstep.ranks.config import Recurrent, SlidingWindow
 from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.messages import Backlog
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer, Put
 from lockstep.storage_backends.uri import parse_uri
 from tests.kit.ranks.executor_parts import hashed_keys, waited
@@ -37,14 +39,20 @@ LATENT = replace(
 )
 
 
-def open_on(configs: list[CacheConfig], devices: list[str] | None = None) -> list[Future[Cache]]:
+def open_on(
+    configs: list[CacheConfig],
+    devices: list[str] | None = None,
+    inboxes: Sequence[Backlog | None] = (),
+) -> list[Future[Cache]]:
     """Open a cache on as many ranks as there are configurations, each in a thread."""
     group = InProcessGroup(len(configs))
     devices = devices or ["cpu"] * len(configs)
     with ThreadPoolExecutor(len(configs)) as threads:
         return [
-            threads.submit(Cache.open, config, group.member(rank), device=device)
-            for rank, (config, device) in enumerate(zip(configs, devices, strict=True))
+            threads.submit(Cache.open, config, group.member(rank), device=device, inbox=inbox)
+            for rank, (config, device, inbox) in enumerate(
+                zip(configs, devices, inboxes or [None] * len(configs), strict=True)
+            )
         ]
 
 
@@ -72,6 +80,13 @@ def test_settings_that_differ_are_named_with_their_ranks() -> None:
     (said,) = problems(open_on([CONFIG, replace(CONFIG, model="other"), CONFIG]))
 
     assert "model is 'm' on ranks 0, 2, 'other' on rank 1" in said
+
+
+def test_an_inbox_that_some_ranks_lack_is_named_with_their_ranks() -> None:
+    """Rule R14: without its own, a rank could not give the commands that messages are."""
+    (said,) = problems(open_on([CONFIG, CONFIG], inboxes=[Backlog(), None]))
+
+    assert "inbox is True on rank 0, False on rank 1" in said
 
 
 @pytest.mark.parametrize(

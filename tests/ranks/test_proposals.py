@@ -20,7 +20,7 @@ from lockstep.coordinator.ballot import (
 )
 from lockstep.coordinator.fold import fold
 from lockstep.coordinator.lanes import (
-    HEADER_LANES,
+    MESSAGES,
     NEUTRAL,
     PROPOSAL,
     READINESS,
@@ -124,7 +124,7 @@ def test_a_round_is_as_long_whatever_is_staged() -> None:
     without, having = lanes(NOTHING_STAGED), lanes(Staged(ATTACH.digest, Readiness.READY))
     assert without.shape == having.shape
     changed = np.flatnonzero(without != having).tolist()
-    assert changed == [PROPOSAL, PROPOSAL + 1, READINESS] == list(range(10, HEADER_LANES))
+    assert changed == [PROPOSAL, PROPOSAL + 1, READINESS] == list(range(10, MESSAGES))
 
 
 @pytest.fixture(params=[0, 1], ids=["depth 0", "depth 1"])

@@ -4,7 +4,14 @@ import pytest
 
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.simulation.checkers.findings import answers, group, pages, storage, transfers
+from lockstep.simulation.checkers.findings import (
+    answers,
+    group,
+    messages,
+    pages,
+    storage,
+    transfers,
+)
 from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN
 from lockstep.simulation.rank.memory import SimulatedStore
@@ -58,6 +65,9 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (group.GoesOn(1, "steps on"), "goes on after its group has ended"),
     (group.Restless("the group does not come to rest", 9), "still busy 9 steps later"),
     (group.Miscounted(1, 3, 3, 2), "did not vote exactly once in every step"),
+    (messages.OtherMessage(3, b"one", b"two"), "message 3 from outside in other words"),
+    (messages.HeardEarly(3, 1), "before rank 1 has received it"),
+    (messages.NotHeard(3), "none of them acts on it"),
     (
         pages.WrongOffer(SLOT, 4 + SHARDS, 5 + SHARDS),
         "the data of another prefix: the next request",

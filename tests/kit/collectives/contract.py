@@ -15,7 +15,7 @@ import pytest
 from lockstep.coordinator.collective import Collective, PendingRound, Vector
 from lockstep.errors import GroupError
 
-LANES = 119
+LANES = 120
 """The length of the vectors: that of an epoch with 32 prefetches in the ballot."""
 
 Hold = Callable[[], None]

@@ -23,6 +23,7 @@ from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
 from lockstep.ranks.executor.base import BytesMoved, LateCalls
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.host_cache import HostCache
+from lockstep.ranks.messages import Backlog, Inbox
 from lockstep.ranks.orders import (
     AttachStore,
     Cancel,
@@ -161,9 +162,13 @@ class InTurn(Generic[CacheT]):
         bounds: Bounds | None = None,
         timeouts: Timeouts | None = None,
         engine_pages: int = 0,
+        inboxes: bool = False,
         **settings: Any,
     ) -> None:
-        """`settings` are others of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`."""
+        """`settings` are others of `CacheConfig`; `engine_pages` is that of `ReplicaConfig`.
+
+        With `inboxes` each rank has one, into which the test puts messages.
+        """
         config = CacheConfig(
             model="test",
             layout=PageLayout(
@@ -183,6 +188,7 @@ class InTurn(Generic[CacheT]):
         self.now_ms = [1000] * ranks
         self.group = InProcessGroup(ranks)
         self.executors = [ToldExecutor() for _ in range(ranks)]
+        self.inboxes = [Backlog() for _ in range(ranks)] if inboxes else None
         self.caches = [self._cache(rank, config) for rank in range(ranks)]
 
     def _cache(self, rank: int, config: CacheConfig) -> CacheT:
@@ -198,7 +204,12 @@ class InTurn(Generic[CacheT]):
             self.executors[rank],
             replica_config,
             clock_ms=lambda: self.now_ms[rank],
+            inbox=self._inbox(rank),
         )
+
+    def _inbox(self, rank: int) -> Inbox | None:
+        """Return the inbox of a rank, if it has one."""
+        return None if self.inboxes is None else self.inboxes[rank]
 
     def every(self, command: Callable[[CacheT], T]) -> T:
         """Give every rank the command; return the answer, which must be the same everywhere."""

@@ -14,6 +14,9 @@ is not there. Clocks say 1000 ms, which a first round has agreed on, before anyt
 
 Two commands leave out what a reader need not see: `compute w ABCD` lets a request compute a prompt and
 leave, and `settle` lets all that was ordered end well on every rank.
+
+After `all ranks: inbox`, messages reach ranks by their numbers: `rank 1: message 2 withdrawn r7`. What
+came out says up to which number every rank has them, and each that is a command from then on.
 """
 
 import re

@@ -19,6 +19,7 @@ from lockstep.coordinator.expectations import Expectation, Forgotten
 from lockstep.coordinator.lanes import BallotShape, LaneLayout, Voter
 from lockstep.coordinator.proposal import NOTHING_STAGED, Readiness, Staged
 from lockstep.ranks.executor.restorable import restorable
+from lockstep.ranks.messages import Backlog
 from lockstep.ranks.orders import Cancel, CopyToDevice, CopyToHost, Fetch, LookUp, Order, Put
 from tests.kit.scenarios.language import proposal_of
 
@@ -57,6 +58,10 @@ class Rank(Protocol):
         """Return the rank's vector for a round."""
         ...
 
+    def read(self, number: int) -> bytes:
+        """Return a message that has reached the rank's inbox."""
+        ...
+
 
 class ToldRank:
     """A rank in this process."""
@@ -68,6 +73,7 @@ class ToldRank:
         self._clock_ms = CLOCK_MS
         self._healthy = True
         self._staged = NOTHING_STAGED
+        self._inbox: Backlog | None = None
 
     def follow(self, expectations: Sequence[Expectation], orders: Sequence[Order]) -> None:
         """See `Rank`."""
@@ -93,6 +99,11 @@ class ToldRank:
                 self._staged = Staged(self._staged.proposal, Readiness[word.upper()])
             case ["unstaged"]:
                 self._staged = NOTHING_STAGED
+            case ["inbox"]:
+                self._inbox = Backlog()
+            case ["message", number, *content]:
+                assert self._inbox is not None, "write 'all ranks: inbox' before the first message"
+                self._inbox.note(int(number), " ".join(content).encode())
             case ["all", "well"]:
                 for order in self._orders.values():
                     self._ballot.note(_best(order))
@@ -103,8 +114,18 @@ class ToldRank:
 
     def vote(self, layout: LaneLayout) -> Vector:
         """See `Rank`."""
-        voter = Voter(healthy=self._healthy, time_ms=self._clock_ms, staged=self._staged)
+        voter = Voter(
+            healthy=self._healthy,
+            time_ms=self._clock_ms,
+            staged=self._staged,
+            messages=None if self._inbox is None else self._inbox.count,
+        )
         return self._ballot.fill(layout, voter)
+
+    def read(self, number: int) -> bytes:
+        """See `Rank`."""
+        assert self._inbox is not None
+        return self._inbox.read(number)
 
     def _meant(self, word: str) -> int:
         kinds = _ANSWERS[word]

@@ -9,7 +9,7 @@ from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.check import check
-from lockstep.ranks.replica.effects import Effects
+from lockstep.ranks.replica.effects import NOTHING, Effects
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
 from lockstep.ranks.replica.tree.residence import TIERS
@@ -198,7 +198,19 @@ class Run:
             return [f"the epoch ends: rank {unhealthy} cannot go on"]
         verdict = self._verdicts.read(layout, folded)
         effects = self._every(lambda replica: replica.apply(verdict))
-        return [*self._write.verdict(verdict), *self._follow(effects)]
+        told = [*self._write.verdict(verdict), *self._follow(effects)]
+        return [*told, *self._hear(effects.messages)]
+
+    def _hear(self, through: int) -> list[str]:
+        """Let each replica hear the messages up to a number, as they reached the rank that it is on."""
+        told: list[str] = []
+        for number in range(self._replicas[0].hearing.heard + 1, through + 1):
+            contents = [rank.read(number) for rank in self._ranks]
+            assert len(set(contents)) == 1, contents
+            for replica, content in zip(self._replicas, contents, strict=False):
+                assert replica.hear(number, content) == (None, NOTHING)
+            told.append(f"message {number}: {contents[0].decode()}")
+        return told
 
     def _follow(self, effects: Effects) -> list[str]:
         for rank in self._ranks:

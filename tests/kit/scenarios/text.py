@@ -36,6 +36,7 @@ class Writer:
         self._names = names
         self._time_ms = 1000
         """As the clocks of the ranks begin."""
+        self._messages = 0
 
     def answer(self, answer: object) -> Iterator[str]:
         """Yield the answer to a command."""
@@ -58,6 +59,9 @@ class Writer:
         if verdict.time_ms != self._time_ms:
             self._time_ms = verdict.time_ms
             told.append(f"time {verdict.time_ms} ms")
+        if verdict.messages != self._messages:
+            self._messages = verdict.messages
+            told.append(f"messages {verdict.messages}")
         for each in told or ["nothing new"]:
             yield f"{start} {each}"
 
@@ -75,6 +79,8 @@ class Writer:
             yield f"freed: {name}"
         for number, notice in enumerate(effects.notices, effects.notices_before):
             yield f"notice {number}: {self._text(notice)}"
+        if effects.messages:
+            yield f"messages: up to {effects.messages}"
 
     def _text(self, value: Any) -> str:
         """Return a named tuple or dataclass as its name and its fields, less those that say nothing."""

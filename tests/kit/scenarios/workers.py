@@ -55,6 +55,11 @@ class WorkerRank:
         assert (rank, number) == (self._rank, layout.round)
         return np.frombuffer(vector, dtype=np.int64)
 
+    def read(self, number: int) -> bytes:
+        """See `Rank`."""
+        content: bytes = self._ask("read", number)
+        return content
+
     def _ask(self, *message: object) -> Any:
         self._connection.send_bytes(encode(message))
         assert self._connection.poll(PATIENCE_S), f"rank {self._rank} does not answer"
@@ -135,6 +140,8 @@ class _Worker:
                 return parts
             case "hear":
                 self._told.hear(*parts)
+            case "read":
+                return self._told.read(*parts)
             case _:
                 epoch, number, state_digest, cells, digest = parts
                 rows = np.frombuffer(cells, dtype=np.int64).reshape(-1, COLUMNS)

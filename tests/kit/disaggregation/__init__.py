@@ -1,0 +1,1 @@
+"""What tests of messages between groups share: a relay that cuts connections, and groups of inboxes."""

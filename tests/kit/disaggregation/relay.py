@@ -1,0 +1,102 @@
+"""A relay on loopback that forwards what two processes say to each other, until it cuts them off."""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from lockstep.ranks.disaggregation.addresses import split_address
+from lockstep.ranks.disaggregation.loop_thread import LoopThread
+
+PATIENCE_S = 30.0
+"""What only a relay takes that does not work."""
+
+
+class Relay:
+    """Forwards connections to `target`. Each of the first is cut after so many bytes in both ways."""
+
+    def __init__(self, target: str, cuts: Sequence[int] = ()) -> None:
+        self.connections = 0
+        """How many connections were made through it."""
+        self._target = target
+        self._cuts = list(cuts)
+        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._forwarding = set[asyncio.Task[None]]()
+        self._loop = LoopThread("relay")
+        self._server = self._loop.start(self._listen()).result(PATIENCE_S)
+        port: int = self._server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+
+    def refuse_first(self, count: int) -> None:
+        """Cut the next connections before anything is said."""
+        self._cuts = [0] * count + self._cuts
+
+    def cut(self) -> None:
+        """Cut all connections that there are."""
+        self._loop.start(self._cut_all()).result(PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        """Return the relay."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cut everything, and listen no more."""
+        self._loop.call(self._server.close)
+        self._loop.close()
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def _cut_all(self) -> None:
+        for pair in self._pairs:
+            for writer in pair:
+                writer.transport.abort()
+        self._pairs.clear()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forwarding = asyncio.create_task(self._forward(reader, writer))
+        self._forwarding.add(forwarding)
+        forwarding.add_done_callback(self._forwarding.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = [self._cuts.pop(0)] if self._cuts else [1 << 60]
+        self.connections += 1
+        if not left[0]:
+            writer.transport.abort()
+            return
+        host, port = split_address(self._target)
+        try:
+            their_reader, their_writer = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._pairs.append((writer, their_writer))
+        both = (
+            asyncio.create_task(_pump(reader, their_writer, left)),
+            asyncio.create_task(_pump(their_reader, writer, left)),
+        )
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            for each in (writer, their_writer):
+                each.transport.abort()
+
+
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
+) -> None:
+    """Forward until the one side ends or so many bytes have passed."""
+    while data := await reader.read(min(left[0], 1 << 14)):
+        writer.write(data)
+        await writer.drain()
+        left[0] -= len(data)
+        if left[0] <= 0:
+            return

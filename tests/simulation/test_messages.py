@@ -1,0 +1,89 @@
+"""Messages in simulated schedules (rule R14): late, again, out of order; and bugs that are found."""
+
+import pytest
+
+from lockstep.coordinator.verdict import Verdict
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.messages import Backlog
+from lockstep.ranks.replica.effects import Effects
+from lockstep.simulation.epoch import Build
+from lockstep.simulation.explore import ExplorationReport, explore
+from tests.kit.planted_bugs import assert_found, violations
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((0, range(700, 706)), id="depth 0"),
+        pytest.param((1, range(700, 706)), id="depth 1"),
+        pytest.param((0, range(720, 740)), id="depth 0, more seeds", marks=pytest.mark.slow),
+        pytest.param((1, range(720, 740)), id="depth 1, more seeds", marks=pytest.mark.slow),
+    ],
+)
+def report(request: pytest.FixtureRequest) -> ExplorationReport:
+    depth, seeds = request.param
+    return explore(seeds, ranks=3, steps=100, faults="mixed", depth=depth, processes=1)
+
+
+def test_messages_that_come_late_again_and_out_of_order_are_commands_everywhere_at_once(
+    report: ExplorationReport,
+) -> None:
+    """Rules R13 and R14: with the same bytes, in the same step, and in the order of their numbers."""
+    assert not report["violations"], "\n".join(each["replay"] for each in report["violations"])
+    happened = {name for name, times in report["coverage"].items() if times}
+    assert {"messages heard", "messages repeated", "messages out of order"} <= happened
+
+
+class _CountsThoseBeyondAGap(Backlog):
+    """Says how many messages it has, and not how many in a row: rule R2's bare count."""
+
+    @property
+    def count(self) -> int:
+        return self.waiting + self._gone
+
+
+class _SpoilsAByte(Backlog):
+    """Hands on other bytes than it was given."""
+
+    def note(self, number: int, content: bytes) -> bool:
+        return super().note(number, content[:-1])
+
+
+class _HasItsOwnOrder(Backlog):
+    """Numbers messages as they come, and not as they were numbered."""
+
+    def note(self, number: int, content: bytes) -> bool:
+        return super().note(self.count + 1, content)
+
+
+class _Forgets(Backlog):
+    """Loses what comes after a gap."""
+
+    def note(self, number: int, content: bytes) -> bool:
+        return number == self.count + 1 and super().note(number, content)
+
+
+class _HearsItsOwn(Cache):
+    """Takes what it has itself for what all have, as a vote on local evidence does."""
+
+    def _apply(self, verdict: Verdict) -> Effects:
+        had = self._messages.count
+        self._replica.hearing.reach(had or 0)
+        return super()._apply(verdict)
+
+
+@pytest.mark.parametrize(
+    ("inbox", "words"),
+    [
+        (_CountsThoseBeyondAGap, "is not here"),
+        (_SpoilsAByte, "was sent as"),
+        (_HasItsOwnOrder, "digests differ"),
+        (_Forgets, "does not become a command"),
+    ],
+)
+def test_an_inbox_that_breaks_a_promise_is_found(inbox: type[Backlog], words: str) -> None:
+    assert_found(violations(Build(inbox=inbox)), words)
+
+
+def test_a_rank_that_does_not_wait_for_the_others_is_found() -> None:
+    assert_found(violations(Build(cache=_HearsItsOwn)), "digests differ")

@@ -1,13 +1,16 @@
 """Comparing ways to route requests, from the command line: a table, two claims, a report."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
-from ...simulation.routing.arrivals import Arrival, arrivals_of
+from ...simulation.routing.arrivals import arrivals_of
 from ...simulation.routing.comparison import ComparisonReport, ComparisonSettings, compare
+from ...simulation.routing.replica_check import check_against_replica
+from ...small_engine.request import BLOCK_TOKENS, WorkloadRequest
 from ...small_engine.workload import requests_of
 from ..option_values import check_number
 from ..report import write_report
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 BUILT_IN_REQUESTS = 2000
 """Requests of the built-in workload where nobody says how many."""
+CHECKED_REQUESTS = 300
+"""With so many of the requests the cache of the simulation is held against a replica."""
 
 
 def run_comparison(
@@ -34,10 +39,12 @@ def run_comparison(
     from rich.console import Console
 
     chosen = _settings(settings, loads)
-    arrivals = _arrivals(trace, skip, requests, seed)
-    with Console(stderr=True).status("reading") as status:
-        found = compare(arrivals, chosen, status.update)
-    print_comparison(found, Console(highlight=False, emoji=False))
+    wanted = _requests(trace, skip, requests, seed)
+    console = Console(highlight=False, emoji=False)
+    with Console(stderr=True).status("holding the cache against a replica") as status:
+        console.print(_checked(wanted[:CHECKED_REQUESTS]), soft_wrap=True)
+        found = compare(arrivals_of(wanted, seed), chosen, status.update)
+    print_comparison(found, console)
     if report is not None:
         write_report(str(report), found)
 
@@ -61,7 +68,9 @@ def _settings(settings: ComparisonSettings, loads: str) -> ComparisonSettings:
     return replace(settings, loads=parts)
 
 
-def _arrivals(trace: Path | None, skip: int, requests: int | None, seed: int) -> list[Arrival]:
+def _requests(
+    trace: Path | None, skip: int, requests: int | None, seed: int
+) -> list[WorkloadRequest]:
     check_number("skip", skip, 0)
     check_number("seed", seed, 0, SEED_MAX)
     if requests is not None:
@@ -71,7 +80,17 @@ def _arrivals(trace: Path | None, skip: int, requests: int | None, seed: int) ->
         limit = BUILT_IN_REQUESTS
     name = None if trace is None else str(trace)
     read = requests_of(name, seed, None if limit is None else skip + limit)
-    return arrivals_of(islice(read, skip, None), seed)
+    return list(islice(read, skip, None))
+
+
+def _checked(requests: Sequence[WorkloadRequest]) -> str:
+    """Hold the cache against a replica with so little memory that much is displaced."""
+    device_pages = max((-(-each.prompt_length // BLOCK_TOKENS) for each in requests), default=1)
+    displaced = check_against_replica(requests, BLOCK_TOKENS, device_pages)
+    return (
+        f"The simulated cache is a replica's over the first {len(requests)} requests:"
+        f" {device_pages:,} pages, {displaced:,} displaced."
+    )
 
 
 def print_comparison(report: ComparisonReport, console: "Console") -> None:

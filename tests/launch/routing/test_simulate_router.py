@@ -40,6 +40,7 @@ def test_a_trace_is_routed_and_all_policies_are_told(lockstep: Run, tmp_path: Pa
     )
 
     assert (status, errors) == (0, "")
+    assert "is a replica's over the first 200 requests" in output
     assert "200 requests" in output
     assert all(name in output for name in ("round robin", "load", "hits", "own time", "lockstep"))
     assert "0.9 of what one group with all the memory has" in output

@@ -123,7 +123,7 @@ def demo(
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
     report: ReportFile = None,
 ) -> None:
-    """Replay the built-in workload twice, cold and warm, and compare."""
+    """Replay the built-in workload twice, cold and warm."""
     from .demo import run_demo
 
     raise typer.Exit(run_demo(ranks=ranks, store=store, report=report))
@@ -177,7 +177,7 @@ def simulate(
     ] = None,
     report: ReportFile = None,
 ) -> None:
-    """Explore schedules in virtual time, with faults from seeds."""
+    """Explore schedules with faults, in virtual time."""
     from .simulate import choose_exploration, list_bugs, run_simulation
 
     if revive == "list":

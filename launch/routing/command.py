@@ -55,7 +55,7 @@ def simulate_router(
     ] = 0,
     report: ReportFile = None,
 ) -> None:
-    """Route a trace to groups by several policies, in virtual time, and compare them."""
+    """Compare ways to route a trace to groups, in virtual time."""
     from ...simulation.routing.comparison import ComparisonSettings
     from .comparing import run_comparison
 

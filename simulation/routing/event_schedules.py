@@ -17,58 +17,14 @@ from dataclasses import dataclass
 from ...ranks.disaggregation.kv_events import TIERS, EventBatch, Snapshot
 from ...ranks.disaggregation.prefix_index import Hit, PrefixIndex
 from ...ranks.replica.tree.page_keys import page_keys
-from ..checkers.findings.finding import Finding, Said, Violated
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.routing import HitsDiffer, IndexDiffers, StaysUnknown
 from .driven_group import PAGE_TOKENS, DrivenGroup, Held, held_in
 
 STEPS = 200
 GROUPS = 2
 
 REPLAY = "python -m lockstep.simulation.routing.event_schedules {seed}"
-
-
-@dataclass(frozen=True, slots=True)
-class IndexDiffers(Finding):
-    """The index says that it is exact, and is not."""
-
-    group: str
-    through: int
-    too_many: int
-    too_few: int
-
-    def say(self) -> Said:
-        return Said(
-            f"{self.group}: exact through {self.through}, with {self.too_many} pages that are not there"
-            f" and without {self.too_few} that are",
-            "The router believes to know what a group has cached, and is wrong.",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class HitsDiffer(Finding):
-    """The index counts another prefix than its own contents have."""
-
-    group: str
-    said: Hit
-    true: Hit
-
-    def say(self) -> Said:
-        return Said(
-            f"{self.group}: a query finds {self.said} where there is {self.true}",
-            "The router counts more or less of a prompt as cached than it has been told.",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StaysUnknown(Finding):
-    """Nothing is lost any more, and still the index is not exact."""
-
-    group: str
-
-    def say(self) -> Said:
-        return Said(
-            f"{self.group}: not exact after an answer that nothing was lost of",
-            "The router does not find out what a group has cached, though nothing hinders it.",
-        )
 
 
 @dataclass(frozen=True, slots=True)

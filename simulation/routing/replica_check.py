@@ -1,7 +1,6 @@
 """The cache of the simulation, held against a real replica, request by request."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...ranks.replica.answers import Admission, Wait
@@ -10,7 +9,8 @@ from ...ranks.replica.replica import Replica
 from ...ranks.replica.settings import ReplicaConfig
 from ...ranks.replica.tree.page_keys import namespace_seed, page_keys
 from ...small_engine.request import WorkloadRequest
-from ..checkers.findings.finding import Finding, Said, Violated
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.routing import CacheDiffers
 from .block_cache import BlockCache, PagedPrompt
 from .driven_group import held_in
 
@@ -28,24 +28,6 @@ class Served(NamedTuple):
     """All that is cached afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheDiffers(Finding):
-    """The cache of the simulation does something else than a replica."""
-
-    request: str
-    by_replica: Served
-    by_block_cache: Served
-
-    def say(self) -> Said:
-        ours, theirs = self.by_block_cache, self.by_replica
-        return Said(
-            f"{self.request}: {ours.hit_pages} pages hit and {len(ours.removed)} displaced, where a"
-            f" replica has {theirs.hit_pages} and {len(theirs.removed)}; {len(ours.held ^ theirs.held)}"
-            " pages are cached in one of them alone",
-            "The simulation's cache does not keep what a real one would.",
-        )
-
-
 def check_against_replica(
     requests: Sequence[WorkloadRequest], page_tokens: int, device_pages: int
 ) -> int:
@@ -58,7 +40,9 @@ def check_against_replica(
         strict=True,
     ):
         if theirs != ours:
-            raise Violated(CacheDiffers(request.name, theirs, ours))
+            said, true = ((each.hit_pages, len(each.removed)) for each in (ours, theirs))
+            apart = len(ours.held ^ theirs.held)
+            raise Violated(CacheDiffers(request.name, said, true, apart))
         displaced += len(ours.removed)
     return displaced
 

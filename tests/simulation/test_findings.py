@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.coordinator.proposal import Change, Proposal
 from lockstep.ranks.replica.attaching import StoreState
-from lockstep.simulation.checkers.findings import answers, group, pages, storage, transfers
+from lockstep.simulation.checkers.findings import answers, group, pages, routing, storage, transfers
 from lockstep.simulation.checkers.findings.finding import Finding
 from lockstep.simulation.contents import EMPTY, GARBAGE, SHARDS, TORN
 from lockstep.simulation.rank.memory import SimulatedStore
@@ -82,6 +82,10 @@ SAID: tuple[tuple[Finding, str], ...] = (
     (storage.ClosedStore(1, "a read", OTHER_STORE), f"a read uses the storage {OTHER_STORE} after"),
     (storage.NotOpen(1), "has not opened yet"),
     (storage.OtherStores(DIFFERENT, ("memory://", None)), "no longer use the same storage"),
+    (routing.IndexDiffers("g", 4, 1, 0), "believes to know what a group has cached"),
+    (routing.HitsDiffer("g", (3, 1), (2, 1)), "counts more or less of a prompt as cached"),
+    (routing.StaysUnknown("g"), "does not find out what a group has cached"),
+    (routing.CacheDiffers("request-1", (2, 0), (1, 0), 0), "does not keep what a real one would"),
     (storage.AgreedOtherwise(StoreState.ATTACHED, None), "none of them has any"),
     (
         storage.AgreedOtherwise(StoreState.DETACHED, "memory://"),

@@ -131,19 +131,3 @@ def test_a_snapshot_that_makes_no_sense_is_none(record: list[object]) -> None:
 
     assert snapshot_from_bytes(packed) is None
     assert snapshot_from_bytes(packed[:-1]) is None
-
-
-@pytest.mark.engines
-def test_vllm_reads_the_events_and_would_have_written_the_same_bytes() -> None:
-    msgspec = pytest.importorskip("msgspec", reason="needs vLLM (make test-engines)")
-    theirs = pytest.importorskip("vllm.distributed.kv_events", reason="needs vLLM")
-    data = to_frames(BATCH, page_tokens=1)[2]
-
-    read = msgspec.msgpack.decode(data, type=theirs.KVEventBatch)
-
-    assert [type(each).__name__ for each in read.events] == [
-        *("AllBlocksCleared", "BlockStored", "BlockStored", "BlockRemoved")
-    ]
-    assert read.events[1].block_hashes == [A, B]
-    assert read.events[1].token_ids == [1, 2]
-    assert msgspec.msgpack.encode(read) == data

@@ -18,7 +18,7 @@ Found = TypeVar("Found", bound=Mapping[str, object])
 
 bench = typer.Typer(
     name="bench",
-    help="Measure what things cost, each beside its limit in the same run.",
+    help="Measure what things cost, each beside its limit.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -28,7 +28,7 @@ _PLAIN: Final = re.compile(r"-?[0-9]{1,30}")
 
 @bench.callback()
 def _group() -> None:
-    """Measure what things cost, each beside its limit in the same run."""
+    """Measure what things cost, each beside its limit."""
 
 
 Numbers = list[int] | None

@@ -1,4 +1,4 @@
-"""The command `lockstep`: replay, simulate, demo, bench, store.
+"""The command `lockstep`: replay, simulate, simulate-router, demo, bench, store.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
@@ -22,6 +22,7 @@ from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_o
 from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .report import check_that_writable
+from .routing.command import simulate_router
 from .settings import ReplaySettings
 from .store.command import store
 
@@ -105,6 +106,7 @@ app.command("replay", epilog=EXIT_STATUSES)(
 
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.command("simulate-router")(simulate_router)
 
 
 @app.command("demo", epilog=EXIT_STATUSES)
@@ -121,7 +123,7 @@ def demo(
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
     report: ReportFile = None,
 ) -> None:
-    """Replay the built-in workload twice, cold and warm, and compare."""
+    """Replay the built-in workload twice, cold and warm."""
     from .demo import run_demo
 
     raise typer.Exit(run_demo(ranks=ranks, store=store, report=report))
@@ -175,7 +177,7 @@ def simulate(
     ] = None,
     report: ReportFile = None,
 ) -> None:
-    """Explore schedules in virtual time, with faults from seeds."""
+    """Explore schedules with faults, in virtual time."""
     from .simulate import choose_exploration, list_bugs, run_simulation
 
     if revive == "list":

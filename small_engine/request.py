@@ -63,6 +63,8 @@ class WorkloadRequest:
     prompt_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    arrived_ms: int | None = None
+    """When it arrived, counted from some moment; None where nobody has said so."""
 
     @property
     def name(self) -> str:

@@ -17,11 +17,12 @@ from tests.kit.source_tree import (
 
 ANYBODY = ("errors.py", "version.py")
 LOADERS = [
+    "ranks/disaggregation/redis_directory.py",
     "storage_backends/page_index/redis.py",
     "storage_backends/registry.py",
     "storage_backends/three_fs/usrbio_rings.py",
 ]
-"""The client of a store is an extra, and a URI names the store and its wrappers."""
+"""The client of a store or of a directory is an extra, and a URI names the store and its wrappers."""
 TABLE = ROOT / "docs" / "architecture.md"
 ROW = re.compile(r"^\| `([\w/]+/)` \| [^|]* \| ([^|]*) \|$", re.MULTILINE)
 

@@ -64,6 +64,8 @@ class Stored(NamedTuple):
     """The key before the first of `keys`."""
     keys: tuple[bytes, ...] = ()
     """The keys of the pages, in prefix order, where the cache was told to name pages."""
+    tokens: bytes = b""
+    """The tokens of those pages, where they came to the device or to host memory."""
 
 
 class Removed(NamedTuple):

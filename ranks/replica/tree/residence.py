@@ -135,12 +135,13 @@ class Residence:
             self.queues[tier][component].enter(node)
             if not component and self.limits.are_set:
                 self.limits.try_enter(node, tier)
-        after = b""
+        after = told_tokens = b""
         keys: tuple[bytes, ...] = ()
         if self._names_pages and not component:
             after, keys = self._tree.key_before(node), tuple(self._tree.keys(node))
+            told_tokens = bytes(node.tokens)
         pool = self.components[component].pool
-        told = Stored(TIER_NAMES[tier], pool, len(pages), cause, after, keys)
+        told = Stored(TIER_NAMES[tier], pool, len(pages), cause, after, keys, told_tokens)
         self._outbox.notices.append(told)
 
     def detach(self, node: Node, tier: int, component: int, leaving: Leaving) -> None:

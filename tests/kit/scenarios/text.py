@@ -112,6 +112,9 @@ class Writer:
                 return value.name.lower().replace("_", " ")
             case str():
                 return value if name in _BARE else f"{label} {value}"
+            case bytes() if name == "tokens":
+                # The keys beside them say the same.
+                return ""
             case bytes():
                 return f"{label} {self._names.keys((value,))}"
             case int() | float():

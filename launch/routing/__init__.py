@@ -1,0 +1,1 @@
+"""`lockstep simulate-router`: ways to route requests, compared."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ...errors import StorageError
 from ...page_format.page_layout import Column, PageLayout, ShardPlace
-from ...ranks.disaggregation.page_server import PageServer
+from ...ranks.disaggregation.pages.page_server import PageServer
 from ...ranks.executor.pools import HostPool
 from ...ranks.executor.storage_transfers import RankObjects
 from ...ranks.executor.writers import EVERYTHING

@@ -12,7 +12,7 @@ from ...coordinator.lanes import BallotShape, LaneLayout, Voter
 from ...coordinator.verdict import Verdicts
 from ...errors import UsageError
 from ...ranks.config import Bounds, NamespaceLimit, WritePolicy
-from ...ranks.disaggregation.kv_events import TIERS, EventBatch, KVEventPublisher
+from ...ranks.disaggregation.groups.kv_events import TIERS, EventBatch, KVEventPublisher
 from ...ranks.orders import Order
 from ...ranks.replica.answers import Admission
 from ...ranks.replica.effects import Effects

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...ranks.disaggregation.kv_events import TIERS, EventBatch, Snapshot
-from ...ranks.disaggregation.prefix_index import Hit, PrefixIndex
+from ...ranks.disaggregation.groups.kv_events import TIERS, EventBatch, Snapshot
+from ...ranks.disaggregation.groups.prefix_index import Hit, PrefixIndex
 from ...ranks.replica.tree.page_keys import page_keys
 from ..checkers.findings.finding import Violated
 from ..checkers.findings.routing import HitsDiffer, IndexDiffers, StaysUnknown

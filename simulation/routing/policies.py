@@ -6,8 +6,8 @@ from itertools import count
 from typing import NamedTuple
 
 from ...errors import InternalError
-from ...ranks.disaggregation.prefix_index import Hit
-from ...ranks.disaggregation.router import Choice, Group, Prompt, Role, route
+from ...ranks.disaggregation.groups.prefix_index import Hit
+from ...ranks.disaggregation.groups.router import Choice, Group, Prompt, Role, route
 
 _NO_HIT = Hit(0, 0)
 

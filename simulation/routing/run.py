@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...errors import ConfigError
-from ...ranks.disaggregation.kv_events import EventBatch, KVEventPublisher
-from ...ranks.disaggregation.prefix_index import PrefixIndex
-from ...ranks.disaggregation.router import Group, Prompt, Role
+from ...ranks.disaggregation.groups.kv_events import EventBatch, KVEventPublisher
+from ...ranks.disaggregation.groups.prefix_index import PrefixIndex
+from ...ranks.disaggregation.groups.router import Group, Prompt, Role
 from ...ranks.replica.notices import Notice
 from .arrivals import Arrival
 from .block_cache import BlockCache, PagedPrompt

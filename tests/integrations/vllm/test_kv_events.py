@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.ranks.disaggregation.event_wire import from_frames, to_frames
-from lockstep.ranks.disaggregation.kv_events import (
+from lockstep.ranks.disaggregation.groups.event_wire import from_frames, to_frames
+from lockstep.ranks.disaggregation.groups.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

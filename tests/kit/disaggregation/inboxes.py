@@ -5,12 +5,12 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lockstep.ranks.disaggregation.addresses import split_address
-from lockstep.ranks.disaggregation.following_inbox import FollowingInbox
-from lockstep.ranks.disaggregation.frames import Connection, Kind, refused_as
-from lockstep.ranks.disaggregation.inbox import OpenInbox
-from lockstep.ranks.disaggregation.leading_inbox import LeadingInbox
-from lockstep.ranks.disaggregation.numbering import SENDER_BYTES, InboxBounds
+from lockstep.ranks.disaggregation.messages.addresses import split_address
+from lockstep.ranks.disaggregation.messages.following_inbox import FollowingInbox
+from lockstep.ranks.disaggregation.messages.frames import Connection, Kind, refused_as
+from lockstep.ranks.disaggregation.messages.inbox import OpenInbox
+from lockstep.ranks.disaggregation.messages.leading_inbox import LeadingInbox
+from lockstep.ranks.disaggregation.messages.numbering import SENDER_BYTES, InboxBounds
 from lockstep.ranks.disaggregation.refusal import Refused
 
 PATIENCE_S = 30.0

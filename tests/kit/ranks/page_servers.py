@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
-from lockstep.ranks.disaggregation.page_server import PageServer, ServerBounds
+from lockstep.ranks.disaggregation.pages.page_server import PageServer, ServerBounds
 from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.storage_transfers import RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.ranks.disaggregation.kv_events import EventBatch, Snapshot
-from lockstep.ranks.disaggregation.prefix_index import PrefixIndex
+from lockstep.ranks.disaggregation.groups.kv_events import EventBatch, Snapshot
+from lockstep.ranks.disaggregation.groups.prefix_index import PrefixIndex
 from lockstep.simulation.checkers.findings.finding import Violated
 from lockstep.simulation.routing.event_schedules import run_event_schedules
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.disaggregation.router import Group, Prompt
+from lockstep.ranks.disaggregation.groups.router import Group, Prompt
 from lockstep.simulation.routing.arrivals import Arrival
 from lockstep.simulation.routing.block_cache import PagedPrompt
 from lockstep.simulation.routing.policies import Policy, policies

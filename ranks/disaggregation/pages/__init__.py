@@ -1,0 +1,1 @@
+"""How other groups read host pages of this one."""

@@ -1,0 +1,260 @@
+"""One reader of another group, as the page server sees it: what it has asked for, and what it is sent.
+
+All of it happens on the server's thread, in short turns. A frame of pages is sent from the pages'
+own memory, and the next one is put together only when the kernel has taken the last; so of each
+reader's pages no more are held than are in one frame.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from ....errors import StorageError
+from ....storage_backends.peer.streams import Parser, Receiver, Sender
+from ....storage_backends.peer.wire import (
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES,
+    PREFIX_BYTES,
+    REQUESTS_MAX,
+    Ask,
+    Fetch,
+    Forget,
+    Pages,
+    State,
+    Told,
+    decode,
+    decode_prefix,
+    encode,
+)
+from .offers import Operation
+
+_log = logging.getLogger(__name__)
+
+_GROUP_BYTES: Final = 1 << 20
+"""So much is hashed, if need be, and then sent, while it is still in a core's cache."""
+_GROUPS_AT_A_TIME: Final = 4
+"""How many of these one reader gets before others have their turn."""
+
+
+class Begun(NamedTuple):
+    """One object that is to be sent, and the operation that holds its page for so long."""
+
+    state: State
+    nbytes: int
+    """How long `views` are together."""
+    views: Callable[[], Sequence[memoryview | bytes]]
+    """Returns the object's bytes, which may take a while: whoever reads first pays for checksums."""
+    operation: Operation
+
+
+class ServedPages(Protocol):
+    """What a reader may be sent."""
+
+    def told(self, ask: Ask) -> bytes:
+        """Return the answer to a question."""
+        ...
+
+    def begin(self, fetch: Fetch, key: str) -> Begun | None:
+        """Begin to send what a fetch wants of an object; None if that is not offered.
+
+        `end` must follow for its operation. Raises `StorageError` for nonsense.
+        """
+        ...
+
+    def end(self, operation: Operation) -> None:
+        """Note that the send of an object has ended that this operation holds."""
+        ...
+
+
+@dataclass(slots=True)
+class _Job:
+    """A fetch, and how much of it has been answered."""
+
+    fetch: Fetch
+    at: int = 0
+    is_forgotten: bool = False
+
+
+class Reader:
+    """Sends one reader what it asks for."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        place: str,
+        pages: ServedPages,
+        ended: Callable[["Reader"], None],
+        *,
+        stall_s: float,
+    ) -> None:
+        """`place` is where the reader is, for messages. It may take nothing for `stall_s`."""
+        self._sock = sock
+        self._place = place
+        self._pages = pages
+        self._ended = ended
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._jobs: deque[_Job] = deque()
+        self._questions = 0
+        """How many answers have not been sent yet."""
+        self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
+        self._held: list[Operation] = []
+        """The operations whose pages are in the frame that is being sent."""
+        self._sender = Sender(sock)
+        self._receiver = Receiver(sock, self._requests())
+        self._is_writing = False
+        self._is_open = True
+        self._moved_at = self._loop.time()
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def start(self, hello: bytes) -> None:
+        """Say hello, and begin to serve."""
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._sender.put(hello)
+        self._pump()
+
+    def holds(self, operation: Operation) -> bool:
+        """Say whether a page of this operation is being sent."""
+        return operation in self._held
+
+    def end(self, why: str = "") -> None:
+        """End the connection, and touch no page any more. `why` is a complaint for the log."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if why:
+            _log.warning("the reader at %s is cut off: %s", self._place, why)
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._jobs.clear()
+        self._frame = iter(())
+        self._sender.clear()
+        self._settle()
+        self._ended(self)
+
+    def _readable(self) -> None:
+        try:
+            self._receiver.receive()
+        except OSError:
+            # A reader that has gone is nothing to complain of.
+            self.end()
+        except StorageError as error:
+            self.end(str(error))
+        else:
+            self._pump()
+
+    def _requests(self) -> Parser:
+        raw = memoryview(bytearray(PREFIX_BYTES))
+        room = memoryview(bytearray(CONTROL_BYTES_MAX))
+        while True:
+            yield [raw]
+            prefix = decode_prefix(raw)
+            if prefix.attached_bytes:
+                raise StorageError("a request with something attached")
+            yield [room[: prefix.control_bytes]]
+            message = decode(room[: prefix.control_bytes])
+            match message:
+                case Ask():
+                    self._questions += 1
+                    self._sender.put(encode(Told(message.number, self._pages.told(message))))
+                case Fetch():
+                    self._jobs.append(_Job(message))
+                case Forget():
+                    for job in self._jobs:
+                        job.is_forgotten |= job.fetch.number == message.number
+                case _:
+                    raise StorageError(f"a {type(message).__name__} out of place")
+            if len(self._jobs) + self._questions > REQUESTS_MAX:
+                raise StorageError(f"it asks for more than {REQUESTS_MAX} things at a time")
+
+    def _pump(self) -> None:
+        """Send what the kernel takes, and put frame after frame together."""
+        if not self._is_open:
+            return
+        moved = 0
+        try:
+            for _ in range(_GROUPS_AT_A_TIME):
+                moved += self._sender.send()
+                if not self._sender.is_empty():
+                    break
+                views = next(self._frame, None)
+                if views is None:
+                    self._settle()
+                    if not self._jobs:
+                        break
+                    self._frame = self._frame_of(self._jobs[0])
+                    views = next(self._frame)
+                self._sender.put(*views)
+        except OSError:
+            self.end()
+            return
+        except StorageError as error:
+            self.end(str(error))
+            return
+        self._watch(moved)
+
+    def _settle(self) -> None:
+        """Give back what was held for a frame: it was sent whole, or never will be."""
+        self._questions = 0
+        held, self._held = self._held, []
+        for operation in held:
+            self._pages.end(operation)
+
+    def _watch(self, moved: int) -> None:
+        """Be called again when the kernel takes more, and look after readers that take nothing."""
+        writes = bool(self._jobs or self._held) or not self._sender.is_empty()
+        if writes and not self._is_writing:
+            self._loop.add_writer(self._sock.fileno(), self._pump)
+        elif self._is_writing and not writes:
+            self._loop.remove_writer(self._sock.fileno())
+        self._is_writing = writes
+        if moved:
+            self._moved_at = self._loop.time()
+        if writes and self._stalled is None:
+            self._stalled = self._loop.call_later(self._stall_s, self._look_whether_stalled)
+
+    def _look_whether_stalled(self) -> None:
+        self._stalled = None
+        if not self._is_writing:
+            return
+        since_s = self._loop.time() - self._moved_at
+        if since_s >= self._stall_s:
+            self.end(f"it has taken nothing for {self._stall_s:g} s")
+        else:
+            left_s = self._stall_s - since_s
+            self._stalled = self._loop.call_later(left_s, self._look_whether_stalled)
+
+    def _frame_of(self, job: _Job) -> Iterator[Sequence[memoryview | bytes]]:
+        """Begin to send the next objects of a fetch, and yield their bytes, some of them at a time."""
+        fetch, first, attached_bytes = job.fetch, job.at, 0
+        states = bytearray()
+        begun: list[Begun] = []
+        while job.at < len(fetch.keys) and attached_bytes < FRAME_BYTES:
+            one = None
+            if not job.is_forgotten:
+                one = self._pages.begin(fetch, fetch.keys[job.at])
+            states.append(State.ABSENT if one is None else one.state)
+            if one is not None:
+                self._held.append(one.operation)
+                begun.append(one)
+                attached_bytes += one.nbytes
+            job.at += 1
+        if job.at == len(fetch.keys):
+            self._jobs.popleft()
+        control = encode(Pages(fetch.number, first, bytes(states)), attached_bytes)
+        group: list[memoryview | bytes] = [control]
+        group_bytes = 0
+        for one in begun:
+            group += one.views()
+            group_bytes += one.nbytes
+            if group_bytes >= _GROUP_BYTES:
+                yield group
+                group, group_bytes = [], 0
+        yield group

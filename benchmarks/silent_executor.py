@@ -46,6 +46,10 @@ class SilentExecutor:
         """Return zero."""
         return 0
 
+    def serving_address(self) -> str:
+        """Nothing is served."""
+        return ""
+
     def late_calls(self) -> LateCalls:
         """Return none."""
         return LateCalls()

@@ -3,10 +3,11 @@
 An operation is work that outlives the step that began it. Its phase is replicated state: it changes
 by a command that every rank issues or by a verdict that every rank received, and in no other way.
 
-    prefetch             WAITING -> QUERY -> (RESTORABLE ->) TRANSFER -> (QUIESCE ->) DONE
+    prefetch             WAITING -> (QUERY -> (RESTORABLE ->)) TRANSFER -> (QUIESCE ->) DONE
     backup, retract      ISSUED -> (QUIESCE ->) DONE
     load back, resume    ISSUED -> (QUIESCE ->) DONE
     persist              WAITING -> ISSUED -> (QUIESCE ->) DONE
+    serve                SERVING -> QUIESCE -> DONE
 
 QUIESCE is entered when an operation stops while some rank's I/O may still touch its pages. It ends
 in DONE when every rank says that its I/O is quiet, or in QUARANTINED at its deadline, from where it
@@ -49,6 +50,8 @@ class Kind(_Numbered):
     """From the device to host memory, with all that a request has of its own."""
     RESUME = 5
     """From host memory to the device, with all that a request had of its own."""
+    SERVE = 6
+    """From host memory to readers of other groups, for as long as they may read."""
 
 
 class Phase(_Numbered):
@@ -70,6 +73,8 @@ class Phase(_Numbered):
     """Quiet did not come in time; the pages stay out of use until it does."""
     DONE = 7
     """Nothing of it is left but its outcome."""
+    SERVING = 8
+    """Others may read its pages, now and then, until it is stopped."""
 
 
 class Outcome(_Numbered):
@@ -114,7 +119,7 @@ _COPY: dict[Phase, frozenset[Phase]] = {
 
 TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
     Kind.PREFETCH: {
-        Phase.WAITING: frozenset({Phase.QUERY, Phase.DONE}),
+        Phase.WAITING: frozenset({Phase.QUERY, Phase.TRANSFER, Phase.DONE}),
         Phase.QUERY: frozenset({Phase.RESTORABLE, Phase.TRANSFER, Phase.DONE}),
         Phase.RESTORABLE: frozenset({Phase.TRANSFER, Phase.DONE}),
         Phase.TRANSFER: frozenset({Phase.QUIESCE, Phase.DONE}),
@@ -128,13 +133,11 @@ TRANSITIONS: dict[Kind, dict[Phase, frozenset[Phase]]] = {
         Phase.WAITING: frozenset({Phase.ISSUED, Phase.DONE}),
         **_COPY,
     },
+    Kind.SERVE: {Phase.SERVING: frozenset({Phase.QUIESCE}), **_STOPPED},
 }
 """The phases that may follow a phase. What is not listed cannot happen."""
 
-FIRST_PHASE: dict[Kind, Phase] = {
-    kind: Phase.WAITING if Phase.WAITING in phases else Phase.ISSUED
-    for kind, phases in TRANSITIONS.items()
-}
+FIRST_PHASE: dict[Kind, Phase] = {kind: next(iter(phases)) for kind, phases in TRANSITIONS.items()}
 """The phase in which an operation of each kind begins."""
 
 _NOWHERE: frozenset[Phase] = frozenset()

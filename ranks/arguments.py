@@ -16,6 +16,18 @@ def require_text(text: str, what: str = "a namespace") -> None:
         raise UsageError(f"{what} must be text that UTF-8 can hold: {error}") from error
 
 
+def require_source(source: str) -> None:
+    """Raise `UsageError` for another group's URI that says more than where it is, such as a secret.
+
+    It is shown where a request's history is, and sent to others; so it is not repeated here either.
+    """
+    require_text(source, "a source")
+    if "?" in source or "@" in source:
+        raise UsageError(
+            "a source is peer://host:port and nothing else; the secret is that of `peers`"
+        )
+
+
 def as_count(number: int, what: str = "a number of tokens") -> int:
     """Return a number as an integer, whatever kind of integer it was."""
     try:

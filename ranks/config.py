@@ -228,6 +228,26 @@ class NamespaceLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """How this rank and those of other groups read each other's host memory (`peer://`)."""
+
+    address: str = "127.0.0.1:0"
+    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
+    between ranks."""
+    reached_at: str = ""
+    """The host by which readers reach it, if that is another one; it may differ between ranks."""
+    secret: str = field(default="", repr=False)
+    """What all groups that read from each other know; needed where other hosts reach the address."""
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.address.rpartition(":")
+        if not (host and colon and port.isdecimal()):
+            raise ConfigError(
+                f"peers.address is {self.address!r}; it must be host:port, as 127.0.0.1:0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """Everything that one rank's cache needs to know.
 
@@ -266,6 +286,8 @@ class CacheConfig:
     (`register_eviction_policy`)."""
     limits: tuple[NamespaceLimit, ...] = ()
     """Quotas and times to live of namespaces."""
+    peers: Peers | None = None
+    """Set where pages are served to other groups, or read from them, directly out of host memory."""
     pipeline_stages: int = 1
     """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
     and each keeps the layers of its stage."""
@@ -298,8 +320,9 @@ class CacheConfig:
                     f"{name} is {value!r}, must be one of {', '.join(choices)}"
                 ) from None
         find_policy(self.eviction)
-        if self.store is not None and not self.host_pages:
-            raise ConfigError("a store needs host memory: set host_pages to 1 or more")
+        for name in ("store", "peers"):
+            if getattr(self, name) is not None and not self.host_pages:
+                raise ConfigError(f"{name} needs host memory: set host_pages to 1 or more")
         self._check_components()
         self._check_columns()
 

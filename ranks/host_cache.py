@@ -23,9 +23,10 @@ from ..coordinator.collective import Collective
 from ..errors import ConfigError, GroupError, InternalError, UsageError
 from .arguments import as_count, require_text
 from .config import CacheConfig
+from .member import FLUSH_POLL_S
 from .messages import Inbox
 from .orders import KV_POOL, Direction, Fence
-from .rank_cache import FLUSH_POLL_S, RankCache
+from .rank_cache import RankCache
 from .replica.answers import Wait
 from .replica.operations.lent import NO_PAGE
 from .replica.pages import PageRun, page_run

@@ -62,7 +62,7 @@ class Inspection:
     @property
     def agreed_ms(self) -> int:
         """Agreed time."""
-        return self._replica.agreed_ms
+        return self._replica.clock.agreed_ms
 
     @property
     def in_flight(self) -> Mapping[int, Operation]:

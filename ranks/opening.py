@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from urllib.parse import quote
 
 import torch
 
@@ -13,10 +14,11 @@ from ..coordinator.collective import Collective
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
-from ..errors import LockstepError
+from ..errors import ConfigError, LockstepError
 from ..page_format.namespace import Namespace
 from ..page_format.page_layout import ShardPlace
 from ..storage_backends.base import StorageBackend
+from ..storage_backends.peer.wire import decode_rank, encode_rank
 from ..storage_backends.records.shardings import Shardings
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
 from ..storage_backends.uri import RANK, parse_uri, without_secrets
@@ -24,9 +26,11 @@ from ..storage_backends.wrappers.claimed import ClaimedBackend
 from ..version import VERSION
 from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
 from .config import CacheConfig
+from .disaggregation.pages.page_server import PageServer
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
+from .executor.storage_transfers import RankObjects
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .orders import KV_POOL
@@ -36,6 +40,8 @@ Lent = EnginePages | Mapping[str, EnginePages]
 """An engine's device pages by the name of their pool; alone they are full attention's."""
 
 _ENGINE_PAGES = "engine pages"
+_PER_RANK = ("peers.address", "peers.reached_at")
+"""Settings that are each rank's own."""
 
 
 def new_group(config: CacheConfig) -> Collective:
@@ -96,9 +102,16 @@ def _agree_and_open(
         check_host_memory(_host_bytes(pools, device), hosts.count(hosts[collective.rank]))
     executor: RankExecutor | None = None
     connect = partial(store_access, config, collective.rank, collective.world_size)
+    connect_source = partial(source_access, config, collective.rank, collective.world_size)
     try:
         with _problems_told(collective, timeout_s):
-            executor = RankExecutor.create(config, pools, device, connect=connect)
+            executor = RankExecutor.create(
+                config, pools, device, connect=connect, connect_source=connect_source
+            )
+            server = _page_server(config, collective, executor)
+        if server is not None:
+            told = collective.gather(encode_rank(server.rank), timeout_s)
+            server.open([decode_rank(each) for each in told])
     except BaseException:
         if executor is not None:
             executor.close()
@@ -127,6 +140,8 @@ def _agree(
     And the smallest number of device pages that an engine has, where engines own them.
     """
     fields: dict[str, Scalar] = flatten(config)
+    for name in _PER_RANK:
+        fields.pop(name, None)
     fields["world_size"] = collective.world_size
     fields["version"] = VERSION
     fields["inbox"] = has_inbox
@@ -135,9 +150,15 @@ def _agree(
     names = [name for pair in size_settings(config).values() for name in pair]
     smallest = {name: int(str(fields.pop(name))) for name in names}
     smallest[_ENGINE_PAGES] = engine_pages
-    sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=without_secrets)
+    secret = "" if config.peers is None else config.peers.secret
+    shown = partial(_shown, secret)
+    sizes = agree_on_settings(collective, fields, smallest, timeout_s, shown=shown)
     pools = agreed_pools(config, sizes, collective.rank, collective.world_size)
     return pools, sizes[_ENGINE_PAGES]
+
+
+def _shown(secret: str, text: str) -> str:
+    return "a secret" if secret and text == secret else without_secrets(text)
 
 
 def _host_bytes(
@@ -179,6 +200,44 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
         writer=_writer(store, place),
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
+
+
+def source_access(config: CacheConfig, rank: int, world_size: int, source: str) -> StoreAccess:
+    """Say how a rank reads from another group that serves its pages at the URI `source`.
+
+    Raises `ConfigError` for a URI that makes no sense, or where `peers` is not set.
+    """
+    if config.peers is None or parse_uri(source).scheme != "peer":
+        raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
+    secret = quote(config.peers.secret, safe="")
+    uri = f"{source}{'&' if '?' in source else '?'}secret={secret}" if secret else source
+    place = ShardPlace.of(rank, world_size, config.pipeline_stages)
+    namespace = _namespace(config).digest()
+    return StoreAccess(
+        make_backend=partial(make_backend, uri),
+        namespace=namespace,
+        writer=EVERYTHING,
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
+    )
+
+
+def _page_server(
+    config: CacheConfig, collective: Collective, executor: RankExecutor
+) -> PageServer | None:
+    """Return the server of this rank's pages, which the executor has from now on; None without one."""
+    if config.peers is None:
+        return None
+    place = ShardPlace.of(collective.rank, collective.world_size, config.pipeline_stages)
+    namespace, peers = _namespace(config).digest(), config.peers
+    objects = RankObjects(
+        pools=executor.host_pools,
+        namespace=namespace,
+        writer=EVERYTHING,
+        shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
+    )
+    server = PageServer(objects, peers.address, secret=peers.secret, reached_at=peers.reached_at)
+    executor.serve_with(server)
+    return server
 
 
 def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:

@@ -31,6 +31,9 @@ class ObjectTransfer(NamedTuple):
     pool: str
     keys: tuple[bytes, ...]
     pages: tuple[int, ...]
+    sealed: bool = False
+    """The pages go out only if they still have the checksums that they were saved with; see
+    `CopyTransfer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class LookUp:
     floor: int
     needs: tuple[Need, ...]
     timeout_s: float
+    source: str = ""
+    """The URI of another group, which is asked and not the store; see `Fetch`."""
 
 
 class Fetch(NamedTuple):
@@ -97,6 +102,21 @@ class Fetch(NamedTuple):
     operation: int
     transfers: tuple[ObjectTransfer, ...]
     timeout_s: float
+    source: str = ""
+    """The URI of another group that serves the objects out of its host memory (`Serve`); empty for the
+    store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Let ranks of other groups read these host pages, from now on and until a `Cancel`.
+
+    Orders of one operation add up: each brings pages that were not served by it before. The pages do
+    not change. Reports nothing until it is cancelled.
+    """
+
+    operation: int
+    transfers: tuple[ObjectTransfer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +215,7 @@ Order = (
     LookUp
     | Fetch
     | Put
+    | Serve
     | CopyToHost
     | CopyToDevice
     | Fork

@@ -1,130 +1,122 @@
-"""The common part of both caches of a rank: membership of the group, rounds, prefetch, and closing.
+"""The common part of both caches of a rank: match, prefetch, offers, pins and the store.
 
 They differ in who owns the device pages: a `cache.Cache` does, and under a `host_cache.HostCache` the
 engine does.
 """
 
-import logging
-import time
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
 
-from ..coordinator.ballot import Ballot
-from ..coordinator.collective import Collective
-from ..coordinator.collectives.home_process import HomeProcess
-from ..coordinator.lanes import BallotShape
 from ..coordinator.proposal import Change, Proposal
-from ..coordinator.round import Rounds
-from ..coordinator.verdict import Verdict
-from ..errors import ConfigError, GroupError, InternalError, RankUnhealthy, UsageError
-from .arguments import require_text
-from .cache_stats import CacheStats
-from .config import TIMEOUT_S_MAX, TTL_S_MIN, CacheConfig
-from .executor.base import Executor
-from .inspection import Inspection
-from .messages import AgreedMessages, Inbox
-from .proposals import StagedProposals
-from .replica.attaching import StoreState
-from .replica.effects import NOTHING, Effects
-from .replica.parts import SOUND, Parts
-from .replica.replica import Replica
-from .replica.settings import ReplicaConfig
+from ..errors import ConfigError, UsageError
+from .arguments import require_source, require_text
+from .config import TIMEOUT_S_MAX, TTL_S_MIN
+from .member import Member
+from .replica.extent import Extent
 from .replica.tree.matching import Match
 from .replica.tree.tokens import Tokens, as_token_bytes, as_token_view
-from .shortfalls import Shortfalls
-from .tallies import Tallies
-
-_T = TypeVar("_T")
-
-FLUSH_POLL_S = 0.005
-"""How long an idle flush waits for local progress before it votes again."""
-
-ROUND_TIMES_KEPT = 1 << 17
-"""How many of the last steps are remembered with their time."""
-
-log = logging.getLogger("lockstep")
 
 
-class RankCache:
-    """One rank's member of a group.
+class RankCache(Member):
+    """The commands of both caches.
 
-    Every rank makes the same calls in the same order with the same arguments, all from one thread. The
-    exceptions are `attach_store`, `detach_store` and `store_state`, which any thread may call at any
-    time. A process that is forked from a rank's has no part in the group: commands and rounds raise
-    `UsageError` there. `release` and `close`, which a parent may have put into `finally`, do no harm.
+    `attach_store`, `detach_store` and `store_state` are for any thread, at any time.
     """
-
-    def __init__(
-        self,
-        config: CacheConfig,
-        collective: Collective,
-        executor: Executor,
-        replica_config: ReplicaConfig,
-        *,
-        clock_ms: Callable[[], int] | None = None,
-        parts: Parts = SOUND,
-        ballot: type[Ballot] = Ballot,
-        inbox: Inbox | None = None,
-    ) -> None:
-        """Put a cache together from its parts; `open` makes them from a configuration."""
-        self.config = config
-        self._executor = executor
-        shape = BallotShape(world_size=collective.world_size, seats=config.bounds.prefetches)
-        self._ballot = ballot(shape, collective.rank)
-        self._replica = Replica(replica_config, parts)
-        self._rounds = Rounds(
-            collective,
-            shape,
-            timeout_s=config.timeouts.round_s,
-            recorder=self._replica.journal,
-            epoch=replica_config.epoch,
-        )
-        self._inspection = Inspection(self._replica, self._rounds, executor)
-        self._collective = collective
-        self._home = HomeProcess()
-        self._clock_ms = clock_ms or _steady_clock_ms()
-        self._steps = 0
-        self._step_s = 0.0
-        self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
-        self._tallies = Tallies()
-        self._freed: list[str] = []
-        """Released requests whose lent device pages have become free."""
-        self._shortfalls = Shortfalls(collective.rank)
-        self._staging = StagedProposals(collective.rank, executor)
-        self._messages = AgreedMessages(inbox)
-        self._closed = False
-
-    @property
-    def inspection(self) -> Inspection:
-        """The state behind the cache, to be read only."""
-        return self._inspection
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._collective.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks that share every page."""
-        return self._collective.world_size
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """Return how much of `tokens` is cached on device and host. Changes nothing."""
         require_text(namespace)
         return self._replica.match(namespace, as_token_view(tokens))
 
-    def prefetch(self, request: str, tokens: Tokens, namespace: str = "") -> bool:
+    def prefetch(
+        self,
+        request: str,
+        tokens: Tokens,
+        namespace: str = "",
+        *,
+        extent: Extent = Extent.PAGES,
+        source: str = "",
+    ) -> bool:
         """Begin to bring from storage what would lengthen the cached part of `tokens`.
 
         Returns False if there is nothing to bring, no store, or no more room to wait. The request is
         known from here on; `release` or `abort` forgets it. Nothing is held on the device.
+
+        For what another group offers: `extent` is `Extent.KV` while it still computes the prompt, and
+        `Extent.ALL` once it offers all of `tokens`, of which the request then has the tail as well; not
+        where the engine owns the device pages, which only whole pages are loaded into.
+        `source` is the URI of that group where it serves its host memory itself, as its
+        `serving_uri` says; empty for the store. What could not be read before is asked for again.
         """
         self._require_group()
         require_text(namespace)
-        return self._follow(self._replica.prefetch(request, namespace, as_token_bytes(tokens)))
+        self._require_source(source)
+        data = as_token_bytes(tokens)
+        return self._follow(self._replica.prefetch(request, namespace, data, extent, source))
+
+    def offer(self, request: str, tokens: Tokens) -> int:
+        """Have what a request has computed in the store; return how many of `tokens` it has by now.
+
+        For a request that goes on in another group, or later in this one. Ask again after each step:
+        what is not written yet is begun. While the request computes it is whole pages of full
+        attention that count; once it is SAVED (`retract`) with just these tokens it is everything, and
+        the answer is all of them, also where a page is not full: `prefetch` with `Extent.ALL` finds it.
+        0 where there is no store, or for a request that is not admitted.
+        """
+        self._require_group()
+        return self._follow(self._replica.offer(request, as_token_bytes(tokens)))
+
+    def serve(self, request: str, tokens: Tokens, *, ttl_s: float) -> int:
+        """Let other groups read what a request has computed out of host memory; return how much by now.
+
+        As `offer`, but nothing is written: every rank's host pages are pinned, and its page server
+        answers readers, until `withdraw`, or `release`, or until nobody has called this for `ttl_s`
+        seconds of agreed time; then a request of which the tail was served has nothing any more. It
+        grows no further while host memory would be short for those who compute.
+        """
+        self._require_group()
+        if self.config.peers is None:
+            raise UsageError("nothing can be served: set `peers` when the cache is opened")
+        ttl_ms = _ttl_ms(ttl_s)
+        return self._follow(self._replica.serve(request, as_token_bytes(tokens), ttl_ms))
+
+    @property
+    def serving_uri(self) -> str:
+        """The `source` by which another group reads what is served, of this rank's place in its own.
+
+        Any rank's will do: it tells readers of the others. Empty where `peers` is not set.
+        """
+        address = self._executor.serving_address()
+        return f"peer://{address}" if address else ""
+
+    def doubt(self, request: str) -> None:
+        """Take nothing of what an admitted request has for stored: `offer` has it written again."""
+        self._require_group()
+        self._follow(self._replica.doubt(request))
+
+    def received(self, request: str, tokens: Tokens, namespace: str = "") -> int:
+        """Return how many of `tokens` an admission would find: all, if their tail has come as well.
+
+        Changes nothing.
+        """
+        require_text(namespace)
+        return self._replica.received(request, namespace, as_token_bytes(tokens))
+
+    def keys(self, tokens: Tokens, namespace: str = "") -> tuple[bytes, bytes]:
+        """Return the keys of the last whole page of `tokens` and of their tail. Changes nothing."""
+        require_text(namespace)
+        return self._replica.keys(namespace, as_token_bytes(tokens))
+
+    def withdraw(self, request: str) -> None:
+        """Serve nothing of a request any more; it can `resume` once no reader is at it on any rank."""
+        self._require_group()
+        self._follow(self._replica.withdraw(request))
+
+    def prefetch_done(self, request: str) -> bool:
+        """Say whether the stop policy lets the engine schedule the request now.
+
+        True if it has no prefetch, its prefetch has ended, or the policy is `best_effort`.
+        """
+        return self._replica.prefetch_done(request)
 
     def attach_store(self, uri: str) -> "Future[None]":
         """Propose to use a store from now on; requests go on meanwhile.
@@ -155,10 +147,6 @@ class RankCache:
         """
         return self._stage(Proposal(Change.DETACH))
 
-    def store_state(self) -> StoreState:
-        """Say how far the group is with its store, as of this rank's last step."""
-        return self._replica.store_state
-
     def pin(self, name: str, tokens: Tokens, namespace: str = "", *, ttl_s: float) -> int:
         """Keep what is cached of `tokens` for `ttl_s` seconds of agreed time, or until `unpin`.
 
@@ -167,32 +155,13 @@ class RankCache:
         """
         self._require_group()
         require_text(namespace)
-        if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
-            raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
-        data, ttl_ms = as_token_bytes(tokens), int(ttl_s * 1000)
+        data, ttl_ms = as_token_bytes(tokens), _ttl_ms(ttl_s)
         return self._follow(self._replica.pin(name, namespace, data, ttl_ms))
 
     def unpin(self, name: str) -> bool:
         """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
         self._require_group()
         return self._follow(self._replica.unpin(name))
-
-    def messages(self) -> tuple[bytes, ...]:
-        """Return the messages from outside that have become commands since the last call, in order.
-
-        The same on every rank, in the same step: one counts from the verdict on that every rank has it
-        in its inbox, and its bytes are in the digest. The inbox keeps it until it is taken here, and
-        takes no more of them than its bounds allow. Nothing where the cache has no inbox.
-        """
-        self._home.require_here()
-        return self._messages.take()
-
-    def prefetch_done(self, request: str) -> bool:
-        """Say whether the stop policy lets the engine schedule the request now.
-
-        True if it has no prefetch, its prefetch has ended, or the policy is `best_effort`.
-        """
-        return self._replica.prefetch_done(request)
 
     def witness(self, *facts: object) -> None:
         """Enter facts about the engine that must be the same on every rank into the digest.
@@ -204,183 +173,19 @@ class RankCache:
         self._home.require_here()
         self._follow(self._replica.witness(*facts))
 
-    def step(self, *, idle_s: float = 0.0) -> None:
-        """Run one round; call it once in every engine step, also when nothing is in flight.
-
-        `idle_s` is that of `end_step`. Raises `GroupError` when the epoch has ended; every later call
-        raises it too.
-        """
-        self.begin_step()
-        self.end_step(idle_s=idle_s)
-
-    def begin_step(self) -> None:
-        """Apply a verdict: the first half of a step, for an engine that decides between the halves.
-
-        With `pipeline_depth` 0 the round is this step's and is waited for here; with 1 it is the one
-        that the step before has launched.
-        """
-        started = time.perf_counter()
-        if not self.config.pipeline_depth:
-            self.open_round()
-        self.close_round()
-        self._step_s = time.perf_counter() - started
-
-    def end_step(self, *, idle_s: float = 0.0) -> None:
-        """Launch this step's round, if that was not done yet: the second half of a step.
-
-        An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
-        waits up to so long for local progress, and then for the round too, since there is no forward
-        pass to hide it behind.
-        """
-        if idle_s and not self._replica.idle:
-            self._executor.wait(idle_s)
-        started = time.perf_counter()
-        if self.config.pipeline_depth:
-            self.open_round()
-            if idle_s:
-                self.close_round()
-        self._round_s.append(self._step_s + time.perf_counter() - started)
-
-    def open_round(self) -> None:
-        """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
-        self._home.require_here()
-        for progress in self._executor.progress():
-            self._ballot.note(progress)
-        trouble = self._executor.trouble()
-        if trouble is not None:
-            log.error("rank %d cannot go on: %s", self.rank, trouble)
-        try:
-            self._rounds.open(
-                self._replica.seats(),
-                self._replica.digest,
-                self._ballot,
-                healthy=trouble is None,
-                time_ms=self._clock_ms(),
-                staged=self._staging.vote(),
-                messages=self._messages.count,
+    def _require_source(self, source: str) -> None:
+        require_source(source)
+        if source and self.config.peers is None:
+            raise UsageError(
+                "nothing can be read from another group: set `peers` when the cache is opened"
             )
-        except (GroupError, InternalError) as error:
-            self._staging.close(error)
-            raise
-        self._steps += 1
-
-    def close_round(self) -> None:
-        """Apply the verdict of the pending round, if there is one."""
-        if self._rounds.pending or self._rounds.ended_by is not None:
-            try:
-                effects = self._apply(self._rounds.close())
-                if effects.lost is not None:
-                    self._rounds.end(RankUnhealthy(effects.lost))
-            except (GroupError, InternalError) as error:
-                self._staging.close(error)
-                raise
-            self._follow((None, effects))
-
-    def flush(self) -> bool:
-        """Run rounds until nothing is in flight: what was inserted is backed up and persisted.
-
-        What failed, or found no room, is not tried again; `stats().operations` counts it.
-        Returns False if that took longer than `timeouts.flush_s` in agreed time, on every rank alike.
-        """
-        self.step()
-        return self._step_until(lambda: self._replica.idle, self.config.timeouts.flush_s)
-
-    def close(self, *, flush: bool = True) -> None:
-        """Flush, then stop I/O and leave the group. Safe after errors; may be called twice.
-
-        `flush=False` drops what is in flight; every rank must then do the same. In a process that was
-        forked from this rank's, which has none of its threads, this does nothing.
-        """
-        if self._closed or not self._home.is_here:
-            return
-        self._closed = True
-        try:
-            if flush and self._rounds.ended_by is None:
-                self.flush()
-            if self._rounds.pending:
-                self.close_round()
-        except GroupError as error:
-            log.warning("rank %d closes without its group: %s", self.rank, error)
-        finally:
-            self._staging.close(UsageError("the cache is closed"))
-            self._executor.close()
-            self._collective.close()
-
-    def abandon(self) -> None:
-        """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
-
-        For a rank that ends by an error of its own: the others notice, and end with a named one.
-        """
-        if not self._closed and self._home.is_here:
-            self._closed = True
-            self._staging.close(UsageError("the cache is closed"))
-            self._collective.close()
-            self._executor.close()
-
-    def stats(self) -> CacheStats:
-        """Return what this rank has done so far."""
-        return CacheStats(
-            steps=self._steps,
-            rounds=self._rounds.count,
-            transport=self._collective.transport,
-            collectives=self._collective.launches,
-            round_us=[seconds * 1e6 for seconds in self._round_s],
-            replica=self._tallies.stats(),
-            bytes_moved=self._executor.bytes_moved(),
-            pages_corrupt=self._executor.pages_corrupt(),
-            storage_late=self._executor.late_calls(),
-            store=self.store_state(),
-            digest=self._replica.digest,
-        )
-
-    def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
-        """Run rounds until `done`, which follows from the replica; False after `patience_s`.
-
-        In agreed time, so on every rank alike, and from the first of these rounds on: an engine that
-        was idle has heard of no time since its last one, or of none at all (0).
-        """
-        began_ms = 0
-        while not done():
-            self.step(idle_s=FLUSH_POLL_S)
-            now_ms = self._replica.agreed_ms
-            began_ms = began_ms or now_ms
-            if now_ms - began_ms > patience_s * 1000:
-                return done()
-        return True
-
-    def _apply(self, verdict: Verdict) -> Effects:
-        return self._replica.apply(verdict)
 
     def _stage(self, proposal: Proposal) -> "Future[None]":
         self._home.require_here()
         return self._staging.stage(proposal)
 
-    def _require_group(self) -> None:
-        self._home.require_here()
-        if self._rounds.ended_by is not None:
-            # The one error is raised each time, and would keep all that it has passed through.
-            raise self._rounds.ended_by.with_traceback(None)
 
-    def _follow(self, outcome: tuple[_T, Effects]) -> _T:
-        """Do what follows from a command or a verdict, in its order, and return the answer."""
-        answer, effects = outcome
-        if effects is not NOTHING:
-            if effects.expectations:
-                self._ballot.follow(effects.expectations)
-            if effects.orders:
-                self._executor.carry_out(effects.orders)
-            if effects.decisions:
-                self._staging.decide(effects.decisions)
-            self._freed += effects.freed
-            if effects.notices:
-                self._tallies.fold(effects.notices)
-                self._shortfalls.tell_of(effects.notices)
-            for number, content in self._messages.agree(effects.messages):
-                self._follow(self._replica.hear(number, content))
-        return answer
-
-
-def _steady_clock_ms() -> Callable[[], int]:
-    """Return a clock that is set to the wall clock once and never jumps, as deadlines need."""
-    base_ns = time.time_ns() - time.monotonic_ns()
-    return lambda: (base_ns + time.monotonic_ns()) // 1_000_000
+def _ttl_ms(ttl_s: float) -> int:
+    if not TTL_S_MIN <= ttl_s <= TIMEOUT_S_MAX:
+        raise UsageError(f"ttl_s is {ttl_s}, must be {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}")
+    return int(ttl_s * 1000)

@@ -53,6 +53,7 @@ TYPES: dict[int, type] = {
     40: orders.Cancel,
     41: orders.AttachStore,
     42: orders.DetachStore,
+    43: orders.Serve,
     50: effects.Effects,
     51: effects.Decision,
     60: notices.Stored,

@@ -17,7 +17,7 @@ from ..coordinator.proposal import Change, Proposal
 from ..errors import LockstepError, UsageError
 from ..ranks.rank_cache import RankCache
 from ..ranks.replica.attaching import StoreState
-from ..ranks.replica.replica import KEEPS_TOO_MUCH
+from ..ranks.replica.operations.quarantine import KEEPS_TOO_MUCH
 from .checkers.findings.finding import Violated
 from .checkers.findings.storage import (
     AgreedOtherwise,

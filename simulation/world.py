@@ -1,12 +1,20 @@
 """The world of one schedule: settings, sizes and tempo, drawn from the seed before anything happens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..page_format.page_layout import Column, PageLayout
-from ..ranks.config import Bounds, CacheConfig, Recurrent, SlidingWindow, Timeouts
+from ..ranks.config import (
+    Bounds,
+    CacheConfig,
+    ComponentConfig,
+    Peers,
+    Recurrent,
+    SlidingWindow,
+    Timeouts,
+)
 from ..ranks.orders import KV_POOL
 from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
@@ -117,6 +125,16 @@ class World:
         )
 
 
+def _draw_layout(random: Random, ranks: int) -> PageLayout:
+    column = Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8")
+    return PageLayout(page_tokens=random.choice((1, 2, 3, 4, 4, 4)), columns=(column,))
+
+
+def _owned(components: Sequence[ComponentConfig], l1: str) -> tuple[ComponentConfig, ...]:
+    """Return the components without device pages, where those are the engine's."""
+    return tuple(each if l1 == REPLICA else replace(each, device_pages=0) for each in components)
+
+
 def draw_world(
     seed: int,
     *,
@@ -137,14 +155,11 @@ def draw_world(
     plan = _draw_plan(random, seed, faults=faults, ranks=ranks, steps=steps)
     requests_max = random.choice((1, 2, 2, 3, 3, 4, 6, 8))
     prompt_pages_max = random.randint(4, 14)
-    pools = _draw_pools(random, requests_max, prompt_pages_max, tiny=plan.tiny_pools)
-    device_pages, host_pages = pools
-    owned = l1 == REPLICA
-    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), not owned)
-    layout = PageLayout(
-        page_tokens=random.choice((1, 2, 3, 4, 4, 4)),
-        columns=(Column(name="kv", layers=1, heads=ranks, elements=1, dtype="uint8"),),
+    device_pages, host_pages = _draw_pools(
+        random, requests_max, prompt_pages_max, tiny=plan.tiny_pools
     )
+    policies = draw_policies(Random(f"{seed}/{faults}/{ranks}/policies"), l1 != REPLICA)
+    layout = _draw_layout(random, ranks)
     components = draw_components(
         model,
         profile,
@@ -157,10 +172,11 @@ def draw_world(
     config = CacheConfig(
         model="simulated",
         layout=layout,
-        components=tuple(each if owned else replace(each, device_pages=0) for each in components),
-        device_pages=device_pages if owned else 0,
+        components=_owned(components, l1),
+        device_pages=device_pages if l1 == REPLICA else 0,
         host_pages=host_pages,
         store="memory://" if random.random() < 0.94 else None,
+        peers=Peers(),
         stop_policy=_draw_stop_policy(random),
         write_policy=policies.write_policy,
         selective_hits=policies.selective_hits,

@@ -73,15 +73,29 @@ class ForwardPass:
                 pool, np.concatenate(slots), [each.tokens.state_key(each.stop) for each in spans]
             )
 
-    def verify(self, request: str, tokens: KeyedTokens, computed: int) -> dict[str, ComparedPages]:
+    def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
+        """Give the page that is not full yet its contents, which `compute` leaves out.
+
+        For a request that is to be moved with everything that it has.
+        """
+        for pool, pages, keys in self._begun(request, tokens, computed):
+            self._fill(pool, pages, keys)
+
+    def verify(
+        self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
+    ) -> dict[str, ComparedPages]:
         """Compare what the token at position `computed` needs; return it by pool.
 
-        Those are all whole pages before it in full attention, those in its window, and the state.
+        Those are all whole pages before it in full attention, those in its window, and the state; of a
+        request that was moved with everything that it has, the page that is not full yet as well.
         """
-        return {
-            pool: self._verify(pool, pages, keys)
-            for pool, pages, keys in self._needed(request, tokens, computed)
-        }
+        counts: dict[str, ComparedPages] = {}
+        begun = self._begun(request, tokens, computed) if moved else ()
+        for pool, pages, keys in (*self._needed(request, tokens, computed), *begun):
+            before = counts.get(pool, ComparedPages(0, 0))
+            found = self._verify(pool, pages, keys)
+            counts[pool] = ComparedPages(before.pages + found.pages, before.corrupt + found.corrupt)
+        return counts
 
     def _completed(self, pool: str, span: TokenSpan) -> tuple[Pages, list[bytes]]:
         """Return the pages that end within the span, and their keys."""
@@ -111,6 +125,14 @@ class ForwardPass:
         if computed:
             for pool in self._states:
                 yield pool, self._cache.page_table(request, pool), [tokens.state_key(computed)]
+
+    def _begun(
+        self, request: str, tokens: KeyedTokens, computed: int
+    ) -> Iterator[tuple[str, Pages, list[bytes]]]:
+        whole, rest = divmod(computed, self._page_tokens)
+        for pool in (KV_POOL, *self._windows) if rest else ():
+            page = self._cache.page_table(request, pool)[whole : whole + 1]
+            yield pool, page, [tokens.state_key(computed)]
 
     def _fill(self, pool: str, pages: Pages, keys: list[bytes]) -> None:
         if keys:

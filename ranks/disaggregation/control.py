@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 from ...errors import UsageError
+from ..arguments import require_source
 from .manifest import (
     TOKENS_MAX,
     HandoffManifest,
@@ -79,6 +80,7 @@ class Announce:
         require_request(self.request)
         require_range(self.tokens, "tokens", TOKENS_MAX)
         require_text(self.source, "source")
+        require_source(self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import msgpack
 from ...errors import UsageError
 from ...page_format.namespace import Namespace, layouts_record
 from ...page_format.page_layout import PageLayout
+from ..arguments import require_source
 from .refusal import Refusal, Refused
 
 KEY_BYTES: Final = 32
@@ -92,6 +93,7 @@ class HandoffManifest:
         require_hex(self.layout_fingerprint, "layout_fingerprint")
         for name in ("namespace", "weights_version", "source"):
             require_text(getattr(self, name), name)
+        require_source(self.source)
         require_range(self.tokens, "tokens", TOKENS_MAX)
         require_range(self.first_token, "first_token", TOKEN_MAX)
         for name in ("end_key", "tail_key"):

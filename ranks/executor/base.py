@@ -1,12 +1,12 @@
 """The interface of an executor: it carries out orders, reports progress, and ends cleanly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
-from ..orders import Direction, Order
+from ..orders import Direction, ObjectTransfer, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,34 @@ class LateCalls:
     calls: int = 0
     waited_s: float = 0.0
     """How long these calls took, added up, though calls run side by side."""
+
+
+class PageServer(Protocol):
+    """Lets readers of other groups have host pages of this rank; see `orders.Serve`."""
+
+    @property
+    def address(self) -> str:
+        """Where readers reach it, as host:port."""
+        ...
+
+    def serve(self, operation: int, transfers: Sequence[ObjectTransfer]) -> None:
+        """Let readers have these pages, beside others of the operation; does not wait."""
+        ...
+
+    def withdraw(self, operation: int, on_quiet: Callable[[int], None]) -> None:
+        """Let nobody begin to read them any more; does not wait.
+
+        `on_quiet` is called once with the operation, from any thread, when no reader touches them.
+        """
+        ...
+
+    def trouble(self) -> str | None:
+        """Say why it has ended by itself, or None."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Cut all readers off; say whether nothing touches a page any more in time. Idempotent."""
+        ...
 
 
 class Executor(Protocol):
@@ -79,6 +107,10 @@ class Executor(Protocol):
 
     def unstage(self, proposal: Proposal) -> None:
         """Give up what was staged: its store is closed again in the background."""
+        ...
+
+    def serving_address(self) -> str:
+        """Return where readers of other groups find this rank's pages; empty if they cannot."""
         ...
 
     def bytes_moved(self) -> BytesMoved:

@@ -48,6 +48,9 @@ class CopyEngine(Protocol):
     never raised.
     """
 
+    seals: Seals
+    """The checksums of pages whose bytes nothing else checks."""
+
     def begin(
         self, direction: Direction, transfers: Sequence[CopyTransfer], operation: int
     ) -> None:
@@ -156,7 +159,7 @@ class CpuCopies:
     def __init__(self, pools: Mapping[str, TierPools], report: ReportCopy) -> None:
         self._tiers = dict(pools)
         self._pools = {name: _CpuPages(pair) for name, pair in pools.items()}
-        self._seals = Seals(pools)
+        self.seals = Seals(pools)
         self._report = report
         self._unfinished: dict[int, CopyJob] = {}
         self._thread = CopyThread("lockstep-copies", self._work)
@@ -203,14 +206,14 @@ class CpuCopies:
             page_bytes = pages.pools.layout.page_bytes
             pairs = page_pairs(job, transfer, pages.pools)
             if job.direction is Direction.TO_DEVICE:
-                self._seals.check(transfer)
+                self.seals.check(transfer)
             for host, device, count in page_runs(pairs, max(1, _RUN_BYTES_MAX // page_bytes)):
                 if job.cancelled:
                     return
                 pages.copy(job.direction, host, device, count)
                 job.nbytes += count * page_bytes
         if job.direction is Direction.TO_HOST:
-            self._seals.seal(job.transfers)
+            self.seals.seal(job.transfers)
 
 
 def _rows(words: torch.Tensor) -> npt.NDArray[np.void]:

@@ -15,7 +15,7 @@ import torch
 
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
-from ...errors import UsageError
+from ...errors import InternalError, UsageError
 from ...storage_backends.base import Counters
 from ..agreed_pools import AgreedPool
 from ..config import CacheConfig
@@ -33,15 +33,16 @@ from ..orders import (
     LookUp,
     Order,
     Put,
+    Serve,
 )
-from .base import BytesMoved, LateCalls
+from .base import BytesMoved, LateCalls, PageServer
 from .copies import CopyEnded, CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies
 from .engine_pages import EnginePages
 from .flights import Flights, Report
 from .pools import DevicePool, HostPool, TierPools, make_pools
 from .population import Population
-from .storage_loop import TimedOrder, refusal
+from .storage_loop import StorageOrder, StorageQuiet, TimedOrder, refusal
 from .stores import OPEN_TIMEOUT_S, Connect, StoreAccess, Stores
 
 _log = logging.getLogger(__name__)
@@ -64,10 +65,14 @@ class RankExecutor:
         pools: Mapping[str, TierPools],
         *,
         connect: Connect | None = None,
+        connect_source: Connect | None = None,
         inflight_bytes: int = 256 << 20,
         close_timeout_s: float = 10.0,
     ) -> None:
-        """There is no store yet; `connect` is for those that are attached later."""
+        """There is no store yet; `connect` is for those that are attached later.
+
+        `connect_source` says how to read from another group by its URI.
+        """
         self._pools = dict(pools)
         self._close_timeout_s = close_timeout_s
         self._inbox: SimpleQueue[Report] = SimpleQueue()
@@ -75,6 +80,7 @@ class RankExecutor:
         self._flights = Flights(lent=self._lent)
         self._held: dict[int, CopyToHost | CopyToDevice] = {}
         """Copies that wait for `begin_copies`, in the order in which they were ordered."""
+        self._server: PageServer | None = None
         self._closed = False
         self._population: Population | None = None
         self._copies: CopyEngine
@@ -86,6 +92,7 @@ class RankExecutor:
             {name: pair.host for name, pair in self._pools.items()},
             self._inbox.put,
             connect=connect,
+            connect_source=connect_source,
             inflight_bytes=inflight_bytes,
             close_timeout_s=close_timeout_s,
         )
@@ -98,6 +105,7 @@ class RankExecutor:
         device: torch.device | Mapping[str, EnginePages],
         *,
         connect: Connect,
+        connect_source: Connect | None = None,
     ) -> Self:
         """Make all pools, open the store that `config` names, if any, and start.
 
@@ -112,6 +120,7 @@ class RankExecutor:
             executor = cls(
                 pools,
                 connect=connect,
+                connect_source=connect_source,
                 inflight_bytes=config.bounds.inflight_bytes,
                 close_timeout_s=config.timeouts.quiesce_s,
             )
@@ -134,6 +143,10 @@ class RankExecutor:
     def open_store(self, access: StoreAccess, timeout_s: float = OPEN_TIMEOUT_S) -> None:
         """Open a store, wait for it, and use it; raises what keeps it from opening."""
         self._stores.open(access, timeout_s)
+
+    def serve_with(self, server: PageServer) -> None:
+        """Let a server answer readers of other groups; it is the executor's from now on."""
+        self._server = server
 
     @property
     def device_pools(self) -> Mapping[str, DevicePool]:
@@ -174,9 +187,19 @@ class RankExecutor:
                     self._begin_copy(order, now)
                 case Fork():
                     self._copies.fork(order.pool, order.source, order.destination)
+                case LookUp() | Fetch() if order.source:
+                    self._flights.begin(order, now)
+                    self._submit([TimedOrder(order, now + order.timeout_s)], order.source)
                 case LookUp() | Fetch() | Put():
                     self._flights.begin(order, now)
-                    for_storage.append(TimedOrder(order, now + order.timeout_s))
+                    if isinstance(order, Put) and not self._may_leave(order):
+                        self._refuse(order)
+                    else:
+                        for_storage.append(TimedOrder(order, now + order.timeout_s))
+                case Serve():
+                    self._flights.keep(order)
+                    if self._may_leave(order):
+                        self._server_of_pages.serve(order.operation, order.transfers)
                 case Fence():
                     self._fence(order, now + order.timeout_s)
                 case Cancel():
@@ -228,7 +251,8 @@ class RankExecutor:
 
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""
-        return self._copies.trouble() or self._stores.trouble() or self._flights.stuck
+        served = None if self._server is None else self._server.trouble()
+        return self._copies.trouble() or self._stores.trouble() or self._flights.stuck or served
 
     def stage(self, proposal: Proposal) -> None:
         """Begin to open the store of a proposal; see `Executor`."""
@@ -241,6 +265,10 @@ class RankExecutor:
     def unstage(self, proposal: Proposal) -> None:
         """Close the store of a staged proposal again."""
         self._stores.unstage(proposal)
+
+    def serving_address(self) -> str:
+        """See `Executor`."""
+        return "" if self._server is None else self._server.address
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far, as far as `progress` has reported them."""
@@ -274,6 +302,8 @@ class RankExecutor:
         self._copies.stop()
         self._stores.stop()
         quiet = self._copies.join(self._close_timeout_s)
+        if self._server is not None:
+            quiet &= self._server.close(max(0.0, until - time.monotonic()))
         if self._population is not None:
             quiet &= self._population.join(max(0.0, until - time.monotonic()))
         quiet &= self._stores.join(max(0.0, until - time.monotonic()))
@@ -296,11 +326,26 @@ class RankExecutor:
     def _cancel(self, order: Cancel, now: float, for_storage: list[TimedOrder]) -> None:
         self._drop(order.operation)
         timed = TimedOrder(order, now + order.timeout_s)
+        source = self._flights.source_of(order.operation)
         going_on = self._flights.cancel(order.operation, timed.deadline)
         if isinstance(going_on, CopyToHost | CopyToDevice):
             self._copies.cancel(order.operation)
+        elif isinstance(going_on, Serve):
+            self._server_of_pages.withdraw(order.operation, self._read_no_more)
+        elif source:
+            self._submit([timed], source)
         else:
             for_storage.append(timed)
+
+    def _read_no_more(self, operation: int) -> None:
+        """Note, from the server's thread, that no reader touches what an operation has served."""
+        self._inbox.put(StorageQuiet(operation, 0, 0))
+
+    @property
+    def _server_of_pages(self) -> PageServer:
+        if self._server is None:
+            raise InternalError("pages are to be served, and nothing was opened to serve them")
+        return self._server
 
     def _fence(self, order: Fence, deadline: float) -> None:
         for number in order.operations:
@@ -324,9 +369,22 @@ class RankExecutor:
         else:
             self._stores.detach()
 
-    def _submit(self, orders: Sequence[TimedOrder]) -> None:
-        if not orders or self._stores.submit(orders):
+    def _submit(self, orders: Sequence[TimedOrder], source: str = "") -> None:
+        if not orders or self._stores.submit(orders, source):
             return
         for timed in orders:
-            for report in refusal(timed.order):
-                self._flights.note(report)
+            self._refuse(timed.order)
+
+    def _refuse(self, order: StorageOrder) -> None:
+        for report in refusal(order):
+            self._flights.note(report)
+
+    def _may_leave(self, order: Put | Serve) -> bool:
+        """Say whether what a request has saved is as it was saved; it is given to nobody otherwise."""
+        if self._copies.seals.are_whole(order.transfers):
+            return True
+        _log.error(
+            "operation %d: host pages do not hold what was saved there; they go to nobody",
+            order.operation,
+        )
+        return False

@@ -18,14 +18,16 @@ from ...coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
-from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put
+from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
 from .base import BytesMoved
 from .copies import CopyEnded
 from .deadlines import Deadlines
 from .storage_loop import StorageQuiet, StorageReport
 
 Report = StorageReport | CopyEnded
-Tracked = LookUp | Fetch | Put | CopyToHost | CopyToDevice
+Timed = LookUp | Fetch | Put | CopyToHost | CopyToDevice
+"""Orders that have to end in a time."""
+Tracked = Timed | Serve
 
 _log = logging.getLogger(__name__)
 
@@ -85,13 +87,23 @@ class Flights:
         """Add an operation that does not begin yet: its time runs from `begin` on."""
         self._flights[order.operation] = _Flight(order)
 
-    def begin(self, order: Tracked, now: float) -> None:
+    def keep(self, order: Serve) -> None:
+        """Add an operation that has no end but its cancel; it may be there already."""
+        self._flights.setdefault(order.operation, _Flight(order))
+
+    def begin(self, order: Timed, now: float) -> None:
         """Begin an operation, new or put off; its time is up `order.timeout_s` after `now`."""
         pages = 0
         if isinstance(order, Fetch):
             pages = sum(len(transfer.keys) for transfer in order.transfers)
         self._flights[order.operation] = _Flight(order, pages)
         self._deadlines.put(order.operation, now + order.timeout_s)
+
+    def source_of(self, operation: int) -> str:
+        """Return the group that an operation reads from; empty for the store, or for none."""
+        flight = self._flights.get(operation)
+        order = None if flight is None else flight.order
+        return order.source if isinstance(order, LookUp | Fetch) else ""
 
     def cancel(self, operation: int, deadline: float) -> Tracked | None:
         """Note that `operation` is to fall quiet, by `deadline`; return it unless it is quiet."""

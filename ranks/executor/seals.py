@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from ...errors import StorageError
-from ..orders import CopyTransfer
+from ..orders import CopyTransfer, ObjectTransfer
 from .pools import TierPools
 
 
@@ -19,7 +19,7 @@ class SealBroken(StorageError):
 
 
 class Seals:
-    """The checksums by pool and host page. One thread seals a page, and later one checks it."""
+    """The checksums by pool and host page. One thread seals a page, and later ones check it."""
 
     def __init__(self, pools: Mapping[str, TierPools]) -> None:
         self._pools = pools
@@ -38,6 +38,15 @@ class Seals:
                 raise SealBroken(
                     f"host page {page} of pool {transfer.pool!r} does not hold what was saved there"
                 )
+
+    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
+        """Say whether the pages of sealed transfers out of host memory are as sealed; they stay so."""
+        return all(
+            self._known.get((transfer.pool, page)) == self._checksum(transfer.pool, page)
+            for transfer in transfers
+            if transfer.sealed
+            for page in transfer.pages
+        )
 
     def _checksum(self, pool: str, page: int) -> int:
         return xxhash.xxh3_64_intdigest(self._pools[pool].host.page(page))

@@ -109,6 +109,8 @@ class StorageLoop:
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self._open_by = self._open_timeout_s = 0.0
         self._is_open = False
+        self._early: list[Sequence[TimedOrder]] | None = []
+        """What was handed in before the backend was open; None from then on."""
         self._refusal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="lockstep-storage", daemon=True)
 
@@ -150,7 +152,10 @@ class StorageLoop:
                 )
 
     def submit(self, orders: Sequence[TimedOrder]) -> bool:
-        """Hand in orders; False if the loop has ended, and does not carry them out."""
+        """Hand in orders; False if the loop has ended, and does not carry them out.
+
+        They wait until the backend is open, and are refused if it does not open.
+        """
         if self._trouble is not None:
             return False
         try:
@@ -162,6 +167,10 @@ class StorageLoop:
     def trouble(self) -> str | None:
         """Say why the loop has ended, or None."""
         return self._trouble
+
+    def is_idle(self) -> bool:
+        """Say whether nothing runs, as far as the engine's thread can tell."""
+        return not (self._transfers or self._lookups or self._early)
 
     def counters(self) -> Counters:
         """Return what the backend has seen since it was opened."""
@@ -199,9 +208,12 @@ class StorageLoop:
             self._made = self._make_backend()
             await self._made.open(self._objects.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
+            self._trouble = f"the store did not open: {error}"
             self._opened.put(error)
+            self._take_early()
             return
         self._opened.put(None)
+        self._take_early()
         await self._stopping.wait()
         await self._shut_down()
 
@@ -215,7 +227,15 @@ class StorageLoop:
             for progress in transfer.concluded():
                 self._report(progress)
 
+    def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for orders in early:
+            self._accept(orders)
+
     def _accept(self, orders: Sequence[TimedOrder]) -> None:
+        if self._early is not None and self._trouble is None:
+            self._early.append(orders)
+            return
         for timed in orders:
             order = timed.order
             if self._stopping.is_set() or self._trouble is not None:

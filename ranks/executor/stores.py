@@ -6,7 +6,7 @@ last call has returned. All but `stage` is called from the engine's thread.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
@@ -16,6 +16,7 @@ from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
+from .sources import Sources, sum_of
 from .storage_loop import StorageLoop, StorageReport, TimedOrder
 from .storage_transfers import RankObjects
 from .writers import WriterShare
@@ -54,15 +55,18 @@ class Stores:
         report: Callable[[StorageReport], None],
         *,
         connect: Connect | None,
+        connect_source: Connect | None = None,
         inflight_bytes: int,
         close_timeout_s: float,
     ) -> None:
         self._pools = pools
         self._report = report
         self._connect = connect
+        self._connect_source = connect_source
         self._room = InflightBytes(inflight_bytes)
         self._late = LateCallsLog()
         self._close_timeout_s = close_timeout_s
+        self._sources = Sources(self._loop_from, close_timeout_s)
         self._used: StorageLoop | None = None
         self._staged: dict[int, StorageLoop | str] = {}
         """The store of a staged proposal, or why there is none, by the proposal; at most one."""
@@ -133,8 +137,10 @@ class Stores:
             self._let_go(self._used)
             self._used = None
 
-    def submit(self, orders: Sequence[TimedOrder]) -> bool:
-        """Hand orders to the store in use; False if there is none that carries them out."""
+    def submit(self, orders: Sequence[TimedOrder], source: str = "") -> bool:
+        """Hand orders to the store in use, or to a source; False if there is none for them."""
+        if source:
+            return self._sources.submit(source, orders)
         return self._used is not None and self._used.submit(orders)
 
     def trouble(self) -> str | None:
@@ -145,7 +151,7 @@ class Stores:
         """Return what all stores have seen that were opened, but for one that is only staged."""
         self._forget_closed()
         seen = [loop.counters() for loop in (*self._closing, self._used) if loop is not None]
-        return sum_of(self._past, *seen)
+        return sum_of(self._past, *seen, self._sources.counters())
 
     def late_calls(self) -> LateCalls:
         """Return the calls to all stores that ran out of their time."""
@@ -153,6 +159,7 @@ class Stores:
 
     def stop(self) -> None:
         """Cancel everything, in every store; does not wait."""
+        self._sources.stop()
         self.detach()
         for digest in list(self._staged):
             staged = self._staged.pop(digest)
@@ -163,7 +170,12 @@ class Stores:
         """After `stop`: wait until nothing touches the pools; say whether that is so."""
         until = time.monotonic() + timeout_s
         ended = [loop.join(max(0.0, until - time.monotonic())) for loop in self._closing]
-        return all(ended)
+        return all(ended) and self._sources.join(max(0.0, until - time.monotonic()))
+
+    def _loop_from(self, source: str) -> StorageLoop:
+        if self._connect_source is None:
+            raise ConfigError("this executor reads from no other group")
+        return self._loop(self._connect_source(source))
 
     def _loop(self, access: StoreAccess) -> StorageLoop:
         objects = RankObjects(
@@ -204,10 +216,3 @@ class Stores:
             else:
                 closing.append(loop)
         self._closing = closing
-
-
-def sum_of(*counters: Counters) -> Counters:
-    """Return the counters added up, one by one."""
-    return Counters(
-        **{each.name: sum(getattr(one, each.name) for one in counters) for each in fields(Counters)}
-    )

@@ -11,7 +11,6 @@ more than half of host memory.
 
 from enum import StrEnum
 
-from ...coordinator.operation import Kind
 from ...coordinator.proposal import Change, Readiness, change_of
 from ...coordinator.verdict import Proposed
 from ..orders import AttachStore, DetachStore
@@ -112,8 +111,7 @@ class Attaching:
 
     def _end_draining(self) -> None:
         """Let go of a store for which nothing is in flight but what never falls quiet."""
-        working = self._agenda.working
-        if self._store.draining and not (working[Kind.PREFETCH] or working[Kind.PERSIST]):
+        if self._store.draining and not self._agenda.working_for_store:
             self._store.drained()
             self._outbox.orders.append(DetachStore())
 

@@ -288,8 +288,11 @@ def _check_bounds(replica: Replica) -> None:
     active = prefetching.active.values()
     seated = {each.seat: Seat(each.id, each.phase, each.bound) for each in active}
     _require(agenda.seats().taken() == seated, 9, "the seats are not the active prefetches'")
-    working = Counter(each.kind for each in in_flight if each.phase is not Phase.QUARANTINED)
-    _require(agenda.working == working, 9, "the operations that work are miscounted")
+    rest = (Phase.QUARANTINED, Phase.SERVING)
+    working = Counter(each.kind for each in in_flight if each.phase not in rest)
+    for_store = sum(each.is_for_store for each in in_flight if each.phase not in rest)
+    counted = agenda.working == working and agenda.working_for_store == for_store
+    _require(counted, 9, "the operations that work are miscounted")
     issued = sum(isinstance(each, Persist) and each.phase is Phase.ISSUED for each in in_flight)
     _require(replica.persisting.issued == issued, 9, "the persists in flight are miscounted")
     quarantined = len(agenda.queues()[Queue.QUARANTINE])

@@ -8,6 +8,7 @@ from .device.owned import OwnedDevice
 from .operations.agenda import Agenda
 from .operations.backing_up import BackingUp
 from .operations.loading_back import LoadingBack
+from .operations.offering import Offering
 from .operations.persisting import Persisting
 from .operations.saving import Saving
 from .pinning import Pinning
@@ -32,6 +33,7 @@ class Parts:
     persisting: type[Persisting] = Persisting
     loading_back: type[LoadingBack] = LoadingBack
     saving: type[Saving] = Saving
+    offering: type[Offering] = Offering
     owned: type[OwnedDevice] = OwnedDevice
     lent: type[LentDevice] = LentDevice
     pinning: type[Pinning] = Pinning

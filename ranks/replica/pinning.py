@@ -6,11 +6,10 @@ everywhere.
 """
 
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 from ...errors import UsageError
 from .basis import Basis
+from .deadlines import AgreedDeadlines
 from .operations.backing_up import BackingUp
 from .requests import Requests, require_name
 from .tree.holds import Receipt
@@ -35,18 +34,6 @@ class Pin:
     """The node whose coming to host memory is awaited, while some of the prefix is not there."""
 
 
-class _Deadline(NamedTuple):
-    """When a pin ends, in agreed time; of several the one that was made first comes first."""
-
-    until_ms: int
-    number: int
-    pin: Pin
-
-
-_STALE_SPARE = 64
-"""Deadlines of pins that have ended which may wait beside as many as there are pins."""
-
-
 class Pinning:
     """The pins by name. A step costs what ends in it, however many there are (rule R15)."""
 
@@ -67,11 +54,7 @@ class Pinning:
         """Pins that lock device pages as well, by the node that each awaits in host memory."""
         self._came: list[Pin] = []
         """Pins whose awaited node has come to host memory since `look_after` was last called."""
-        self._undated: list[Pin] = []
-        """Pins that were made while no time had been agreed on."""
-        self._deadlines: list[_Deadline] = []
-        """The deadlines as a heap. One is stale once its pin has ended."""
-        self._dated = 0
+        self._deadlines: AgreedDeadlines[Pin] = AgreedDeadlines()
         prefixes.residence.came_to_host = self._came_to_host
 
     def pin(self, name: str, place: Place, tokens: bytes, ttl_ms: int) -> int:
@@ -108,9 +91,7 @@ class Pinning:
             self._backing_up.write_through(node)
             self._await(pin)
         self.pins[name] = pin
-        self._undated.append(pin)
-        if self._clock.agreed_ms:
-            self._date(self._clock.agreed_ms)
+        self._deadlines.set(pin, ttl_ms, self._clock.agreed_ms)
         self._journal.record("pin", name, node.id, ttl_ms)
         return best * self._config.page_tokens
 
@@ -124,9 +105,7 @@ class Pinning:
         self._count(HOST, pin, -1)
         self._leave_device(pin)
         self._residence.prune(pin.node)
-        if len(self._deadlines) > 2 * len(self.pins) + _STALE_SPARE:
-            self._deadlines = [each for each in self._deadlines if self._is_kept(each.pin)]
-            heapify(self._deadlines)
+        self._deadlines.drop(pin)
         return True
 
     def drop_all(self) -> None:
@@ -136,14 +115,8 @@ class Pinning:
 
     def look_after(self) -> None:
         """End pins whose deadline has passed, and locks of those that host memory has all of by now."""
-        now_ms, deadlines = self._clock.agreed_ms, self._deadlines
-        if self._undated and now_ms:
-            self._date(now_ms)
-        while deadlines and deadlines[0].until_ms <= now_ms:
-            pin = heappop(deadlines).pin
-            if self._is_kept(pin):
-                self.unpin(pin.name)
-                deadlines = self._deadlines
+        for pin in self._deadlines.passed(self._clock.agreed_ms):
+            self.unpin(pin.name)
         came, self._came = self._came, []
         for pin in filter(self._is_kept, came):
             self._await(pin)
@@ -166,13 +139,6 @@ class Pinning:
         pin.awaits, _ = missing[-1]
         pin.awaits.ends += 1
         self._awaiting.setdefault(pin.awaits, {})[pin.name] = pin
-
-    def _date(self, now_ms: int) -> None:
-        """Give the pins that have none their deadlines, counted from now on."""
-        undated, self._undated = self._undated, []
-        for pin in filter(self._is_kept, undated):
-            self._dated += 1
-            heappush(self._deadlines, _Deadline(now_ms + pin.ttl_ms, self._dated, pin))
 
     def _is_kept(self, pin: Pin) -> bool:
         return self.pins.get(pin.name) is pin

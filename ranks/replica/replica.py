@@ -6,9 +6,7 @@ nor executor. A command returns its answer and the `Effects` that follow; a verd
 What only reads is a property, or says so, and leaves the digest as it was.
 """
 
-from collections.abc import Callable, Sequence
-from functools import update_wrapper
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
@@ -18,43 +16,24 @@ from ..orders import KV_POOL
 from .answers import Admission, Wait
 from .attaching import StoreState
 from .basis import Basis
+from .command import command
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
 from .device.owned import OwnedDevice
 from .effects import Effects
+from .extent import Extent
 from .hearing import Hearing
 from .notices import Reset
-from .operations.kinds import Copy, Operation, Prefetch
-from .operations.quarantine import Quarantine
+from .operations.kinds import Copy, Operation, Persist, Prefetch, Serving
+from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
 from .pages import PageRun
 from .parts import SOUND, Parts
-from .requests import LoadState, Request
+from .requests import LoadState, Request, received
 from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
 from .tree.matching import Match, match
 from .tree.residence import TIERS
-
-KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
-"""The reason that is told when a store is detached without a proposal."""
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _command(
-    method: "Callable[Concatenate[Replica, _P], _T]",
-) -> "Callable[Concatenate[Replica, _P], tuple[_T, Effects]]":
-    """Let a method of the replica return its effects beside its answer."""
-
-    def with_effects(self: "Replica", /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, Effects]:
-        answer = method(self, *args, **kwargs)
-        self.prefixes.mend()
-        return answer, self.outbox.collect()
-
-    # Without the type that it gives, which hides that the first argument is the replica.
-    update_wrapper(with_effects, method)
-    return with_effects
 
 
 class Replica:
@@ -80,9 +59,11 @@ class Replica:
         self.backing_up = backing_up = parts.backing_up(
             config, prefixes, agenda, persisting, outbox
         )
-        self.prefetching = prefetching = parts.prefetching(basis, prefixes, agenda, store, requests)
-        self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
         self.saving = saving = parts.saving(config, prefixes, agenda, requests, backing_up)
+        self.prefetching = prefetching = parts.prefetching(
+            basis, prefixes, agenda, store, requests, saving
+        )
+        self.loading_back = loading_back = parts.loading_back(prefixes, agenda, requests, journal)
         kind = parts.owned if config.device_pages else parts.lent
         self.device: Device = kind(
             basis, prefixes, agenda, requests, loading_back, backing_up, saving
@@ -91,10 +72,14 @@ class Replica:
         self.pinning = parts.pinning(basis, prefixes, requests, backing_up)
         self.hearing = Hearing(journal, outbox)
         self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
+        self.offering = parts.offering(
+            basis, prefixes, agenda, store, requests, backing_up, persisting, saving
+        )
         self._follows: dict[Kind, Follows] = {
             Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
             Kind.BACKUP: Follows(backing_up.settle, backing_up.failed, agenda.finish),
-            Kind.PERSIST: Follows(persisting.ended, persisting.failed, agenda.finish),
+            Kind.PERSIST: Follows(persisting.ended, persisting.failed, persisting.quiet),
+            Kind.SERVE: Follows(_never, _never, self.offering.quiet),
             **self.device.follows(),
         }
 
@@ -107,11 +92,6 @@ class Replica:
     def idle(self) -> bool:
         """Whether nothing is in flight, except what is quarantined until its store falls quiet."""
         return not self.agenda.working.total()
-
-    @property
-    def agreed_ms(self) -> int:
-        """Agreed time; 0 while none has been agreed on."""
-        return self.clock.agreed_ms
 
     @property
     def store_state(self) -> StoreState:
@@ -140,11 +120,22 @@ class Replica:
         """Return how much of `tokens` is cached. Reads only."""
         return match(self.prefixes, self.requests.place(namespace), tokens)
 
+    def received(self, name: str, namespace: str, tokens: bytes) -> int:
+        """Return how many of `tokens` could be admitted, with their tail if it is here. Reads only."""
+        return received(self.match(namespace, tokens), self.requests.get(name), tokens)
+
+    def keys(self, namespace: str, tokens: bytes) -> tuple[bytes, bytes]:
+        """Return the keys of the last whole page of `tokens` and of their tail. Reads only."""
+        return self.prefixes.end_keys(self.requests.place(namespace), tokens)
+
     def prefetch_done(self, name: str) -> bool:
         """Say whether the engine need not wait for the request's prefetch. Reads only."""
         request = self.requests.get(name)
-        waits = self.config.stop_policy.engine_waits
-        return request is None or request.prefetch is None or not waits
+        if request is None or request.prefetch is None:
+            return True
+        # What another group offers is brought as far as it goes, whatever the policy.
+        asked = self.prefetching.extent_of(request.prefetch)
+        return asked is Extent.PAGES and not self.config.stop_policy.engine_waits
 
     def load_state(self, name: str) -> LoadState:
         """Say whether the pages of an admitted request are there. Reads only."""
@@ -158,26 +149,41 @@ class Replica:
         """Return the copies that touch pages lent by a request, or by any. Reads only."""
         return self._lent.copies.touching(name)
 
-    @_command
+    @command
     def witness(self, *facts: object) -> None:
         """Let the digest cover facts of the engine that must be the same on every rank."""
         self.journal.record("engine", *facts)
 
-    @_command
+    @command
     def hear(self, number: int, content: bytes | None) -> None:
         """Let a message that every rank has become a command: its bytes are in the digest as a hash."""
         self.hearing.hear(number, content)
 
-    @_command
-    def prefetch(self, name: str, namespace: str, tokens: bytes) -> bool:
-        """Begin to bring what storage may have of `tokens` beyond what is on device and host."""
+    @command
+    def prefetch(
+        self,
+        name: str,
+        namespace: str,
+        tokens: bytes,
+        extent: Extent = Extent.PAGES,
+        source: str = "",
+    ) -> bool:
+        """Begin to bring what storage may have of `tokens` beyond what is on device and host.
+
+        With a `source` it is another group that may have it.
+        """
+        if extent is Extent.ALL and isinstance(self.device, LentDevice):
+            raise UsageError(
+                f"request {name!r} cannot have its tail brought: the engine owns the device's pages,"
+                " and no command loads a tail into those it lends; prefetch whole pages"
+            )
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
         self.requests.witness_tokens("prefetch", name, tokens)
-        return self.prefetching.begin(request, tokens)
+        return self.prefetching.begin(request, tokens, extent, source)
 
-    @_command
+    @command
     def load_back(
         self, name: str, namespace: str, tokens: bytes, reserve_tokens: int, priority: int = 0
     ) -> Admission | Wait:
@@ -191,29 +197,29 @@ class Replica:
         self.prefetching.stop(request)
         return owned.admit(request, tokens, reserve_tokens, priority)
 
-    @_command
+    @command
     def extend(self, name: str, total_tokens: int) -> bool:
         """Reserve pages until the request has room for `total_tokens` tokens; False if it cannot."""
         return self._owned.extend(self.requests.known(name), total_tokens)
 
-    @_command
+    @command
     def insert(self, name: str, tokens: bytes, *, final: bool) -> int:
         """Publish what a request has computed; return how many of its tokens are shared now."""
         return self._owned.insert(self.requests.known(name), tokens, final=final)
 
-    @_command
+    @command
     def retract(self, name: str, tokens: bytes) -> bool:
         """Move a request off the device; False if host memory has no room for it."""
         return self._owned.retract(self.requests.known(name), tokens)
 
-    @_command
+    @command
     def resume(self, name: str, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back."""
         request = self.requests.known(name)
         require_resumable(self.prefixes, name, request.prefix, reserve_tokens)
         return self._owned.resume(request, reserve_tokens)
 
-    @_command
+    @command
     def release(self, name: str) -> bool:
         """Forget a request and give back what it holds; its prefetch ends with what has landed.
 
@@ -222,19 +228,40 @@ class Replica:
         """
         request = self.requests.known(name)
         self.prefetching.stop(request)
+        self.offering.withdraw(request)
         return self.device.release(request)
 
-    @_command
+    @command
+    def offer(self, name: str, tokens: bytes) -> int:
+        """Have what a request has computed in the store; return how much of it is there by now."""
+        return self.offering.in_store(self.requests.known(name), tokens)
+
+    @command
+    def serve(self, name: str, tokens: bytes, ttl_ms: int) -> int:
+        """Let other groups read what a request has computed; return how much of it they can by now."""
+        return self.offering.directly(self.requests.known(name), tokens, ttl_ms)
+
+    @command
+    def doubt(self, name: str) -> None:
+        """Take nothing of what a request shares, or has saved, for stored."""
+        self.offering.doubt(self.requests.known(name))
+
+    @command
+    def withdraw(self, name: str) -> None:
+        """Let nobody read any more what is served of a request."""
+        self.offering.withdraw(self.requests.known(name))
+
+    @command
     def pin(self, name: str, namespace: str, tokens: bytes, ttl_ms: int) -> int:
         """Keep what is cached of `tokens` until a time; return how many tokens those are."""
         return self.pinning.pin(name, self.requests.place(namespace), tokens, ttl_ms)
 
-    @_command
+    @command
     def unpin(self, name: str) -> bool:
         """Let go of what a pin keeps; False if there is no pin of that name, or its time is over."""
         return self.pinning.unpin(name)
 
-    @_command
+    @command
     def hit(self, name: str, namespace: str, tokens: bytes, device_tokens: int) -> int:
         """Return how many tokens host memory can bring beyond `device_tokens`."""
         request = self._enter(name, namespace)
@@ -242,7 +269,7 @@ class Replica:
         self.journal.record("hit", name, device_tokens)
         return self._lent.hit(request, tokens, device_tokens)
 
-    @_command
+    @command
     def load(self, name: str, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]) -> None:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self.requests.known(name)
@@ -251,13 +278,13 @@ class Replica:
         self.prefetching.stop(request)
         self._lent.load(request, tokens, start_tokens, runs)
 
-    @_command
+    @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:
         """Copy what of `tokens` is not on the host from device pages that the engine lends."""
         self._lent.require_lent(name, tokens, runs)
         return self._lent.back_up(self._enter(name, namespace), tokens, runs)
 
-    @_command
+    @command
     def fence(self, name: str) -> None:
         """Let the engine overwrite the pages that it lends for a request."""
         request = self.requests.known(name)
@@ -267,12 +294,12 @@ class Replica:
             self.prefetching.stop(request)
         self._lent.fence(request)
 
-    @_command
+    @command
     def retract_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> bool:
         """Copy all that a request has from device pages that the engine lends; False for no room."""
         return self._lent.retract(self.requests.known(name), tokens, runs)
 
-    @_command
+    @command
     def resume_lent(self, name: str, runs: Sequence[PageRun], device_tokens: int) -> Wait | None:
         """Bring a retracted request back to device pages that the engine lends."""
         request = self.requests.known(name)
@@ -282,12 +309,13 @@ class Replica:
             self.prefetching.stop(request)
         return answer
 
-    @_command
+    @command
     def reset(self, weights_version: str | None = None) -> None:
         """Hide all that is cached now from every request that is not admitted yet."""
         for request in self.requests:
             if not request.admitted:
                 self.prefetching.stop(request)
+                self.saving.drop_tail(request)
         self.pinning.drop_all()
         self.store.misses.clear()
         self.requests.reset(weights_version)
@@ -312,6 +340,7 @@ class Replica:
         self.hearing.reach(verdict.messages)
         self.prefetching.expire_waiting()
         self.pinning.look_after()
+        self.offering.look_after()
         self.prefixes.room.enforce_limits(clock.agreed_ms)
         self.device.after_verdict()
         self.prefixes.mend()
@@ -352,16 +381,18 @@ class Replica:
         self.agenda.quarantine(operation, rank)
         if isinstance(operation, Copy):
             self.device.quarantined(operation)
-            if excess := self.quarantine.copies_keep_too_much():
-                what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
-                self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"
-                self.outbox.lost = self.lost
-        else:
-            if isinstance(operation, Prefetch):
-                self.prefetching.quarantined(operation)
+        elif isinstance(operation, Prefetch):
+            self.prefetching.quarantined(operation)
+        elif isinstance(operation, Persist | Serving):
+            self.saving.quarantined(operation)
+        if operation.is_for_store:
             if self.quarantine.store_keeps_too_much():
                 # A store that does not fall quiet would take the host pool page by page.
                 self.attaching.detach(KEEPS_TOO_MUCH)
+        elif excess := self.quarantine.others_keep_too_much():
+            what = f"{operation.kind.name.lower().replace('_', ' ')} {operation.id}"
+            self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"
+            self.outbox.lost = self.lost
         self.prefetching.begin_waiting()
 
 

@@ -22,12 +22,17 @@ from hashlib import sha256
 
 from ...errors import InternalError, UsageError
 from .journal import Journal
-from .operations.kinds import Operation
+from .operations.kinds import Operation, Persist, Serving
 from .pages import PageRun, page_run
+from .tail import Tail
 from .tree.holds import Receipt
-from .tree.node import Node, Place
+from .tree.matching import Match
+from .tree.node import HOST, Node, Place
 from .tree.prefixes import Prefixes
 from .tree.tokens import TOKEN_BYTES, token_hash
+
+Lending = Persist | Serving
+"""The operations that may have a request's saved pages for a while."""
 
 
 class Stage(Enum):
@@ -102,6 +107,7 @@ STAGES: dict[tuple[Event, Stage], Stage] = {
     (Event.QUIET, _SAVING): _BARRED,
     (Event.FAIL, _LOADING): _FAILED,
     (Event.FAIL, _SAVING): _FAILED,
+    (Event.FAIL, _SAVED): _FAILED,
     (Event.COMPUTE, _KNOWN): _READY,
     (Event.COMPUTE, _READY): _READY,
     (Event.COMPUTE, _FAILED): _BARRED,
@@ -163,7 +169,14 @@ class Request:
     checkpoints: frozenset[int] = frozenset()
     """Positions, in pages, at which a recurrent state is kept beside the regular ones."""
     saved: list[PageRun] | None = None
-    """By component, once it is retracted: host pages that hold what was its own."""
+    """By component, once it is retracted, or its tail was brought: host pages that hold what is its
+    own."""
+    tail: Tail | None = None
+    """What its saved pages are, where they were not saved here and a prefetch has brought them."""
+    lent_to: int | None = None
+    """The operation that reads its saved pages, and to which they belong meanwhile."""
+    stored: tuple[int, bytes] = 0, b""
+    """The last tail of its that a store is known to have: which store, and the tail's key."""
     saved_from: Sequence[int] = ()
     """By component: the first position of its prefix that it needs then, where an engine lends."""
     computed: int = 0
@@ -188,6 +201,14 @@ class Request:
     def load_state(self) -> LoadState | None:
         """How far its pages have come; None for one that was never admitted."""
         return _LOAD_STATES.get(self.stage)
+
+
+def received(found: Match, request: Request | None, tokens: bytes) -> int:
+    """Return how many of `tokens` an admission could have, with what was brought for the request."""
+    count = len(tokens) // TOKEN_BYTES
+    tail = None if request is None else request.tail
+    has_tail = tail is not None and tail.tokens == count and found.last_host_tokens >= tail.whole
+    return count if has_tail else found.host_tokens
 
 
 def require_name(what: str, name: object) -> None:
@@ -254,6 +275,33 @@ class Requests:
         elif request.place.namespace != namespace:
             # A tenant's salt is nobody else's business, so neither is told.
             raise UsageError(f"request {name!r} is in another namespace than the one that is given")
+        return request
+
+    def lend_saved(self, request: Request, operation: Lending) -> list[PageRun]:
+        """Give the pages that a request has saved to an operation; return them by component."""
+        assert request.saved is not None
+        assert operation.id
+        pages, request.saved, request.lent_to = request.saved, None, operation.id
+        for index, run in enumerate(pages):
+            operation.own(HOST, index, run)
+        return pages
+
+    def lender(self, operation: Lending) -> Request | None:
+        """Return the request whose saved pages an operation has, if there is one."""
+        request = self._known.get(operation.request)
+        return request if request is not None and request.lent_to == operation.id else None
+
+    def take_back(self, operation: Lending) -> Request | None:
+        """Give a request what it has lent to an operation; return it, or None if it has left.
+
+        What a request has lent that is not there any more stays the operation's.
+        """
+        request = self.lender(operation)
+        if request is None:
+            return None
+        components = self._prefixes.components
+        request.saved = [operation.disown(HOST, each.index) for each in components]
+        request.lent_to = None
         return request
 
     def move(self, request: Request, event: Event) -> None:

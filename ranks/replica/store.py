@@ -55,13 +55,16 @@ class Store:
         """Say whether an operation has to do with the present store, or the last one."""
         return operation.id >= self._first_operation
 
-    def keeps(self, place: Place, generation: int) -> bool:
+    def keeps(self, place: Place, generation: int, source: str = "") -> bool:
         """Say whether what is cached in a place is worth reading from storage and writing there.
+
+        With a `source`, whether it is worth reading from another group, whatever store there is.
 
         Not where another life could not find it; nor what was computed before the last reset, which
         requests in flight may go on with under other weights than those that its keys stand for.
         """
-        return self.attached and place.generation == generation and place.outlives
+        there = self.attached or bool(source)
+        return there and place.generation == generation and place.outlives
 
     def has(self, node: Node, component: int) -> bool:
         """Say whether the store has a node's pages of a component, as far as is known."""

@@ -153,7 +153,7 @@ class LendingWorkload(Engine[HostCache]):
                 self._release(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case EngineStage.GONE:
+            case EngineStage.PARKED | EngineStage.GONE:
                 pass
         if request.stage in _COMPUTES and self._random.random() < 0.04:
             self._retract(request)

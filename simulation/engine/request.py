@@ -26,6 +26,8 @@ class EngineStage(Enum):
     """All that it computed is in the tree."""
     RETRACTED = auto()
     """It is in host memory, or on its way there or back."""
+    PARKED = auto()
+    """It is in storage, where it was offered as to another group, and comes back from there."""
     GONE = auto()
     """The cache holds nothing for it any more."""
 

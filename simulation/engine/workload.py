@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...ranks.cache import Cache
-from ...ranks.config import Eviction, WritePolicy
+from ...ranks.config import Eviction
 from ...ranks.rank_cache import RankCache
 from ...ranks.replica.answers import Admission, Wait
 from ...ranks.replica.requests import LoadState
@@ -18,7 +18,6 @@ from ...ranks.replica.tree.matching import Match
 from ..checkers.checkers import check_admission, check_match
 from ..checkers.findings.answers import ImpossibleAnswer, RefusedAndChanged
 from ..checkers.findings.finding import Violated
-from ..checkers.findings.pages import NotToBeHad
 from ..checkers.published import Published
 from ..cluster import ask
 from ..contents import Contents
@@ -29,9 +28,14 @@ from .engine import PATIENCE, Engine
 from .every_rank import NO_PAGE
 from .keeping import Pins, Retracts
 from .misuse import misuse, refuse
+from .parking import Parking
+from .probing import probe
 from .prompts import TOKEN_BYTES
 from .request import EngineRequest, EngineStage
 from .sampling_apart import Bringing, cache_commands
+
+_OFFERED = (EngineStage.COMPUTING, EngineStage.ANSWERING, EngineStage.RETRACTED)
+"""The stages in which an engine may offer what a request has computed to others."""
 
 
 class Workload(Engine[Cache]):
@@ -51,6 +55,7 @@ class Workload(Engine[Cache]):
         super().__init__(world, contents=contents, faults=faults, coverage=coverage, trace=trace)
         self._pins = Pins(world)
         self._retracts = Retracts(world)
+        self._parking = Parking(world)
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """See `Engine`."""
@@ -79,35 +84,8 @@ class Workload(Engine[Cache]):
         self._coverage["pins"] += self._pins.step(self._caches, self._prompts)
 
     def probe(self) -> bool:
-        """Ask for as many device pages as one request can have, and for every slot of a state.
-
-        Returns False if that takes steps: under write-back, what leaves is backed up first.
-        """
-        pools, states = self._world.pools, self._world.state_pools
-        pages = min(device for pool, (device, _) in pools.items() if pool not in states)
-        count = max((pools[pool][0] for pool in states), default=1)
-        names = [f"probe{number}" for number in range(count)]
-        tokens = [pages * self._page] + [0] * (count - 1)
-        # All are asked for, whatever becomes of the first, since all are let go of.
-        had = [self._reserve(*each) for each in zip(names, tokens, strict=True)]
-        for pool, (device, _) in pools.items() if all(had) else ():
-            table = [page for name in names for page in self._page_table(name, pool)]
-            wanted = device if pool in states else pages
-            if len(table) != wanted or len(set(table)) != wanted or NO_PAGE in table:
-                raise Violated(NotToBeHad(wanted, f"device {pool} pages", str(table)))
-        for name in names:
-            self._let_go(name)
-        return all(had)
-
-    def _reserve(self, name: str, tokens: int) -> bool:
-        answer = self._ask_all(
-            "load_back of nothing", lambda c: c.load_back(name, b"", reserve_tokens=tokens)
-        )
-        if not isinstance(answer, Wait):
-            return True
-        if self._world.config.write_policy is not WritePolicy.WRITE_BACK:
-            raise Violated(NotToBeHad(tokens // self._page, "device pages", answer.value))
-        return False
+        """Ask for as many device pages as one request can have, and for every slot of a state."""
+        return probe(self._caches, self._world)
 
     def _let_go(self, name: str) -> None:
         self._ask_all(f"release of request {name}", lambda c: c.release(name))
@@ -127,6 +105,8 @@ class Workload(Engine[Cache]):
         return cache_commands(self.requests, namespace, prompt)
 
     def _act(self, request: EngineRequest) -> None:
+        if request.stage in _OFFERED:
+            self._coverage["offered or served"] += self._parking.serve(self._caches, request)
         match request.stage:
             case EngineStage.ARRIVED:
                 self._prefetch(request)
@@ -144,8 +124,12 @@ class Workload(Engine[Cache]):
                 self._compute(request)
             case EngineStage.ANSWERING:
                 self._answer(request)
+            case EngineStage.RETRACTED if self._parking.strikes():
+                self._park(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
+            case EngineStage.PARKED:
+                self._take_up(request)
             case EngineStage.PUBLISHED:
                 self._release(request)
             case EngineStage.GONE:
@@ -255,6 +239,20 @@ class Workload(Engine[Cache]):
         self._coverage[f"retract {became}"] += became != "waits"
         if became in ("failed", "lost"):
             self._begin_again(request, EngineStage.WAITING)
+        elif request.refused > PATIENCE:
+            self._abort(request)
+
+    def _park(self, request: EngineRequest) -> None:
+        became = self._parking.park(self._caches, request)
+        self._coverage[f"parking {became}"] += became != "waits"
+        if request.refused > PATIENCE:
+            self._abort(request)
+
+    def _take_up(self, request: EngineRequest) -> None:
+        became = self._parking.take_up(self._caches, request, self._resumed)
+        self._coverage[f"parked {became}"] += became != "waits"
+        if became == "lost":
+            self._begin_again(request, EngineStage.ARRIVED)
         elif request.refused > PATIENCE:
             self._abort(request)
 

@@ -33,7 +33,7 @@ class OrderWork:
     """The work on one order, until nothing of it touches memory any more."""
 
     operation: int
-    kind: Literal["lookup", "fetch", "persist", "copy"]
+    kind: Literal["lookup", "fetch", "persist", "copy", "serve"]
     timeout_us: int
     slowness: int = 1
     store: OpenStore | None = None
@@ -51,6 +51,11 @@ class OrderWork:
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store of the order was closed, so that a call that hangs comes to nothing."""
+        return self.store is not None and self.store.closed
 
 
 class Conditions:

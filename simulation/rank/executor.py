@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from ...coordinator.ballot import Answered, Capped, Expired, Landed, Progress
+from ...coordinator.ballot import Capped, Expired, Landed, Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...ranks.executor.base import BytesMoved, LateCalls
-from ...ranks.executor.restorable import restorable
 from ...ranks.orders import (
     AttachStore,
     Cancel,
@@ -26,10 +25,10 @@ from ...ranks.orders import (
     Fetch,
     Fork,
     LookUp,
-    Need,
     ObjectTransfer,
     Order,
     Put,
+    Serve,
 )
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.transfers import BadOrder
@@ -37,8 +36,10 @@ from ..contents import GARBAGE, TORN
 from ..faults import Mishap
 from .conditions import Conditions, OrderWork, Page
 from .copies import Copies
+from .lookups import Lookups
 from .memory import SimulatedStore, Slots, SymbolicMemory
 from .opening import SimulatedStores
+from .serving import Serving
 from .stores import OpenStore
 
 
@@ -67,6 +68,8 @@ class SimulatedExecutor:
         self._random = conditions.random
         self._page_bytes = page_bytes
         self._copies = copies(conditions, memory, page_bytes)
+        self._serving = Serving(conditions, memory, store)
+        self._lookups = Lookups(conditions, self.stores)
         self._works: dict[int, OrderWork] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
@@ -76,11 +79,14 @@ class SimulatedExecutor:
         for order in orders:
             match order:
                 case LookUp():
-                    self._look_up(order)
+                    work = self._begin(order.operation, "lookup", order.timeout_s)
+                    self._lookups.begin(order, work)
                 case Fetch():
                     self._fetch(order)
                 case Put():
                     self._persist(order)
+                case Serve():
+                    self._serve(order)
                 case CopyToHost() | CopyToDevice():
                     work = self._begin(order.operation, "copy", order.timeout_s)
                     if self.lends_device:
@@ -126,6 +132,10 @@ class SimulatedExecutor:
     def trouble(self) -> str | None:
         """Say why this rank cannot go on, or None."""
         return self.sick
+
+    def serving_address(self) -> str:
+        """Return nothing: readers are simulated."""
+        return ""
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far."""
@@ -199,53 +209,6 @@ class SimulatedExecutor:
     def _slots(self, pool: str) -> Slots:
         return self.memory.named(HOST, pool)
 
-    # Lookups touch no page. What they answer is a hint, so it may be wrong in both directions.
-
-    def _look_up(self, order: LookUp) -> None:
-        work = self._begin(order.operation, "lookup", order.timeout_s)
-        if self._faults.strikes(Mishap.LOOKUP_SILENT):
-            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
-            return
-        delay_us = self.conditions.duration_us(work, 25_000)
-        if delay_us > work.timeout_us:
-            self.conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
-        self.conditions.plan(delay_us, partial(self._answer, work, order))
-
-    def _answer(self, work: OrderWork, order: LookUp) -> None:
-        if work.cancelled and _is_closed(work):
-            return
-        pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
-        work.over = True
-        self.conditions.say(Answered(work.operation, pages, beyond))
-
-    def _seen(self, need: Need) -> list[bool]:
-        """Say for each key of a need whether the store claims to have the object."""
-        seen = [bool(key) and self._store.has(need.pool, key) for key in need.keys]
-        absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
-        present = [index for index, there in enumerate(seen) if there]
-        if absent and self._faults.strikes(Mishap.LOOKUP_TOO_MANY):
-            for index in self._some(absent):
-                seen[index] = True
-        elif present and self._faults.strikes(Mishap.LOOKUP_TOO_FEW):
-            for index in self._some(present):
-                seen[index] = False
-        return seen
-
-    def _some(self, indices: list[int]) -> list[int]:
-        """Draw at least one of `indices`: some from the beginning, from the end, or from anywhere."""
-        count = self._random.randint(1, len(indices))
-        match self._random.randrange(3):
-            case 0:
-                return indices[:count]
-            case 1:
-                return indices[-count:]
-            case _:
-                return self._random.sample(indices, count)
-
-    def _expire_lookup(self, work: OrderWork) -> None:
-        if not work.over:
-            self.conditions.say(Expired(work.operation))
-
     # Fetches and persists are a queue of pages, of which a few are moved at a time.
 
     def _fetch(self, order: Fetch) -> None:
@@ -269,6 +232,12 @@ class SimulatedExecutor:
         self.conditions.plan(work.timeout_us, partial(self.conditions.expire, work))
         for _ in range(self._random.randint(1, 3)):
             self._next_write(work)
+
+    def _serve(self, order: Serve) -> None:
+        work = self._works.get(order.operation)
+        if work is None:
+            work = self._works[order.operation] = OrderWork(order.operation, "serve", 0)
+        self._serving.serve(order, work)
 
     def _queue(self, work: OrderWork, transfers: tuple[ObjectTransfer, ...]) -> None:
         pages: list[Page] = []
@@ -305,7 +274,7 @@ class SimulatedExecutor:
 
     def _read_ended(self, work: OrderWork, page: Page) -> None:
         slots = self._slots(page.pool)
-        content = None if _is_closed(work) else self._read_object(page)
+        content = None if work.is_closed else self._read_object(page)
         slots.content[page.page] = GARBAGE if content is None else content
         slots.finish_writing(page.page, work.operation)
         work.touching -= 1
@@ -373,7 +342,7 @@ class SimulatedExecutor:
         content = slots.content[page.page]
         slots.finish_reading(page.page)
         work.touching -= 1
-        if _is_closed(work) or self._faults.strikes(Mishap.FAILED_PERSIST):
+        if work.is_closed or self._faults.strikes(Mishap.FAILED_PERSIST):
             work.ok = False
         elif not self._faults.strikes(Mishap.LOST_WRITE):
             wrong = self._store.write(page.pool, page.key, content)
@@ -382,11 +351,6 @@ class SimulatedExecutor:
                 self.conditions.find(wrong)
         self._next_write(work)
         self.conditions.maybe_quiet(work)
-
-
-def _is_closed(work: OrderWork) -> bool:
-    """Say whether the store of an order was closed, so that a call that hangs comes to nothing."""
-    return work.store is not None and work.store.closed
 
 
 def _us(duration_s: float) -> int:

@@ -159,6 +159,12 @@ class SimulatedStore:
 
     def write(self, pool: str, key: bytes, content: int) -> WrongObject | None:
         """Write an object unless it is there; return what is wrong with it, if anything."""
+        wrong = self.compare(pool, key, content)
+        self._objects.setdefault((pool, key), content)
+        return wrong
+
+    def compare(self, pool: str, key: bytes, content: int) -> WrongObject | None:
+        """Return what is wrong with a page that somebody gets under a key, if anything."""
         name, shard = (pool, key), self._rank * SHARDS
         wrong = None
         if content <= EMPTY:
@@ -167,7 +173,6 @@ class SimulatedStore:
             meaning = self._meanings.setdefault(name, content % SHARDS) + shard
             if content != meaning:
                 wrong = WrongObject(self._rank, content, meaning)
-        self._objects.setdefault(name, content)
         return wrong
 
     def remove(self, pool: str, key: bytes) -> None:

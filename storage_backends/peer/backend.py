@@ -1,9 +1,9 @@
 """`peer://host:port?secret=S`: pages that the ranks of another group have on their hosts.
 
 `host:port` is where one of that group's ranks serves its pages
-(`ranks/disaggregation/pages/page_server`); it tells where the others are. The group's own engine decides
-which pages can be read, and until when: this store only reads, every write fails, and nothing can
-be listed or removed. What is bad is CORRUPT each time.
+(`ranks/disaggregation/pages/page_server`); it tells where the others are. The group's own engine
+decides which pages can be read, and until when: this store only reads, every write fails, and nothing
+can be listed or removed. What is bad is CORRUPT each time.
 
 Options: `secret` (the one that the group was given; needed unless it serves on its own host alone),
 `connect_s` (how long a connection may take to be made, default 5), `inflight_bytes` (how much is

@@ -244,11 +244,14 @@ class _ForgetsOperations(Prefixes):
 
 
 class _LosesAPage(OwnedDevice):
-    def _publish(self, request: Request, node: Node) -> None:
-        duplicate = node.values[DEVICE][0] is not None
-        super()._publish(request, node)
-        if duplicate:
-            self._residence.pools[DEVICE][0].take(1)
+    def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
+        pool = self._residence.pools[DEVICE][0]
+        free = pool.free
+        shared = super().insert(request, tokens, final=final)
+        if pool.free > free:
+            # What the tree had already came back.
+            pool.take(1)
+        return shared
 
 
 class _KeepsNothing(Room):

@@ -99,8 +99,8 @@ class Reader:
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[_Job] = deque()
-        self._questions = 0
-        """How many answers have not been sent yet."""
+        self._answers: list[bytes] = []
+        """Those to questions, which go out between two frames of pages."""
         self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
         self._held: list[Operation] = []
         """The operations whose pages are in the frame that is being sent."""
@@ -134,6 +134,7 @@ class Reader:
         if self._stalled is not None:
             self._stalled.cancel()
         self._jobs.clear()
+        self._answers.clear()
         self._frame = iter(())
         self._sender.clear()
         self._settle()
@@ -162,8 +163,7 @@ class Reader:
             message = decode(room[: prefix.control_bytes])
             match message:
                 case Ask():
-                    self._questions += 1
-                    self._sender.put(encode(Told(message.number, self._pages.told(message))))
+                    self._answers.append(encode(Told(message.number, self._pages.told(message))))
                 case Fetch():
                     self._jobs.append(_Job(message))
                 case Forget():
@@ -171,7 +171,7 @@ class Reader:
                         job.is_forgotten |= job.fetch.number == message.number
                 case _:
                     raise StorageError(f"a {type(message).__name__} out of place")
-            if len(self._jobs) + self._questions > REQUESTS_MAX:
+            if len(self._jobs) + len(self._answers) > REQUESTS_MAX:
                 raise StorageError(f"it asks for more than {REQUESTS_MAX} things at a time")
 
     def _pump(self) -> None:
@@ -187,6 +187,10 @@ class Reader:
                 views = next(self._frame, None)
                 if views is None:
                     self._settle()
+                    if self._answers:
+                        self._sender.put(*self._answers)
+                        self._answers.clear()
+                        continue
                     if not self._jobs:
                         break
                     self._frame = self._frame_of(self._jobs[0])
@@ -202,14 +206,14 @@ class Reader:
 
     def _settle(self) -> None:
         """Give back what was held for a frame: it was sent whole, or never will be."""
-        self._questions = 0
         held, self._held = self._held, []
         for operation in held:
             self._pages.end(operation)
 
     def _watch(self, moved: int) -> None:
         """Be called again when the kernel takes more, and look after readers that take nothing."""
-        writes = bool(self._jobs or self._held) or not self._sender.is_empty()
+        waits = bool(self._jobs or self._held or self._answers)
+        writes = waits or not self._sender.is_empty()
         if writes and not self._is_writing:
             self._loop.add_writer(self._sock.fileno(), self._pump)
         elif self._is_writing and not writes:

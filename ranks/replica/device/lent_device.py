@@ -23,7 +23,7 @@ from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
 from ..operations.lent import Lent, require_all, require_prefix
-from ..operations.loading_back import LoadingBack, Tail
+from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
@@ -215,8 +215,11 @@ class LentDevice:
         `runs` are by component the pages of the positions from `device_tokens` on, up to what it had
         computed, and the slot for its state.
         """
-        if request.saved is None or request.node is None:
+        if request.stage is not Stage.SAVED or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
+        if request.saved is None:
+            # What it has saved is being written or served.
+            return Wait.LOADING
         node, saved, unit = request.node, request.saved, self._config.page_tokens
         first = device_tokens // unit
         if device_tokens % unit or first > node.end:
@@ -233,9 +236,7 @@ class LentDevice:
         needed = self._lacking(shared, node, starts)
         if any(each.values[HOST][index] is None for each, index in needed):
             # A backup of it that somebody else had begun has failed.
-            self._requests.move(request, Event.LOSE)
-            self._saving.let_go(request)
-            self._requests.renew(request)
+            self._saving.lose(request, Event.LOSE)
             return Wait.LOST
         tail = [run[len(run) - len(host) :] for run, host in zip(runs, saved, strict=True)]
         self._clock.tick()
@@ -243,7 +244,8 @@ class LentDevice:
         pins, request.locks = request.locks, []
         request.saved, request.node, request.prefix = None, None, 0
         pages = self._for(needed, lent)
-        self._loading_back.begin(request, node, needed, pages, Tail(tail, saved), lent=True)
+        brought = TailPages(tail, saved, sealed=True)
+        self._loading_back.begin(request, node, needed, pages, brought, lent=True)
         self.copies.began(request, request.waits_for)
         self._prefixes.residence.release(pins)
         return None

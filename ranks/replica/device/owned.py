@@ -8,15 +8,16 @@ from ....coordinator.operation import Kind, Outcome
 from ....errors import UsageError
 from ..answers import Admission, Wait
 from ..basis import Basis
-from ..notices import Cause, Hit
+from ..notices import Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Resume, Retract
 from ..operations.lent import NO_PAGE
-from ..operations.loading_back import LoadingBack, Tail
+from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
-from ..requests import Event, LoadState, Request, Requests
+from ..requests import Event, LoadState, Request, Requests, Stage
+from ..tail import tail_of
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, reach
 from ..tree.node import DEVICE, HOST, Node
@@ -24,6 +25,7 @@ from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .checkpoints import Checkpoints
 from .device import Follows
+from .publishing import Publishing
 
 
 class OwnedDevice:
@@ -52,6 +54,7 @@ class OwnedDevice:
         self._journal = basis.journal
         self._outbox = basis.outbox
         self._checkpoints = Checkpoints(basis.config, prefixes, basis.outbox)
+        self._publishing = Publishing(basis, prefixes, requests, self._checkpoints, backing_up)
 
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
@@ -88,6 +91,12 @@ class OwnedDevice:
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
+        if request.tail is not None:
+            end = nodes[-1] if nodes else root
+            answer = self._take_up(request, end, tokens, reserve_tokens, priority)
+            if answer is not None:
+                return answer
+            self._saving.drop_tail(request)
         on_device, best_end = self._reach(nodes)
         best = next((node for node in nodes if node.end == best_end), root)
         prefixes.cut_for(best)
@@ -136,40 +145,8 @@ class OwnedDevice:
 
     def insert(self, request: Request, tokens: bytes, *, final: bool) -> int:
         """Publish the whole pages of `tokens`; return how many tokens the tree now shares."""
-        prefixes = self._prefixes
-        page_bytes = prefixes.tree.page_bytes
         self._require_ready(request)
-        pages = prefixes.tree.whole_pages(tokens)
-        self._require_room(request, pages * page_bytes)
-        if pages < request.prefix:
-            raise UsageError(
-                f"request {request.id!r} inserts {pages} pages and shares {request.prefix} already"
-            )
-        root = prefixes.root(request.place)
-        found = prefixes.tree.follow(root, tokens)
-        if request.prefix and request.node not in found[0]:
-            raise UsageError(
-                f"request {request.id!r} inserts other tokens than those that it was admitted with"
-            )
-        self._requests.witness_tokens("insert", request.id, tokens, int(final))
-        self._clock.tick()
-        is_at_page = len(tokens) == pages * page_bytes
-        tokens = tokens[: pages * page_bytes]
-        nodes = prefixes.cut_to(*found)
-        node = nodes[-1] if nodes else root
-        for each in nodes:
-            if each.end > request.prefix:
-                self._publish(request, each)
-        if node.end < pages:
-            node = prefixes.add(node, tokens[node.end * page_bytes :])
-            self._publish(request, node)
-        self._extend_lock(request, node)
-        prefixes.use(node, priority=request.priority)
-        if node.parent is not None:
-            if is_at_page:
-                self._checkpoints.publish(request, node)
-            self._backing_up.was_computed(node)
-        return pages * self._page_tokens
+        return self._publishing.insert(request, tokens, final=final)
 
     def page_table(self, request: Request, pool: str) -> PageRun:
         """Return the device pages of a request that is ready, in token order; see `Cache`."""
@@ -196,8 +173,8 @@ class OwnedDevice:
         if host memory has no room for it.
         """
         self._require_ready(request)
-        self._require_room(request, len(tokens))
-        self.insert(request, tokens, final=False)
+        self._publishing.require_room(request, len(tokens))
+        self._publishing.insert(request, tokens, final=False)
         node = request.node
         assert node is not None
         tail = self._tail(request, len(tokens))
@@ -212,17 +189,57 @@ class OwnedDevice:
 
     def resume(self, request: Request, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back to the device, or say why that has to wait."""
-        if request.saved is None or request.node is None:
+        if request.stage is not Stage.SAVED or request.node is None:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
-        node, saved = request.node, request.saved
+        if request.saved is None:
+            # What it has saved is being written or served.
+            return Wait.LOADING
+        wait = self._bring_back(request, request.node, reserve_tokens)
+        if wait is Wait.LOST:
+            # A backup of it that somebody else had begun has failed.
+            self._saving.lose(request, Event.LOSE)
+        if wait is not None:
+            return wait
+        return Admission(
+            device_tokens=0,
+            host_tokens=request.computed,
+            storage_tokens=0,
+            operation=request.waits_for,
+        )
+
+    def _take_up(
+        self, request: Request, node: Node, tokens: bytes, reserve_tokens: int, priority: int
+    ) -> Admission | Wait | None:
+        """Admit a request with the tail that was brought for it, to go on where another group left it.
+
+        None if it is not the tail of these tokens, or not all that goes before it is there.
+        """
+        tree, on_device = self._prefixes.tree, node.end
+        known = tail_of(self._components, tree.keys(node)[-1], tokens, tree.page_bytes)
+        if node.end != tree.whole_pages(tokens) or known != request.tail:
+            return None
+        for each in node.path():
+            if each.values[DEVICE][0] is None:
+                on_device = each.start
+        wait = self._bring_back(request, node, reserve_tokens)
+        if wait is not None:
+            return None if wait is Wait.LOST else wait
+        request.node, request.prefix, request.computed = node, node.end, known.tokens
+        request.priority = priority
+        self._journal.record("take up", request.id, node.end, known.tokens, reserve_tokens)
+        return self._admission(request, on_device, node.end, tokens, known.tokens)
+
+    def _bring_back(self, request: Request, node: Node, reserve_tokens: int) -> Wait | None:
+        """Load the prefix that ends at `node`, and what the request has saved; None once that began."""
+        assert request.saved is not None
+        saved, sealed = request.saved, request.tail is None
+        self._prefixes.cut_for(node)
         missing = lacking(self._saving.shared, node, DEVICE)
         if any(each.is_to_have(DEVICE, index) for each, index in missing):
             return Wait.LOADING
         if any(each.values[HOST][index] is None for each, index in missing):
-            # A backup of it that somebody else had begun has failed.
-            self._lose(request, Event.LOSE)
             return Wait.LOST
-        reserved = -(-reserve_tokens // self._page_tokens) - request.prefix
+        reserved = -(-reserve_tokens // self._page_tokens) - node.end
         room = [
             max(len(host), reserved) if component.per_page else 1
             for component, host in zip(self._components, saved, strict=True)
@@ -232,19 +249,14 @@ class OwnedDevice:
             return Wait.NO_ROOM
         loading, own, locks = pages
         self._residence.release(request.locks)
-        request.locks, request.saved = locks, None
+        request.locks, request.saved, request.tail = locks, None, None
         tail = [run[: len(host)] for run, host in zip(own, saved, strict=True)]
         request.own = [run[len(host) :] for run, host in zip(own, saved, strict=True)]
         self._clock.tick()
         self._prefixes.use(node)
         missing = lacking(self._saving.shared, node, DEVICE)
-        self._loading_back.begin(request, node, missing, loading, Tail(tail, saved))
-        return Admission(
-            device_tokens=0,
-            host_tokens=request.computed,
-            storage_tokens=0,
-            operation=request.waits_for,
-        )
+        self._loading_back.begin(request, node, missing, loading, TailPages(tail, saved, sealed))
+        return None
 
     def _reach(self, nodes: list[Node]) -> tuple[int, int]:
         """Return up to where the device has a path, and up to where a load back may bring it.
@@ -301,28 +313,24 @@ class OwnedDevice:
         """Let no request find the source of the copy again, and let this one compute anew."""
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._lose(request, Event.FAIL)
+            self._saving.lose(request, Event.FAIL)
         self._loading_back.failed(operation)
 
     def _save_failed(self, operation: Retract) -> None:
         request = self._requests.waiting_for(operation.request, operation)
         if request is not None:
-            self._lose(request, Event.FAIL)
+            self._saving.lose(request, Event.FAIL)
         self._agenda.stop(operation, Outcome.FAILED)
 
-    def _lose(self, request: Request, event: Event) -> None:
-        """Give up all that a request holds: it goes on as one that is not admitted."""
-        self._requests.move(request, event)
-        self._saving.let_go(request)
-        request.waits_for = None
-        # What was cached before a reset is offered to no request that begins anew.
-        self._requests.renew(request)
-
-    def _admission(self, request: Request, device: int, best: int, tokens: bytes) -> Admission:
+    def _admission(
+        self, request: Request, device: int, best: int, tokens: bytes, taken_up: int = 0
+    ) -> Admission:
+        """Return the admission of a request with `best` pages cached, or as many tokens taken up."""
         unit = self._page_tokens
         start, stop = request.fetched
         fetched = max(0, min(best, stop) - max(device, start))
-        parts = device * unit, (best - device - fetched) * unit, fetched * unit
+        stored = fetched * unit + max(0, taken_up - best * unit)
+        parts = device * unit, (best - device - fetched) * unit, stored
         told = Hit(request.id, len(tokens) // TOKEN_BYTES, *parts)
         self._outbox.notices.append(told)
         return Admission(
@@ -342,36 +350,6 @@ class OwnedDevice:
             request.own[component.index][: begun_page if component.per_page else has_state]
             for component in self._components
         ]
-
-    def _publish(self, request: Request, node: Node) -> None:
-        """Give the request's own pages for `node` to it, or back if it has pages already."""
-        residence = self._residence
-        count = node.end - request.prefix
-        for component in self._components:
-            if not component.per_page:
-                continue
-            index = component.index
-            mine, request.own[index] = request.own[index][:count], request.own[index][count:]
-            if node.values[DEVICE][index] is None:
-                residence.attach(node, DEVICE, index, mine, Cause.COMPUTED)
-            else:
-                residence.pools[DEVICE][index].give_back(mine)
-        request.prefix = node.end
-
-    def _extend_lock(self, request: Request, node: Node) -> None:
-        self._prefixes.cut_for(node)
-        if request.locks:
-            request.locks = self._residence.extend(request.locks, node)
-        else:
-            request.locks = self._residence.hold(DEVICE, node, requested=True)
-        request.node, request.prefix = node, node.end
-
-    def _require_room(self, request: Request, computed_bytes: int) -> None:
-        """Raise `UsageError` if a request has no pages for so many bytes of tokens."""
-        pages = -(-computed_bytes // self._prefixes.tree.page_bytes)
-        room = request.prefix + len(request.own[0])
-        if pages > room:
-            raise UsageError(f"request {request.id!r} has filled {pages} pages and has {room}")
 
     def _require_ready(self, request: Request) -> None:
         if self.load_state(request) is not LoadState.READY:

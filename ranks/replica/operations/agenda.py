@@ -11,13 +11,13 @@ from ....coordinator.expectations import Forgotten, Queued, Seated, Settled, Uns
 from ....coordinator.operation import Kind, Outcome, Phase, Queue, require_step
 from ....coordinator.seats import Seats, SeatTable
 from ....coordinator.verdict import Watermark
-from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer, Put
+from ...orders import Cancel, CopyToDevice, CopyToHost, CopyTransfer, ObjectTransfer, Put, Serve
 from ..basis import Basis
 from ..notices import Finished, Quarantined
 from ..tree.residence import TIERS, Residence
-from .kinds import Copy, Moving, Operation, Persist, Prefetch
+from .kinds import Copy, Moving, Operation, Persist, Prefetch, Serving
 
-_AT_REST = (Phase.QUARANTINED, Phase.DONE)
+_AT_REST = (Phase.QUARANTINED, Phase.DONE, Phase.SERVING)
 _DONE, _QUIESCE, _QUARANTINE = Phase.DONE, Queue.QUIESCE, Queue.QUARANTINE
 _TO_HOST = (Kind.BACKUP, Kind.RETRACT)
 
@@ -36,7 +36,9 @@ class Agenda:
         self._next_ticket = 1
         self.in_flight: dict[int, Operation] = {}
         self.working: Counter[Kind] = Counter()
-        """How many of each kind are in flight and not quarantined."""
+        """How many of each kind are in flight, but for what is quarantined or merely serves."""
+        self.working_for_store = 0
+        """How many of these are for the store."""
         self.next_id = 1
         """The id of the next operation; ids are never used again."""
 
@@ -45,7 +47,8 @@ class Agenda:
         operation.id = self.next_id
         self.next_id += 1
         self.in_flight[operation.id] = operation
-        self.working[operation.kind] += 1
+        if operation.phase not in _AT_REST:
+            self._count(operation, 1)
         if isinstance(operation, Moving):
             operation.mark()
         self._journal.record(operation.kind.word, operation.id, *facts)
@@ -64,6 +67,10 @@ class Agenda:
         self._enqueue(operation.queue, operation)
         timeout_s = self._timeouts.persist_s
         self._outbox.orders.append(Put(operation.id, tuple(transfers), timeout_s))
+
+    def serve(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
+        """Order that pages are served, beside those that the operation serves already."""
+        self._outbox.orders.append(Serve(operation.id, tuple(transfers)))
 
     def vote(self, operation: Prefetch, phase: Phase, bound: int, *facts: object) -> None:
         """Let the ranks vote on a prefetch: in this phase, and on no length beyond this bound."""
@@ -181,9 +188,14 @@ class Agenda:
         """Change an operation's phase, if the table of transitions has that step."""
         kind, before = operation.kind, operation.phase
         require_step(operation.id, kind, before, phase)
-        if phase in _AT_REST and before not in _AT_REST:
-            self.working[kind] -= 1
+        if (phase in _AT_REST) != (before in _AT_REST):
+            self._count(operation, -1 if phase in _AT_REST else 1)
         operation.phase = phase
+
+    def _count(self, operation: Operation, change: int) -> None:
+        self.working[operation.kind] += change
+        if operation.is_for_store:
+            self.working_for_store += change
 
     def _enqueue(self, queue: Queue, operation: Operation) -> None:
         ticket = self._next_ticket

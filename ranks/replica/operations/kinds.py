@@ -11,7 +11,9 @@ from typing import ClassVar, NamedTuple
 from ....coordinator.operation import FIRST_PHASE, Kind, Outcome, Phase, Queue
 from ....coordinator.seats import UNBOUNDED
 from ...orders import Need
+from ..extent import Extent
 from ..pages import PageRun, page_run
+from ..tail import Tail
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.node import DEVICE, HOST, UNMARKED, Node
@@ -38,6 +40,11 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.phase = FIRST_PHASE[self.kind]
+
+    @property
+    def is_for_store(self) -> bool:
+        """Whether it reads from the store that the group uses, or writes there."""
+        return False
 
     @property
     def owns_pages(self) -> bool:
@@ -214,6 +221,37 @@ class Persist(Moving):
     kind = Kind.PERSIST
     fills = None
     queue = Queue.PERSIST
+    request: str = ""
+    """The request whose tail is written as well; the tail's pages are the operation's meanwhile."""
+    tail: Tail | None = None
+
+    @property
+    def is_for_store(self) -> bool:
+        """See `Operation`."""
+        return True
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Serving(Moving):
+    """Host pages that other groups may read. They stay with their nodes, which are pinned.
+
+    The pages of a request's tail are the operation's own.
+    """
+
+    kind = Kind.SERVE
+    fills = None
+    queue = Queue.QUIESCE
+    """The only one in which it ever stands."""
+    request: str
+    last: Node | None = None
+    """The last node whose full attention is served, as that of all before it is."""
+    tail: Tail | None = None
+    """The tail that is served, with all that the end needs."""
+
+    @property
+    def end(self) -> int:
+        """The position up to which full attention is served."""
+        return 0 if self.last is None else self.last.end
 
 
 class Wanted(NamedTuple):
@@ -247,6 +285,13 @@ class Prefetch(Operation):
     """The tokens of the pages of full attention that are asked for."""
     needs: tuple[Need, ...]
     """What the lookup asks for; full attention first."""
+    components: tuple[Component, ...]
+    """The components that it brings something of, each with its need."""
+    source: str = ""
+    """The group that it is brought from; empty for the store."""
+    extent: Extent = Extent.PAGES
+    tail: Tail | None = None
+    """What is to be brought for the request itself, if all that goes before it is."""
     waits_since_ms: int
     """When it began to wait, in agreed time; 0 while no time has been agreed on."""
     seat: int | None = None
@@ -260,6 +305,8 @@ class Prefetch(Operation):
     components alone are missing."""
     wanted: tuple[Wanted, ...] = ()
     """The objects that are read, in the order in which they count as landed: full attention first."""
+    tail_pages: list[PageRun] | None = None
+    """By component: the host pages into which the tail is read, after all others."""
     wanted_count: int = 0
     """How many objects are read."""
     landed: int = 0
@@ -276,10 +323,11 @@ class Prefetch(Operation):
         self.keys = self.needs[0].keys
         self.end = self.anchor.end + len(self.keys)
 
-    def assign(self, wanted: Sequence[Wanted]) -> None:
+    def assign(self, wanted: Sequence[Wanted], tail_pages: list[PageRun] | None = None) -> None:
         """Set the objects that are read. Their pages are all that the operation owns."""
         self.wanted = tuple(wanted)
-        self.wanted_count = 0
+        self.tail_pages = tail_pages
+        self.wanted_count = self.tail_count
         for each in wanted:
             self.wanted_count += len(each.keys)
 
@@ -290,16 +338,35 @@ class Prefetch(Operation):
             if count < len(each.keys):
                 kept.append(each.after(count))
             count = max(0, count - len(each.keys))
-        self.assign(kept)
+        self.assign(kept, self.tail_pages)
+
+    def give_tail(self) -> list[PageRun]:
+        """Return the pages of the tail by component, which are the caller's now."""
+        assert self.tail_pages is not None
+        pages, self.tail_pages = self.tail_pages, None
+        return pages
 
     def wanted_keys(self) -> list[tuple[int, bytes]]:
         """Return the component and the key of each object that is read, in order."""
-        return [(each.component, key) for each in self.wanted for key in each.keys]
+        wanted = [(each.component, key) for each in self.wanted for key in each.keys]
+        if self.tail is not None and self.tail_pages is not None:
+            wanted += [(component, self.tail.key) for component in self.tail.components]
+        return wanted
+
+    @property
+    def is_for_store(self) -> bool:
+        """See `Operation`."""
+        return not self.source
+
+    @property
+    def tail_count(self) -> int:
+        """How many of the objects that are read are those of the tail."""
+        return 0 if self.tail_pages is None or self.tail is None else len(self.tail.components)
 
     @property
     def owns_pages(self) -> bool:
         """See `Operation`."""
-        return bool(self.wanted)
+        return bool(self.wanted or self.tail_pages)
 
     def owned_pages(self, tier: int, component: int) -> PageRun:
         """See `Operation`."""
@@ -308,6 +375,8 @@ class Prefetch(Operation):
             for each in self.wanted:
                 if each.component == component:
                     pages.extend(each.pages)
+            if self.tail_pages is not None:
+                pages.extend(self.tail_pages[component])
         return pages
 
 

@@ -21,11 +21,13 @@ from .agenda import Agenda
 from .kinds import LoadBack, Loading, Resume, Segment
 
 
-class Tail(NamedTuple):
+class TailPages(NamedTuple):
     """The pages of a request that no node of the tree has, by component, on both tiers."""
 
     device: Sequence[PageRun]
     host: Sequence[PageRun]
+    sealed: bool
+    """Whether those on the host were sealed when they were saved there; see `orders.CopyTransfer`."""
 
 
 class LoadingBack:
@@ -46,7 +48,7 @@ class LoadingBack:
         last: Node,
         missing: Sequence[Missing],
         pages: Sequence[PageRun],
-        tail: Tail | None = None,
+        tail: TailPages | None = None,
         *,
         lent: bool = False,
     ) -> None:
@@ -77,7 +79,7 @@ class LoadingBack:
             lent=sum(at) if lent else 0,
         )
         if tail is not None:
-            for index, (device, host) in enumerate(zip(*tail, strict=True)):
+            for index, (device, host) in enumerate(zip(tail.device, tail.host, strict=True)):
                 operation.own(HOST, index, host)
                 if not lent:
                     operation.own(DEVICE, index, device)
@@ -118,10 +120,11 @@ class LoadingBack:
         assert source is not None
         return CopyTransfer(component.pool, tuple(source), tuple(destinations))
 
-    def _bring(self, tail: Tail) -> list[CopyTransfer]:
+    def _bring(self, tail: TailPages) -> list[CopyTransfer]:
+        pages = zip(self._prefixes.components, tail.device, tail.host, strict=True)
         return [
-            CopyTransfer(component.pool, tuple(host), tuple(device), sealed=True)
-            for component, device, host in zip(self._prefixes.components, *tail, strict=True)
+            CopyTransfer(component.pool, tuple(host), tuple(device), sealed=tail.sealed)
+            for component, device, host in pages
             if device
         ]
 

@@ -8,10 +8,11 @@ from ...orders import ObjectTransfer
 from ..effects import Outbox
 from ..notices import Cause, NotBegun, Stored, Tier
 from ..pages import page_run
-from ..requests import Requests
+from ..requests import Request, Requests
 from ..settings import ReplicaConfig
 from ..store import Store
-from ..tree.node import HOST
+from ..tail import Tail
+from ..tree.node import HOST, Node
 from ..tree.prefixes import Prefixes
 from .agenda import Agenda
 from .kinds import Persist, Segment
@@ -40,8 +41,11 @@ class Persisting:
         self.issued = 0
         """Persists whose order was given and that have not settled."""
 
-    def offer(self, settled: Sequence[Segment]) -> None:
-        """Persist the part of `settled` that the store lacks. Host memory has all of it."""
+    def offer(self, settled: Sequence[Segment], last: Node | None = None) -> None:
+        """Persist the part of `settled` that the store lacks. Host memory has all of it.
+
+        It is what a match needs that ends with the deepest node of that part, or at `last`.
+        """
         if not settled or not self._store.keeps(settled[0].node.place, self._requests.generation):
             return
         unsaved = self._unsaved(settled)
@@ -50,10 +54,11 @@ class Persisting:
         for node, _ in unsaved:
             self._store.offer(node)
             self._prefixes.residence.changed[node] = None
-        if self.waiting and len(self.waiting) >= self._bounds.persists_waiting:
+        if self.is_full:
             self._outbox.notices.append(NotBegun(Kind.PERSIST))
             return
-        last = max((segment.node for segment in unsaved), key=lambda node: node.end)
+        if last is None:
+            last = max((segment.node for segment in unsaved), key=lambda node: node.end)
         operation = Persist(
             components=self._prefixes.components,
             receipts=self._prefixes.residence.hold(HOST, last),
@@ -63,12 +68,34 @@ class Persisting:
         self.waiting.append(operation)
         self.begin_waiting()
 
+    def write_tail(self, request: Request, tail: Tail) -> None:
+        """Write the tail that a request has saved, unless too many persists wait.
+
+        Its pages are the operation's until it has ended; the request notes that it is stored.
+        """
+        if self.is_full:
+            return
+        operation = Persist(components=self._prefixes.components, request=request.id, tail=tail)
+        self._agenda.begin(operation, request.id, tail.tokens)
+        self._requests.lend_saved(request, operation)
+        self.waiting.append(operation)
+        self.begin_waiting()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many persists wait that no more may."""
+        return bool(self.waiting) and len(self.waiting) >= self._bounds.persists_waiting
+
     def begin_waiting(self) -> None:
         """Give the orders of the persists whose turn has come, in the order of their ids."""
         while self.waiting and self.issued < self._bounds.persists:
             operation = self.waiting.popleft()
             self.issued += 1
-            transfers = [self._transfer(each) for each in operation.in_order()]
+            transfers = [self.transfer(each) for each in operation.in_order()]
+            if operation.tail is not None:
+                components = self._prefixes.components
+                pages = [operation.owned_pages(HOST, each.index) for each in components]
+                transfers += operation.tail.transfers(components, pages, sealed=True)
             self._agenda.persist(operation, transfers)
 
     def ended(self, operation: Persist) -> None:
@@ -83,6 +110,9 @@ class Persisting:
                 after, named = self._prefixes.tree.key_before(segment.node), keys
             told = Stored(Tier.STORAGE, pool, len(keys), Cause.PERSISTED, after, named)
             self._outbox.notices.append(told)
+        request = self._requests.take_back(operation)
+        if request is not None and operation.tail is not None:
+            request.stored = self._store.number, operation.tail.key
         self.issued -= 1
         self._agenda.finish(operation, Outcome.COMPLETE)
         self.begin_waiting()
@@ -93,10 +123,17 @@ class Persisting:
         self._agenda.stop(operation, Outcome.FAILED)
         self.begin_waiting()
 
+    def quiet(self, operation: Persist) -> None:
+        """Finish a persist that was stopped, and that no rank's I/O goes on with."""
+        self._requests.take_back(operation)
+        self._agenda.finish(operation)
+
     def abandon(self) -> None:
         """End the persists that have not begun, and stop the others: the store is detached."""
         while self.waiting:
-            self._agenda.finish(self.waiting.popleft(), Outcome.ABORTED)
+            operation = self.waiting.popleft()
+            self._requests.take_back(operation)
+            self._agenda.finish(operation, Outcome.ABORTED)
         self._agenda.stop_issued(Queue.PERSIST, Outcome.ABORTED)
         self.issued = 0
 
@@ -124,7 +161,8 @@ class Persisting:
         ]
         return above[::-1] + new
 
-    def _transfer(self, segment: Segment) -> ObjectTransfer:
+    def transfer(self, segment: Segment) -> ObjectTransfer:
+        """Return the objects of a segment, and the host pages that hold them."""
         pages = segment.node.values[HOST][segment.component]
         assert pages is not None
         pool, keys = self._named(segment)

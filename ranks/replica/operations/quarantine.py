@@ -2,8 +2,8 @@
 
 They keep their own pages, and what their receipts lock and pin. It comes back to nobody before they
 fall quiet, which may be never; and if it went on so, the pools would be gone page by page, with every
-admission put off for ever. Over a bound the store is detached, or, where copies are what hangs, the
-epoch ends. All of it is looked at anew, since it is asked only when something was quarantined.
+admission put off for ever. Over a bound the store is detached, or, where something else is what hangs,
+the epoch ends. All of it is looked at anew, since it is asked only when something was quarantined.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,9 @@ from ..tree.prefixes import Prefixes
 from ..tree.residence import TIERS
 from .agenda import Agenda
 from .kinds import Copy, Operation
+
+KEEPS_TOO_MUCH = "it keeps too many pages that it does not fall quiet about"
+"""The reason that is told when a store is detached without a proposal."""
 
 Kept = tuple[list[int], list[int]]
 """By tier and component: how many pages."""
@@ -49,9 +52,12 @@ class Quarantine:
                 return f"{pages} of {pool.capacity} {pool.name} pages"
         return None
 
-    def copies_keep_too_much(self) -> str | None:
-        """Say of which pool the copies that hang keep more than they may, or return None."""
-        hung = [each for each in self._apart() if isinstance(each, Copy)]
+    def others_keep_too_much(self) -> str | None:
+        """Say of which pool what hangs and is for no store keeps more than it may, or return None.
+
+        Those are copies, and reads by other groups or from them: there is nothing to detach.
+        """
+        hung = [each for each in self._apart() if not each.is_for_store]
         kept = self._kept(hung)
         for tier in TIERS:
             for pages, pool in zip(kept[tier], self._pools[tier], strict=True):
@@ -60,7 +66,7 @@ class Quarantine:
                     return _too_much(len(hung), pages, pool.capacity, pool.name, most)
         # What a request lends to several copies it lends once.
         lenders: dict[str, int] = {}
-        for each in hung:
+        for each in (each for each in hung if isinstance(each, Copy)):
             lenders[each.lender] = max(each.lent, lenders.get(each.lender, 0))
         lent = sum(lenders.values())
         engine_pages = self._config.engine_pages
@@ -78,7 +84,7 @@ class Quarantine:
         return (each for each in in_flight if each.phase is Phase.QUARANTINED)
 
     def _of_stores(self) -> Iterable[Operation]:
-        return (each for each in self._apart() if not isinstance(each, Copy))
+        return (each for each in self._apart() if each.is_for_store)
 
     def _kept(self, operations: Iterable[Operation]) -> Kept:
         count = len(self._pools[HOST])
@@ -100,8 +106,8 @@ class Quarantine:
         return kept
 
 
-def _too_much(copies: int, pages: int, capacity: int, pool: str, most: int) -> str:
+def _too_much(count: int, pages: int, capacity: int, pool: str, most: int) -> str:
     return (
-        f"{copies} copies that do not end keep {pages} of {capacity} {pool} pages, and {most} may be"
+        f"{count} operations that do not end keep {pages} of {capacity} {pool} pages, and {most} may be"
         " kept (bounds.quarantine_pages)"
     )

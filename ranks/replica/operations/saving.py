@@ -20,7 +20,7 @@ from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
 from .agenda import Agenda
 from .backing_up import BackingUp
-from .kinds import Retract
+from .kinds import Persist, Prefetch, Retract, Serving
 from .lent import Lent
 
 
@@ -107,6 +107,17 @@ class Saving:
             ]
         self._backing_up.settle(operation)
 
+    def receive(self, request: Request, operation: Prefetch) -> None:
+        """Give a request the tail that was brought for it to host memory."""
+        self.drop_tail(request)
+        assert operation.tail is not None
+        request.tail, request.saved = operation.tail, operation.give_tail()
+
+    def drop_tail(self, request: Request) -> None:
+        """Give back the tail that was brought for a request, if it has one."""
+        if request.tail is not None:
+            self._give_back_saved(request)
+
     def let_go(self, request: Request) -> None:
         """Give back all that a request holds on either tier."""
         residence = self._residence
@@ -118,9 +129,29 @@ class Saving:
             if pages:
                 residence.pools[DEVICE][index].give_back(pages)
                 request.own[index] = page_run()
+        self._give_back_saved(request)
+        request.locks, request.node, request.prefix = [], None, 0
+        # What it has lent is the operation's, which ends by itself.
+        request.lent_to = None
+
+    def lose(self, request: Request, event: Event) -> None:
+        """Give up all that a request holds: it goes on as one that is not admitted."""
+        self._requests.move(request, event)
+        self.let_go(request)
+        request.waits_for = None
+        # What was cached before a reset is offered to no request that begins anew.
+        self._requests.renew(request)
+
+    def quarantined(self, operation: Persist | Serving) -> None:
+        """Give up a request of which an operation keeps what it has saved, perhaps for ever."""
+        request = self._requests.lender(operation)
+        if request is not None:
+            self.lose(request, Event.FAIL)
+
+    def _give_back_saved(self, request: Request) -> None:
         for index, pages in enumerate(request.saved or ()):
-            residence.pools[HOST][index].give_back(pages)
-        request.locks, request.node, request.prefix, request.saved = [], None, 0, None
+            self._residence.pools[HOST][index].give_back(pages)
+        request.saved = request.tail = None
 
     def _off_host(self, node: Node, lent: Lent | None) -> list[Missing]:
         """Return what a resume needs of the tree that is not on the host, nor on its way there."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ...orders import Need
+from ..extent import Extent
 from ..operations.kinds import Prefetch
 from ..settings import ReplicaConfig
 from ..store import Store
+from ..tail import Tail, tail_of
 from ..tree.components.base import Component
 from ..tree.holds import Receipt
 from ..tree.matching import reach
@@ -28,7 +30,10 @@ class LookupPlan:
     floor: int
     tokens: bytes
     """The tokens of the pages of full attention that are asked for."""
+    components: tuple[Component, ...]
     needs: tuple[Need, ...]
+    """What is asked for of each of the components; of full attention first."""
+    tail: Tail | None
 
     def pin(self, prefixes: Prefixes) -> list[Receipt]:
         """Pin what the plan counts on: the path to the anchor, and what the host has of the needs."""
@@ -37,7 +42,7 @@ class LookupPlan:
             return []
         holds = prefixes.residence.holds
         receipts = [holds.acquire(HOST, 0, self.anchor)]
-        for component, need in zip(prefixes.components[1:], self.needs[1:], strict=True):
+        for component, need in zip(self.components[1:], self.needs[1:], strict=True):
             receipts.append(holds.acquire(HOST, component.index, self.anchor, need.first))
         return receipts
 
@@ -48,11 +53,21 @@ class Lookups:
     def __init__(self, config: ReplicaConfig, prefixes: Prefixes, store: Store) -> None:
         self._prefetch_pages_max = config.prefetch_pages_max
         self._prefixes = prefixes
-        self._components = prefixes.components
+        self._by_extent = {
+            Extent.KV: prefixes.components[:1],
+            Extent.PAGES: prefixes.components,
+            # What is a request's alone comes with its tail, and only there.
+            Extent.ALL: tuple(each for each in prefixes.components if each.held_by_requests),
+        }
         self._store = store
 
-    def plan(self, root: Node, tokens: bytes) -> LookupPlan | None:
-        """Return what a prefetch of `tokens` asks for, or None if it could bring nothing."""
+    def plan(
+        self, root: Node, tokens: bytes, extent: Extent = Extent.PAGES, had: Tail | None = None
+    ) -> LookupPlan | None:
+        """Return what a prefetch of `tokens` asks for, or None if it could bring nothing.
+
+        `had` is the tail that the request has already.
+        """
         prefixes, tree = self._prefixes, self._prefixes.tree
         step = tree.page_bytes
         nodes = prefixes.walk_to(root, tokens)
@@ -62,35 +77,48 @@ class Lookups:
             # What lies beyond is on the device alone. Its backup is on its way, or had no room.
             return None
         wanted = tokens[anchor.end * step :]
-        pages = min(tree.whole_pages(wanted), self._prefetch_pages_max)
+        last = anchor.end + tree.whole_pages(wanted)
+        pages = min(last - anchor.end, self._prefetch_pages_max)
         # Hashing is a good part of the cost of a prefetch that finds nothing: the bound comes first.
         wanted = wanted[: pages * step]
-        keys = self._readable(prefixes.page_keys(tree.keys(anchor)[-1], wanted))
-        if anchor.end + len(keys) <= best:
+        before = tree.keys(anchor)[-1]
+        keys = prefixes.page_keys(before, wanted)
+        if extent is Extent.PAGES:
+            keys = self._readable(keys)
+        end = anchor.end + len(keys)
+        components = self._by_extent[extent]
+        tail = None
+        if extent is Extent.ALL and end == last:
+            tail = tail_of(prefixes.components, (keys or [before])[-1], tokens, step)
+            tail = tail if tail.components and tail != had else None
+        floor = _floor(extent, components, anchor, best, end)
+        if end <= floor and tail is None:
             return None
-        others = self._components[1:]
-        for component in others:
-            first = component.needed_from(best + 1)
+        for component in components[1:]:
+            first = component.needed_from(floor + 1)
             if 0 < first < anchor.end:
                 prefixes.cut(anchor, first)
         path = anchor.path_down()
-        needs = [Need(self._components[0].pool, anchor.end, tuple(keys))]
-        needs += [self._need(component, path, keys, best) for component in others]
-        return LookupPlan(anchor, best, wanted[: len(keys) * step], tuple(needs))
+        needs = [Need(components[0].pool, anchor.end, tuple(keys))]
+        heeds = extent is Extent.PAGES
+        needs += [self._need(each, path, keys, floor, heeds=heeds) for each in components[1:]]
+        asked = wanted[: len(keys) * step]
+        return LookupPlan(anchor, floor, asked, components, tuple(needs), tail)
 
     def room_for(self, operation: Prefetch, length: int) -> int:
         """Return the longest length, up to `length`, that host memory has room for."""
-        available = self._prefixes.residence.available
-        room = operation.anchor.end - operation.floor + available(HOST, 0)
+        kept = self._room_for_tail(operation)
+        available = [
+            self._prefixes.residence.available(HOST, index) - count
+            for index, count in enumerate(kept)
+        ]
+        room = operation.anchor.end - operation.floor + available[0]
         fits = length if length <= room else max(0, room)
-        if len(self._components) == 1:
+        if len(operation.components) == 1:
             return fits
         others = [
-            (
-                _missing_by_end(each, need, operation.floor + fits),
-                available(HOST, each.index),
-            )
-            for each, need in zip(self._components[1:], operation.needs[1:], strict=True)
+            (_missing_by_end(each, need, operation.floor + fits), available[each.index])
+            for each, need in zip(operation.components[1:], operation.needs[1:], strict=True)
         ]
         while fits:
             short = max(missing(operation.floor + fits) - room for missing, room in others)
@@ -104,14 +132,32 @@ class Lookups:
         """Return by component the positions of what has to be read for a length."""
         end = operation.floor + length
         wanted: list[Sequence[int]] = []
-        for component, need in zip(self._components, operation.needs, strict=True):
+        for component, need in zip(operation.components, operation.needs, strict=True):
             positions = range(max(need.first, component.needed_from(end)), end)
             held = need.on_host
             wanted.append([each for each in positions if each not in held] if held else positions)
         return wanted
 
-    def _need(self, component: Component, path: list[Node], keys: list[bytes], floor: int) -> Need:
-        """Return what a component needs for any length beyond `floor`."""
+    def _room_for_tail(self, operation: Prefetch) -> list[int]:
+        """Return by component how many host pages a prefetch needs for a tail."""
+        counts = [0] * len(self._prefixes.components)
+        for index in () if operation.tail is None else operation.tail.components:
+            counts[index] = 1
+        return counts
+
+    def _need(
+        self,
+        component: Component,
+        path: list[Node],
+        keys: list[bytes],
+        floor: int,
+        *,
+        heeds: bool,
+    ) -> Need:
+        """Return what a component needs for any length beyond `floor`.
+
+        With `heeds` it leaves out what is remembered as unreadable.
+        """
         first = component.needed_from(floor + 1)
         held: set[int] = set()
         asked: list[bytes] = []
@@ -122,19 +168,33 @@ class Lookups:
                 held |= set(range(node.start, node.end) if component.per_page else (node.end - 1,))
             node_keys = self._prefixes.tree.keys(node)
             asked += node_keys[max(0, first - node.start) :]
-        asked += keys
+        # A need that begins beyond the path leaves out the first of what continues it.
+        asked += keys[max(0, first - (path[-1].end if path else 0)) :]
         missed, pool = self._store.is_missed, component.pool
-        readable = tuple(b"" if missed(pool, key) else key for key in asked)
-        return Need(pool, first, readable, component.span, frozenset(held))
+        if heeds:
+            asked = [b"" if missed(pool, key) else key for key in asked]
+        return Need(pool, first, tuple(asked), component.span, frozenset(held))
 
     def _readable(self, keys: list[bytes]) -> list[bytes]:
         """Return the leading keys of full attention that are not remembered as unreadable."""
         if self._store.misses:
-            pool = self._components[0].pool
+            pool = self._prefixes.components[0].pool
             for index, key in enumerate(keys):
                 if self._store.is_missed(pool, key):
                     return keys[:index]
         return keys
+
+
+def _floor(
+    extent: Extent, components: Sequence[Component], anchor: Node, best: int, end: int
+) -> int:
+    """Return the position beyond which a prefetch looks for lengths that can be restored."""
+    if extent is Extent.PAGES:
+        return best
+    if len(components) == 1:
+        return anchor.end
+    # Of what exists at some positions only, that which serves the end is worth bringing.
+    return max(best, end - 1)
 
 
 def _missing_by_end(component: Component, need: Need, last: int) -> Callable[[int], int]:

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from ....coordinator.operation import Outcome, Phase
 from ....coordinator.seats import UNBOUNDED
 from ....coordinator.verdict import Arrived, Found
-from ....errors import InternalError
 from ...orders import Fetch, LookUp, ObjectTransfer
 from ..basis import Basis
+from ..extent import Extent
 from ..notices import Lacking, Missed, Why
 from ..operations.agenda import Agenda
 from ..operations.kinds import Prefetch, Wanted
+from ..operations.saving import Saving
 from ..pages import PageRun
 from ..requests import Request, Requests
 from ..store import Store
@@ -40,8 +41,14 @@ VOTES_MAX = 16
 class Prefetching:
     """Begins prefetches and follows their verdicts."""
 
-    def __init__(
-        self, basis: Basis, prefixes: Prefixes, agenda: Agenda, store: Store, requests: Requests
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        store: Store,
+        requests: Requests,
+        saving: Saving,
     ) -> None:
         self._config = basis.config
         self._clock = basis.clock
@@ -53,19 +60,27 @@ class Prefetching:
         self._lookups = Lookups(basis.config, prefixes, store)
         self._settling = Settling(prefixes, basis.clock, store)
         self.waiting: deque[Prefetch] = deque()
+        self._saving = saving
         self.active: dict[int, Prefetch] = {}
         """Prefetches from QUERY to TRANSFER by id: they have a seat in the ballot."""
         self.budget_used = 0
         """Host pages that active prefetches count against the bound on prefetching."""
 
-    def begin(self, request: Request, tokens: bytes) -> bool:
+    def begin(
+        self,
+        request: Request,
+        tokens: bytes,
+        extent: Extent = Extent.PAGES,
+        source: str = "",
+    ) -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
-        keeps = self._store.keeps(request.place, self._requests.generation)
+        keeps = self._store.keeps(request.place, self._requests.generation, source)
         if not keeps or request.prefetch is not None:
             return False
         if self.waiting and len(self.waiting) >= self._config.bounds.prefetches_waiting:
             return False
-        plan = self._lookups.plan(self._prefixes.root(request.place), tokens)
+        root = self._prefixes.root(request.place)
+        plan = self._lookups.plan(root, tokens, extent, request.tail)
         if plan is None:
             return False
         operation = Prefetch(
@@ -73,11 +88,16 @@ class Prefetching:
             anchor=plan.anchor,
             floor=plan.floor,
             tokens=plan.tokens,
+            components=plan.components,
             needs=plan.needs,
+            source=source,
+            extent=extent,
+            tail=plan.tail,
             waits_since_ms=self._clock.agreed_ms,
             receipts=plan.pin(self._prefixes),
         )
-        self._agenda.begin(operation, request.id, plan.anchor.end, plan.floor, operation.end)
+        where = extent, source, plan.anchor.end, plan.floor, operation.end
+        self._agenda.begin(operation, request.id, *where)
         request.prefetch = operation.id
         # What it brings hangs under this root, which nothing else may hold by then.
         self._prefixes.join(request.place)
@@ -96,9 +116,13 @@ class Prefetching:
             self.waiting.popleft()
             self.active[operation.id] = operation
             self._set_budget(operation, pages)
+            if operation.end <= operation.floor:
+                # Nothing is missing but the tail, which belongs to no length that could be restored.
+                self._transfer(operation, 0, Why.NOT_STORED)
+                continue
             self._agenda.vote(operation, _QUERY, UNBOUNDED)
-            timeout_s = config.timeouts.lookup_s
-            order = LookUp(operation.id, operation.floor, operation.needs, timeout_s)
+            timeout_s, source = config.timeouts.lookup_s, operation.source
+            order = LookUp(operation.id, operation.floor, operation.needs, timeout_s, source)
             self._outbox.orders.append(order)
 
     def expire_waiting(self) -> None:
@@ -152,13 +176,21 @@ class Prefetching:
         if operation.landed == total:
             self._settle(operation, None)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
-            component, key = operation.wanted_keys()[verdict.ceiling]
-            self._store.remember_miss(self._prefixes.components[component].pool, key)
+            if operation.extent is Extent.PAGES and not operation.source:
+                # What another group has promised may be there when it is asked for again.
+                component, key = operation.wanted_keys()[verdict.ceiling]
+                self._store.remember_miss(self._prefixes.components[component].pool, key)
             self._lacks(operation, verdict.ceiling_rank, verdict.ceiling, "could not be read")
             self._settle(operation, Why.UNREADABLE)
         elif verdict.expired_rank is not None:
             self._lacks(operation, verdict.expired_rank, operation.landed, "timed out")
             self._settle(operation, Why.LATE)
+
+    def extent_of(self, operation: int) -> Extent:
+        """Return how much a prefetch in flight brings."""
+        prefetch = self._agenda.in_flight[operation]
+        assert isinstance(prefetch, Prefetch)
+        return prefetch.extent
 
     def stop(self, request: Request) -> None:
         """End the request's prefetch, if it has one, with what verdicts have said so far."""
@@ -183,12 +215,14 @@ class Prefetching:
         self._set_budget(operation, 0)
 
     def abandon(self) -> None:
-        """End all prefetches, with what has landed of them: the store is detached."""
-        waiting, self.waiting = self.waiting, deque()
+        """End all prefetches from the store, with what has landed of them: it is detached."""
+        waiting, self.waiting = self.waiting, deque(each for each in self.waiting if each.source)
         for operation in waiting:
-            self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
+            if not operation.source:
+                self._finish(operation, Outcome.ABORTED, Why.ABANDONED)
         for operation in list(self.active.values()):
-            self._cut_short(operation)
+            if not operation.source:
+                self._cut_short(operation)
 
     def _cut_short(self, operation: Prefetch) -> None:
         if operation.phase is _TRANSFER:
@@ -211,7 +245,7 @@ class Prefetching:
         """
         length = min(agreed, operation.end - operation.floor)
         fits = self._lookups.room_for(operation, length)
-        if not fits:
+        if length and not fits:
             self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
             return
         if fits < length and len(operation.needs) > 1:
@@ -219,33 +253,39 @@ class Prefetching:
             self._vote_again(operation, fits)
             return
         positions = self._lookups.positions(operation, fits)
-        taken = self._prefixes.room.take(HOST, [len(each) for each in positions])
+        operation.goal = operation.floor + fits
+        counts = self._counts(operation, positions)
+        taken = self._prefixes.room.take(HOST, counts)
         if taken is None:
             self._end_query(operation, Outcome.NO_ROOM, Why.NO_ROOM)
             return
-        operation.goal = operation.floor + fits
-        transfers = _assign(operation, positions, taken)
+        transfers = self._assign(operation, positions, taken)
         if not transfers:
-            raise InternalError(f"prefetch {operation.id} would read nothing, and never end")
+            # All of it has come to host memory in the meantime.
+            self._settle(operation, None)
+            return
         if operation.goal < operation.end:
             self._misses(operation, operation.goal, why if fits == length else Why.NO_ROOM)
         self._set_budget(operation, len(positions[0]) or 1)
         self._agenda.vote(operation, _TRANSFER, UNBOUNDED, operation.goal)
         timeout_s = self._config.stop_policy.timeout_s(fits * self._config.page_tokens)
-        self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s))
+        self._outbox.orders.append(Fetch(operation.id, transfers, timeout_s, operation.source))
 
     def _settle(self, operation: Prefetch, why: Why | None) -> None:
         """Give the tree what has landed on every rank; what has not waits until I/O is quiet.
 
         `why` says why that is not all, if it is not.
         """
+        has_tail = operation.tail_count > 0 and operation.landed == operation.wanted_count
         reached = self._settling.settle(operation)
         request = self._requests.get(operation.request)
         is_for = request is not None and request.prefetch == operation.id
         if request is not None and is_for and reached > operation.floor:
             first, last = request.fetched
-            start = first if last == operation.floor else operation.floor
-            request.fetched = (start, reached)
+            began = min(operation.floor, operation.anchor.end)
+            request.fetched = (first if last == began else began, reached)
+        if request is not None and is_for and has_tail:
+            self._saving.receive(request, operation)
         if why is None:
             self._finish(operation, _COMPLETE if reached == operation.end else Outcome.PARTIAL)
             return
@@ -255,11 +295,49 @@ class Prefetching:
         outcome = Outcome.PARTIAL if operation.landed else Outcome.MISS
         self._agenda.stop(operation, outcome)
 
+    def _counts(self, operation: Prefetch, positions: Sequence[Sequence[int]]) -> list[int]:
+        """Return by component how many pages are to be read, with those of the tail."""
+        counts = [0] * len(self._prefixes.components)
+        for component, at in zip(operation.components, positions, strict=True):
+            counts[component.index] = len(at)
+        if operation.tail is not None and operation.goal == operation.end:
+            for index in operation.tail.components:
+                counts[index] += 1
+        return counts
+
+    def _assign(
+        self,
+        operation: Prefetch,
+        positions: Sequence[Sequence[int]],
+        taken: Sequence[PageRun],
+    ) -> tuple[ObjectTransfer, ...]:
+        """Let an operation read the pages at the positions, and the tail, into those taken for it."""
+        wanted: list[Wanted] = []
+        transfers: list[ObjectTransfer] = []
+        rest = list(taken)
+        parts = zip(operation.components, operation.needs, positions, strict=True)
+        for component, need, at in parts:
+            index, count = component.index, len(at)
+            pages, rest[index] = rest[index][:count], rest[index][count:]
+            if count:
+                keys = need.keys_at(at)
+                wanted.append(Wanted(index, at, keys, pages))
+                transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
+        tail = operation.tail if operation.goal == operation.end else None
+        operation.assign(wanted, None if tail is None else rest)
+        if tail is not None:
+            transfers += tail.transfers(self._prefixes.components, rest)
+        return tuple(transfers)
+
     def _end_query(self, operation: Prefetch, outcome: Outcome, why: Why) -> None:
-        self._misses(operation, operation.floor, why)
+        self._misses(operation, min(operation.floor, operation.anchor.end), why)
         self._step_down(operation)
         self._set_budget(operation, 0)
-        self._agenda.drop_lookup(operation, outcome)
+        if operation.phase is Phase.WAITING:
+            # Its tail alone was missing, and nothing was ordered.
+            self._agenda.finish(operation, outcome)
+        else:
+            self._agenda.drop_lookup(operation, outcome)
         self.begin_waiting()
 
     def _finish(self, operation: Prefetch, outcome: Outcome, why: Why | None = None) -> None:
@@ -299,19 +377,3 @@ class Prefetching:
         key = known[page] if page < len(known) else b""
         told = Lacking(operation.id, operation.request, rank, page, key, reason)
         self._outbox.notices.append(told)
-
-
-def _assign(
-    operation: Prefetch, positions: Sequence[Sequence[int]], taken: Sequence[PageRun]
-) -> tuple[ObjectTransfer, ...]:
-    """Let an operation read the pages at the positions, by component, into those that were taken."""
-    wanted: list[Wanted] = []
-    transfers: list[ObjectTransfer] = []
-    for component, pages in enumerate(taken):
-        if pages:
-            need, at = operation.needs[component], positions[component]
-            keys = need.keys_at(at)
-            wanted.append(Wanted(component, at, keys, pages))
-            transfers.append(ObjectTransfer(need.pool, keys, tuple(pages)))
-    operation.assign(wanted)
-    return tuple(transfers)

@@ -38,14 +38,14 @@ class Settling:
         self._clock.tick()
         node = self._insert(operation, anchor, full) if full else anchor
         reached = anchor.end + len(full)
-        if landed == operation.wanted_count:
+        if landed >= operation.wanted_count - operation.tail_count:
             reached = operation.goal
             if node.end != reached:
                 node = self._node_at(node, reached)
             for each in others:
                 pages = dict(zip(each.positions, each.pages, strict=True))
-                self._fill(self._prefixes.components[each.component], node, pages)
-            operation.assign(())
+                self._fill(operation, self._prefixes.components[each.component], node, pages)
+            operation.assign((), operation.tail_pages)
         else:
             if len(operation.needs) > 1:
                 reached = operation.floor
@@ -69,18 +69,20 @@ class Settling:
         tokens = operation.tokens[: len(pages) * step]
         node, at = anchor, 0
         for existing in prefixes.walk_to(anchor, tokens):
-            self._give(existing, 0, pages[at : at + existing.width])
+            self._give(operation, existing, 0, pages[at : at + existing.width])
             at += existing.width
             node = existing
         prefixes.use(node)
         if at < len(pages):
             node = prefixes.add(node, tokens[at * step :])
             node.keys = list(operation.keys[at : len(pages)])
-            self._store.offer(node, 0)
+            self._is_stored(operation, node, 0)
             residence.attach(node, HOST, 0, pages[at:], Cause.FETCHED)
         return node
 
-    def _fill(self, component: Component, last: Node, pages: dict[int, int]) -> None:
+    def _fill(
+        self, operation: Prefetch, component: Component, last: Node, pages: dict[int, int]
+    ) -> None:
         """Give a component's pages, by position, to the nodes that need them and have none."""
         if not pages:
             return
@@ -92,15 +94,20 @@ class Settling:
                 continue
             positions = range(node.start, node.end) if component.per_page else (node.end - 1,)
             mine = page_run(pages.pop(each) for each in positions if each in pages)
-            self._give(node, component.index, mine)
+            self._give(operation, node, component.index, mine)
         if pages:
             raise InternalError(f"pages of {component.pool} at {sorted(pages)} lie on no node")
 
-    def _give(self, node: Node, index: int, pages: PageRun) -> None:
+    def _give(self, operation: Prefetch, node: Node, index: int, pages: PageRun) -> None:
         """Give a node its pages of a component, or the free list if it has some already."""
         residence, component = self._prefixes.residence, self._prefixes.components[index]
         if node.values[HOST][index] is None and len(pages) == component.pages_of(node.width):
             residence.attach(node, HOST, index, pages, Cause.FETCHED)
-            self._store.offer(node, index)
+            self._is_stored(operation, node, index)
         else:
             residence.pools[HOST][index].give_back(pages)
+
+    def _is_stored(self, operation: Prefetch, node: Node, index: int) -> None:
+        """Note that the store has a node's pages of a component, if that is where they came from."""
+        if not operation.source:
+            self._store.offer(node, index)

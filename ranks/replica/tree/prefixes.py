@@ -5,7 +5,7 @@ from collections import Counter
 from ..basis import Basis
 from .components.needs import Needs
 from .node import DEVICE, Node, Place
-from .page_keys import namespace_seed, page_keys
+from .page_keys import namespace_seed, page_keys, tail_key
 from .residence import Residence
 from .room import Room
 from .tree import Tree
@@ -42,9 +42,11 @@ class Prefixes:
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
+        return self.tree.plant(place, self._seed(place))
+
+    def _seed(self, place: Place) -> bytes:
         config, (namespace, generation, version) = self._config, place
-        seed = namespace_seed(config.model_digest, namespace, generation, config.life, version)
-        return self.tree.plant(place, seed)
+        return namespace_seed(config.model_digest, namespace, generation, config.life, version)
 
     def join(self, place: Place) -> None:
         """Note that a request has come to a place."""
@@ -69,6 +71,20 @@ class Prefixes:
     def page_keys(self, seed: bytes, tokens: bytes) -> list[bytes]:
         """Return the keys of the whole pages of `tokens`, which follow the page with key `seed`."""
         return page_keys(seed, tokens, self._config.page_tokens)
+
+    def end_keys(self, place: Place, tokens: bytes) -> tuple[bytes, bytes]:
+        """Return the keys of the last whole page of `tokens`, and of what is behind it. Reads only."""
+        tree, root = self.tree, self.tree.roots.get(place)
+        last, done = self._seed(place), 0
+        if root is not None:
+            nodes, partial, pages = tree.follow(root, tokens)
+            if partial is not None:
+                last, done = tree.keys(partial)[pages - 1], partial.start + pages
+            elif nodes:
+                last, done = tree.keys(nodes[-1])[-1], nodes[-1].end
+        rest = self.page_keys(last, tokens[done * tree.page_bytes :])
+        end = (rest or [last])[-1]
+        return end, tail_key(end, tokens[tree.whole_pages(tokens) * tree.page_bytes :])
 
     def use(self, node: Node, *, hits: int = 0, priority: int = 0) -> None:
         """Mark the path to `node` as used now, hit `hits` times more, by a request of this priority."""

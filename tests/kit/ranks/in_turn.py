@@ -37,6 +37,7 @@ from lockstep.ranks.orders import (
     LookUp,
     Order,
     Put,
+    Serve,
 )
 from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.settings import ReplicaConfig
@@ -92,6 +93,10 @@ class ToldExecutor:
     def pages_corrupt(self) -> int:
         return 0
 
+    def serving_address(self) -> str:
+        """Nothing is served."""
+        return ""
+
     def late_calls(self) -> LateCalls:
         return LateCalls()
 
@@ -140,7 +145,7 @@ class ToldExecutor:
                     self.said += [Ended(operation, ok=True) for operation in operations]
                 case Cancel(operation=operation):
                     self.said.append(Quiesced(operation))
-                case Fork() | AttachStore() | DetachStore():
+                case Fork() | Serve() | AttachStore() | DetachStore():
                     pass
 
 

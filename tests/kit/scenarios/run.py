@@ -10,6 +10,7 @@ from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.effects import NOTHING, Effects
+from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.replica import Replica
 from lockstep.ranks.replica.tree.node import DEVICE
 from lockstep.ranks.replica.tree.residence import TIERS
@@ -31,7 +32,13 @@ def _pools(replica: Replica) -> list[str]:
 
 
 _COMMANDS: Mapping[str, Command] = {
-    "prefetch": lambda r, w: r.prefetch(w.name, w.namespace, w.prompt),
+    "prefetch": lambda r, w: r.prefetch(
+        w.name,
+        w.namespace,
+        w.prompt,
+        Extent(w.named.get("extent", "pages")),
+        w.named.get("source", ""),
+    ),
     "load_back": lambda r, w: r.load_back(
         w.name, w.namespace, w.prompt, w.number("reserve"), w.number("priority")
     ),
@@ -39,6 +46,9 @@ _COMMANDS: Mapping[str, Command] = {
     "insert": lambda r, w: r.insert(w.name, w.prompt, final=w.named.get("final") != "no"),
     "retract": lambda r, w: r.retract(w.name, w.prompt),
     "resume": lambda r, w: r.resume(w.name, w.number("reserve")),
+    "offer": lambda r, w: r.offer(w.name, w.prompt),
+    "serve": lambda r, w: r.serve(w.name, w.prompt, w.number("ttl_ms", 60_000)),
+    "withdraw": lambda r, w: r.withdraw(w.name),
     "release": lambda r, w: r.release(w.name),
     "pin": lambda r, w: r.pin(w.name, w.namespace, w.prompt, w.number("ttl_ms", 60_000)),
     "unpin": lambda r, w: r.unpin(w.name),

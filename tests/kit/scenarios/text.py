@@ -89,7 +89,8 @@ class Writer:
                 copied = f"{pages_text(value.sources)} -> {pages_text(value.destinations)}"
                 return f"{value.pool} {copied}{' sealed' if value.sealed else ''}"
             case ObjectTransfer():
-                return f"{value.pool} {pages_text(value.pages)} = {self._names.keys(value.keys)}"
+                named = f"{pages_text(value.pages)} = {self._names.keys(value.keys)}"
+                return f"{value.pool} {named}{' sealed' if value.sealed else ''}"
             case Need():
                 span = "" if value.span is None else f" span {value.span}"
                 held = f" held {pages_text(sorted(value.on_host))}" if value.on_host else ""

@@ -65,6 +65,7 @@ MANIFEST = HandoffManifest(
 
 counts = st.integers(0, TOKENS_MAX)
 texts = st.text(max_size=20)
+sources = texts.filter(lambda text: not set(text) & set("?@"))
 names = st.text(min_size=1, max_size=20)
 keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 digests = keys.map(bytes.hex)
@@ -95,7 +96,7 @@ manifests = st.builds(
     sampling=opaque,
     speculation=opaque,
     metadata=opaque,
-    source=texts,
+    source=sources,
 )
 messages: st.SearchStrategy[Control] = st.one_of(
     manifests,
@@ -108,7 +109,7 @@ messages: st.SearchStrategy[Control] = st.one_of(
         partner=texts,
         patience_ms=st.integers(0, 1 << 40),
     ),
-    st.builds(Announce, request=names, tokens=counts, source=texts),
+    st.builds(Announce, request=names, tokens=counts, source=sources),
     st.builds(Resend, request=names, from_token=counts),
     st.builds(Receipt, request=names),
     st.builds(Withdrawn, request=names),
@@ -309,6 +310,14 @@ def test_a_message_that_makes_no_sense_is_not_made() -> None:
         Receipt(request="\ud800")
     with pytest.raises(UsageError, match="from_token is -1"):
         Resend(request="r", from_token=-1)
+
+
+def test_a_source_that_tells_a_secret_is_neither_sent_nor_repeated() -> None:
+    with pytest.raises(UsageError, match="peer://host:port and nothing else") as raised:
+        Announce(request="r", tokens=1, source="peer://there:1?secret=hush")
+    assert "hush" not in str(raised.value)
+    with pytest.raises(UsageError, match="peer://host:port and nothing else"):
+        replace(MANIFEST, source="peer://me:hush@there:1")
 
 
 def test_what_a_field_cannot_hold_is_not_written() -> None:

@@ -137,7 +137,7 @@ def test_a_query_changes_nothing(device_pages: int) -> None:
     replica.knows("r")
     replica.seats()
     assert not replica.idle
-    assert replica.agreed_ms == 0
+    assert replica.clock.agreed_ms == 0
     assert replica.store_state == "attached"
 
     assert (replica.digest, state_digest(replica)) == before

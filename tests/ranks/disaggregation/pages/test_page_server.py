@@ -42,6 +42,11 @@ LARGE = PageLayout(
     columns=(Column(name="kv", layers=1, heads=1, elements=24 << 20, dtype="uint8"),),
 )
 """Pages that no socket's buffers hold, so that their sends take as long as their reader does."""
+MEDIUM = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=1, elements=3 << 19, dtype="uint8"),),
+)
+"""Pages of which several are one frame, each sent by itself."""
 SMALL = PageLayout(
     page_tokens=1, columns=(Column(name="kv", layers=1, heads=1, elements=64, dtype="uint8"),)
 )
@@ -324,7 +329,40 @@ class TestWithdrawing:
         assert names.get(timeout=PATIENCE_S) == "lockstep-pages"
 
 
+def pages_between_answers(
+    reader: RawReader, group: ServedGroup, count: int
+) -> tuple[list[bytes], int]:
+    """Ask on while pages come; return the pages, and how many answers came among them."""
+    got: list[bytes] = []
+    answers = 0
+    while len(got) < count:
+        # However far the server has come by now, it may be in the middle of a frame.
+        reader.send(ask(group, 1))
+        message, attached = reader.receive()
+        if isinstance(message, Told):
+            answers += 1
+            continue
+        assert isinstance(message, Pages)
+        each = len(attached) // len(message.states)
+        got += [attached[at + HEADER_BYTES : at + each] for at in range(0, len(attached), each)]
+    return got, answers
+
+
 class TestReaders:
+    def test_an_answer_stands_between_two_frames_and_not_among_the_pages_of_one(
+        self, serve: Serve, connect: Connect
+    ) -> None:
+        keys = hashed_keys(60)
+        group = serve(MEDIUM, pages=len(keys))
+        group.serve(keys)
+        reader = connect(group)
+        pages = group.objects[0].page_views(KV_POOL, range(len(keys)))
+        wanted = fetch(group, 0)._replace(keys=tuple(key.hex() for key in keys))
+        reader.send(wanted)
+        got, answers = pages_between_answers(reader, group, len(keys))
+        assert answers
+        assert got == pages
+
     def test_what_is_forgotten_is_absent_and_what_follows_is_served(
         self, serve: Serve, connect: Connect
     ) -> None:

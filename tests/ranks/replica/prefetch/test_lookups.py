@@ -65,6 +65,7 @@ def test_the_longest_length_that_fits_is_the_one_that_trying_each_finds(
         waits_since_ms=0,
         anchor=prefixes.root(Place("")),
         floor=floor,
+        components=prefixes.components,
         needs=tuple(needs),
     )
 

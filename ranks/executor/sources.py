@@ -1,0 +1,103 @@
+"""The groups that this rank reads pages from out of their host memory, each by the URI that serves it.
+
+A source is connected when something is first asked of it, and let go of when others need its place and
+nothing runs for it. All is called from the engine's thread.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from ...errors import ConfigError
+from ...storage_backends.base import Counters
+from .storage_loop import StorageLoop, TimedOrder
+
+SOURCES_MAX = 32
+"""Groups that may be connected at a time; each has a thread."""
+OPEN_TIMEOUT_S = 5.0
+"""How long a group may take to answer; what was asked of it is missing then."""
+
+MakeLoop = Callable[[str], StorageLoop]
+"""Makes the loop that reads from a source, which is not started yet.
+
+Raises `ConfigError` for a URI that makes no sense.
+"""
+
+
+class Sources:
+    """Hands orders to the loops of sources."""
+
+    def __init__(self, make_loop: MakeLoop, close_timeout_s: float) -> None:
+        self._make_loop = make_loop
+        self._close_timeout_s = close_timeout_s
+        self._loops: OrderedDict[str, StorageLoop] = OrderedDict()
+        """The connected ones by URI, the one that was last used at the end."""
+        self._closing: list[StorageLoop] = []
+        self._past = Counters()
+        """The sum of the counters of those that were let go of and have ended."""
+
+    def submit(self, source: str, orders: Sequence[TimedOrder]) -> bool:
+        """Hand orders to a source; False if it cannot carry them out."""
+        loop = self._connected(source)
+        return loop is not None and loop.submit(orders)
+
+    def counters(self) -> Counters:
+        """Return what has been seen of all sources that were ever connected."""
+        loops = *self._closing, *self._loops.values()
+        return sum_of(self._past, *(loop.counters() for loop in loops))
+
+    def stop(self) -> None:
+        """Cancel everything; does not wait."""
+        for source in list(self._loops):
+            self._let_go(source)
+
+    def join(self, timeout_s: float) -> bool:
+        """After `stop`: wait until nothing touches the pools; say whether that is so."""
+        until = time.monotonic() + timeout_s
+        ended = [loop.join(max(0.0, until - time.monotonic())) for loop in self._closing]
+        return all(ended)
+
+    def _connected(self, source: str) -> StorageLoop | None:
+        loop = self._loops.get(source)
+        if loop is not None and loop.trouble() is not None:
+            self._let_go(source)
+            loop = None
+        if loop is None:
+            if len(self._loops) >= SOURCES_MAX and not self._make_place():
+                return None
+            try:
+                loop = self._make_loop(source)
+            except ConfigError:
+                # The URI came from another group; what it promised is missing here.
+                return None
+            loop.start(OPEN_TIMEOUT_S)
+            self._loops[source] = loop
+        self._loops.move_to_end(source)
+        return loop
+
+    def _make_place(self) -> bool:
+        """Let go of the source that was not used for longest and has nothing to do."""
+        idle = next((source for source, loop in self._loops.items() if loop.is_idle()), None)
+        if idle is None:
+            return False
+        self._let_go(idle)
+        return True
+
+    def _let_go(self, source: str) -> None:
+        loop = self._loops.pop(source)
+        loop.stop(self._close_timeout_s)
+        closing = [loop]
+        for each in self._closing:
+            if each.join(0.0):
+                self._past = sum_of(self._past, each.counters())
+            else:
+                closing.append(each)
+        self._closing = closing
+
+
+def sum_of(*counters: Counters) -> Counters:
+    """Return the counters added up, one by one."""
+    return Counters(
+        **{each.name: sum(getattr(one, each.name) for one in counters) for each in fields(Counters)}
+    )

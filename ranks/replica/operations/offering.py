@@ -1,0 +1,261 @@
+"""Offering: what a request has computed, to readers of other groups.
+
+In the store they find what every rank has persisted; out of host memory they read what every rank has
+there, which is pinned for them. Either way the answer is a level: how far it goes by verdicts. What is
+computed is offered while the prompt goes on, full attention alone, and the request that has been
+retracted with its tail and with what a match at its end needs beside.
+"""
+
+from collections.abc import Sequence
+
+from ....coordinator.operation import Outcome
+from ...orders import ObjectTransfer
+from ..basis import Basis
+from ..deadlines import AgreedDeadlines
+from ..pages import page_run
+from ..requests import Event, Request, Requests, Stage
+from ..store import Store
+from ..tail import Tail, tail_of
+from ..tree.node import DEVICE, HOST, Node, needed
+from ..tree.prefixes import Prefixes
+from ..tree.tokens import TOKEN_BYTES
+from .agenda import Agenda
+from .backing_up import BackingUp
+from .kinds import Persist, Segment, Serving
+from .persisting import Persisting
+from .saving import Saving
+
+PINNED_SHARE_MAX = 0.75
+"""Nothing more is served while so much of host memory's full attention is pinned for whatever reason:
+the rest is for those who compute."""
+
+
+class Offering:
+    """The offers of requests."""
+
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        store: Store,
+        requests: Requests,
+        backing_up: BackingUp,
+        persisting: Persisting,
+        saving: Saving,
+    ) -> None:
+        self._owns_device = basis.config.device_pages > 0
+        self._clock = basis.clock
+        self._journal = basis.journal
+        self._prefixes = prefixes
+        self._agenda = agenda
+        self._store = store
+        self._requests = requests
+        self._backing_up = backing_up
+        self._persisting = persisting
+        self._saving = saving
+        self.served: dict[str, Serving] = {}
+        """What is served, by request."""
+        self._deadlines: AgreedDeadlines[Serving] = AgreedDeadlines()
+
+    def in_store(self, request: Request, tokens: bytes) -> int:
+        """Have `tokens` persisted as far as they are not; return how many the store has by now."""
+        node = self._last(request, tokens)
+        if node is None or not self._store.keeps(request.place, self._requests.generation):
+            return 0
+        self._requests.witness_tokens("offer", request.id, tokens)
+        tail = self._tail(request, node, tokens)
+        wanted = self._segments(node, with_end=tail is not None)
+        lacking = [each for each in wanted if not self._store.has(*each)]
+        self._bring_to_host(request, node, lacking)
+        self._persisting.offer([each for each in lacking if _is_idle(each)], node)
+        known = None if tail is None else (self._store.number, tail.key)
+        if tail is not None and tail.components and request.stored != known:
+            if request.saved is not None:
+                self._persisting.write_tail(request, tail)
+        elif tail is not None and not lacking:
+            return tail.tokens
+        return self._pages(self._end(lacking, node), tail)
+
+    def directly(self, request: Request, tokens: bytes, ttl_ms: int) -> int:
+        """Let other groups read `tokens` as far as host memory has them; return how many by now."""
+        node = self._last(request, tokens)
+        current = self._requests.is_current(request.place) and request.place.outlives
+        if node is None or not current:
+            return 0
+        self._requests.witness_tokens("serve", request.id, tokens, ttl_ms)
+        tail = self._tail(request, node, tokens)
+        wanted = self._segments(node, with_end=tail is not None)
+        lacking = [each for each in wanted if each.node.values[HOST][each.component] is None]
+        self._bring_to_host(request, node, lacking)
+        # What a match at the end needs beside is served with the tail, or else not at all.
+        may_lend = tail is not None and not lacking and request.saved is not None
+        end = self._end(lacking, node)
+        there = [e for e in wanted if may_lend or (not e.component and e.node.end <= end)]
+        operation = self.served.get(request.id)
+        if operation is not None and not _leads_on(operation.last, node):
+            # It has begun anew with other tokens, and only one path is pinned for what is served.
+            self.withdraw(request)
+            operation = None
+        if operation is None:
+            if (not there and not may_lend) or not self._may_pin(there):
+                return 0
+            operation = self._begin(request)
+        self._deadlines.set(operation, ttl_ms, self._clock.agreed_ms)
+        if self._serve(operation, there) and may_lend and tail is not None:
+            pages = self._requests.lend_saved(request, operation)
+            lent = tail.transfers(self._prefixes.components, pages, sealed=True)
+            self._order(operation, lent)
+            operation.tail = tail
+        return self._told(operation, node, tail, lacking)
+
+    def _told(
+        self, operation: Serving, node: Node, tail: Tail | None, lacking: Sequence[Segment]
+    ) -> int:
+        """Return how many tokens others can read by now."""
+        whole = tail is not None and not lacking and operation.tail == tail
+        if tail is not None and whole and operation.end == node.end:
+            return tail.tokens
+        return self._pages(min(operation.end, node.end), tail)
+
+    def _pages(self, end: int, tail: Tail | None) -> int:
+        """Return the tokens up to a position; fewer than all of a tail, which is not to be had yet."""
+        unit = self._prefixes.tree.page_tokens
+        return end * unit if tail is None or end * unit < tail.tokens else (end - 1) * unit
+
+    def doubt(self, request: Request) -> None:
+        """Take nothing of what a request shares, or has saved, for stored."""
+        request.stored = 0, b""
+        for node in request.node.path() if request.node is not None else ():
+            node.persisted = frozenset()
+            self._prefixes.residence.changed[node] = None
+        self._journal.record("doubt", request.id)
+
+    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+        """Let nobody read any more what is served of a request."""
+        operation = self.served.pop(request.id, None)
+        if operation is not None:
+            self._deadlines.drop(operation)
+            self._agenda.stop(operation, outcome)
+
+    def look_after(self) -> None:
+        """End the offers whose time is up, with what their requests have saved and lent to them.
+
+        A request that was saved for other reasons, and served no tail, can still resume.
+        """
+        for operation in self._deadlines.passed(self._clock.agreed_ms):
+            request = self._requests.known(operation.request)
+            self.withdraw(request, Outcome.EXPIRED)
+            if operation.tail is not None and request.stage is Stage.SAVED:
+                self._saving.lose(request, Event.FAIL)
+
+    def quiet(self, operation: Serving) -> None:
+        """Finish what no reader touches any more; a request that is still saved has its tail back."""
+        self._requests.take_back(operation)
+        self._agenda.finish(operation)
+
+    def _last(self, request: Request, tokens: bytes) -> Node | None:
+        """Return the node with which the whole pages of `tokens` end, as far as they are cached.
+
+        None where there is nothing to offer.
+        """
+        if not request.admitted or not tokens:
+            return None
+        root = self._prefixes.root(request.place)
+        nodes = self._prefixes.walk_to(root, tokens)
+        return nodes[-1] if nodes else root
+
+    def _tail(self, request: Request, node: Node, tokens: bytes) -> Tail | None:
+        """Return the tail of a request that is saved with all of `tokens`, None for any other."""
+        tree = self._prefixes.tree
+        saved = request.stage is Stage.SAVED and request.computed * TOKEN_BYTES == len(tokens)
+        if not saved or node.end != tree.whole_pages(tokens):
+            return None
+        return tail_of(self._prefixes.components, tree.keys(node)[-1], tokens, tree.page_bytes)
+
+    def _segments(self, node: Node, *, with_end: bool) -> list[Segment]:
+        """Return what others have to read for a prefix, or also for a request that goes on there."""
+        if with_end:
+            self._prefixes.cut_for(node)
+        wanted = [Segment(each, 0) for each in node.path_down()]
+        for component in self._saving.shared[1:] if with_end else ():
+            nodes = [*needed(component, node)]
+            wanted += [Segment(each, component.index) for each in reversed(nodes)]
+        return wanted
+
+    def _bring_to_host(self, request: Request, node: Node, lacking: Sequence[Segment]) -> None:
+        """Back up what of the path to `node` is not on the host, whatever the write policy.
+
+        As far as the device has it: the path may be another request's, and its pages evicted.
+        """
+        off = any(node.values[HOST][index] is None for node, index in lacking)
+        if not off or not self._owns_device or request.stage is not Stage.READY:
+            return
+        last: Node | None = None
+        for each in node.path_down():
+            if each.values[HOST][0] is None and each.values[DEVICE][0] is None:
+                break
+            last = each
+        if last is not None:
+            self._backing_up.write_through(last)
+
+    def _end(self, lacking: Sequence[Segment], last: Node) -> int:
+        """Return up to which position full attention is not lacking, of the path to `last`."""
+        return min((each.node.start for each in lacking if not each.component), default=last.end)
+
+    def _begin(self, request: Request) -> Serving:
+        operation = Serving(components=self._prefixes.components, request=request.id)
+        self.served[request.id] = operation
+        self._agenda.begin(operation, request.id)
+        return operation
+
+    def _serve(self, operation: Serving, wanted: Sequence[Segment]) -> bool:
+        """Serve what is wanted and is not served yet; False if host memory must not pin so much."""
+        new = [each for each in wanted if each not in operation.segments]
+        if not new:
+            return True
+        if not self._may_pin(new):
+            return False
+        residence, before = self._prefixes.residence, operation.receipts
+        nodes = [*(each.node for each in new), *(receipt.node for receipt in before)]
+        last = max(nodes, key=lambda node: node.end)
+        operation.receipts = residence.hold(HOST, last, requested=True)
+        residence.release(before)
+        for each in new:
+            operation.segments[each] = page_run()
+        operation.mark()
+        operation.last = last
+        self._order(operation, [self._persisting.transfer(each) for each in new])
+        return True
+
+    def _order(self, operation: Serving, transfers: Sequence[ObjectTransfer]) -> None:
+        if transfers:
+            pools = [f"{each.pool} {len(each.keys)}" for each in transfers]
+            self._journal.record("serve", operation.id, *pools)
+            self._agenda.serve(operation, transfers)
+
+    def _may_pin(self, new: Sequence[Segment]) -> bool:
+        """Say whether host memory keeps enough that can leave if these are pinned as well."""
+        residence = self._prefixes.residence
+        more = sum(node.width for node, index in new if not index and not node.held[HOST][0])
+        kept, most = residence.holds.kept_pages[HOST][0], residence.pools[HOST][0].capacity
+        return not more or PINNED_SHARE_MAX * most >= kept + more
+
+
+def _leads_on(served: Node | None, node: Node) -> bool:
+    """Say whether what is served and what ends at `node` are one path, however far each goes."""
+    if served is None or node.parent is None:
+        return True
+    last, first = (served, node) if served.end > node.end else (node, served)
+    return any(each is first for each in last.path())
+
+
+def _is_idle(segment: Segment) -> bool:
+    """Say whether a segment is on the host, and no write of it to the store is in flight."""
+    node, component = segment
+    there = node.values[HOST][component] is not None
+    return there and not any(_writes(mark, segment) for mark in node.marks)
+
+
+def _writes(mark: object, segment: Segment) -> bool:
+    return isinstance(mark, Persist) and segment in mark.segments

@@ -1,0 +1,54 @@
+"""Probing a cache at rest: can one request have all that there is?"""
+
+from collections.abc import Sequence
+
+from ...ranks.cache import Cache
+from ...ranks.config import WritePolicy
+from ...ranks.replica.answers import Wait
+from ..checkers.findings.finding import Violated
+from ..checkers.findings.pages import NotToBeHad
+from ..cluster import ask
+from ..world import World
+from .every_rank import NO_PAGE
+
+
+def probe(caches: Sequence[Cache], world: World) -> bool:
+    """Ask for as many device pages as one request can have, and for every slot of a state.
+
+    Returns False if that takes steps: under write-back, what leaves is backed up first.
+    """
+    pools, states = world.pools, world.state_pools
+    pages = min(device for pool, (device, _) in pools.items() if pool not in states)
+    count = max((pools[pool][0] for pool in states), default=1)
+    names = [f"probe{number}" for number in range(count)]
+    tokens = [pages * world.page_tokens] + [0] * (count - 1)
+    # All are asked for, whatever becomes of the first, since all are let go of.
+    had = [_reserve(caches, world, *each) for each in zip(names, tokens, strict=True)]
+    for pool, (device, _) in pools.items() if all(had) else ():
+        table = [page for name in names for page in _table(caches, name, pool)]
+        wanted = device if pool in states else pages
+        if len(table) != wanted or len(set(table)) != wanted or NO_PAGE in table:
+            raise Violated(NotToBeHad(wanted, f"device {pool} pages", str(table)))
+    for name in names:
+        _let_go(caches, name)
+    return all(had)
+
+
+def _let_go(caches: Sequence[Cache], name: str) -> None:
+    ask(f"release of request {name}", caches, lambda c: c.release(name))
+
+
+def _table(caches: Sequence[Cache], name: str, pool: str) -> list[int]:
+    what = f"page_table of {pool} of request {name}"
+    return ask(what, caches, lambda c: c.page_table(name, pool).tolist())
+
+
+def _reserve(caches: Sequence[Cache], world: World, name: str, tokens: int) -> bool:
+    answer = ask(
+        "load_back of nothing", caches, lambda c: c.load_back(name, b"", reserve_tokens=tokens)
+    )
+    if not isinstance(answer, Wait):
+        return True
+    if world.config.write_policy is not WritePolicy.WRITE_BACK:
+        raise Violated(NotToBeHad(tokens // world.page_tokens, "device pages", answer.value))
+    return False

@@ -1,0 +1,123 @@
+"""A group of ranks with real caches in threads of this process, whose model writes known bytes."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.messages import Backlog
+from lockstep.ranks.replica.answers import Admission
+from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
+from lockstep.small_engine.contents import KeyedTokens
+from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
+
+T = TypeVar("T")
+
+STEPS_MAX = 20_000
+"""Steps after which what a test waits for is taken for lost."""
+
+
+class ServedGroup:
+    """The caches of one group, which do the same side by side. Close it."""
+
+    def __init__(self, config: CacheConfig, ranks: int) -> None:
+        self._threads = ThreadPoolExecutor(ranks)
+        members = InProcessGroup(ranks)
+        self._inboxes = [Backlog() for _ in range(ranks)]
+        self._posted = 0
+        self._lock = threading.Lock()
+        opening = [
+            self._threads.submit(Cache.open, config, members.member(rank), inbox=inbox)
+            for rank, inbox in enumerate(self._inboxes)
+        ]
+        self.caches = [each.result() for each in opening]
+        self.forwards = [ForwardPass(cache) for cache in self.caches]
+        self._page_tokens = config.layout.page_tokens
+
+    def post(self, message: bytes) -> None:
+        """Let a message reach every rank, at moments of their own; any thread may call it."""
+        with self._lock:
+            self._posted += 1
+            for inbox in self._inboxes:
+                inbox.note(self._posted, message)
+
+    def begin(self, program: Callable[[Cache, ForwardPass], T]) -> "list[Future[T]]":
+        """Run a program on every rank, in its thread; return at once."""
+        pairs = zip(self.caches, self.forwards, strict=True)
+        return [self._threads.submit(program, *pair) for pair in pairs]
+
+    def ask(self, work: Callable[[Cache], T]) -> T:
+        """Return what every rank says, which is the same."""
+        said = list(self._threads.map(work, self.caches))
+        assert all(each == said[0] for each in said), said
+        return said[0]
+
+    def until(self, work: Callable[[Cache], bool]) -> None:
+        """Step until every rank says yes, in the same step."""
+
+        def step(cache: Cache) -> int:
+            for number in range(STEPS_MAX):
+                if work(cache):
+                    return number
+                cache.step(idle_s=0.005)
+            raise AssertionError("what was waited for did not come")
+
+        steps = list(self._threads.map(step, self.caches))
+        assert len(set(steps)) == 1, steps
+
+    def admit(self, name: str, tokens: KeyedTokens, *, reserve: int) -> int:
+        """Admit a request and wait for its load; return how many tokens were cached."""
+        ids = tokens.ids
+        answer = self.ask(lambda cache: cache.load_back(name, ids, reserve_tokens=reserve))
+        assert isinstance(answer, Admission)
+        self.until(lambda cache: cache.load_state(name) is LoadState.READY)
+        return answer.cached_tokens
+
+    def compute(self, name: str, tokens: KeyedTokens, start: int, stop: int) -> None:
+        """Let the model compute a chunk, with the page that it leaves half full, and publish it."""
+
+        def chunk(forward: ForwardPass) -> None:
+            span = TokenSpan(request=name, tokens=tokens, start=start, stop=stop)
+            forward.compute([span])
+            forward.begin_page(name, tokens, stop)
+
+        list(self._threads.map(chunk, self.forwards))
+        self.ask(lambda cache: cache.insert(name, tokens.ids[:stop], final=False))
+
+    def wrong_pages(self, name: str, tokens: KeyedTokens, computed: int) -> int:
+        """Return how many pages are not what a request needs that was moved; over all ranks."""
+
+        def wrong(forward: ForwardPass) -> int:
+            compared = forward.verify(name, tokens, computed, moved=True)
+            assert sum(each.pages for each in compared.values())
+            return sum(each.corrupt for each in compared.values())
+
+        return sum(self._threads.map(wrong, self.forwards))
+
+    def kept(self) -> list[list[int]]:
+        """Return by tier and component how many pages of the tree may not leave."""
+        return self.ask(
+            lambda cache: [
+                list(cache.inspection.prefixes.residence.holds.kept_pages[tier])
+                for tier in (DEVICE, HOST)
+            ]
+        )
+
+    def close(self) -> None:
+        """End it on every rank. Idempotent."""
+        caches, self.caches = self.caches, []
+        for ended in [self._threads.submit(each.close, flush=False) for each in caches]:
+            ended.result()
+        self._threads.shutdown()
+
+
+def keyed(seed: int, length: int, page_tokens: int) -> KeyedTokens:
+    """Return the tokens of a prompt."""
+    ids = np.random.default_rng(seed).integers(0, 1 << 20, length, dtype=np.int32)
+    return KeyedTokens(ids, page_tokens)

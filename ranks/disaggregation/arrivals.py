@@ -1,0 +1,225 @@
+"""Arrivals: requests that another group computes and this one goes on with, on the side that goes on.
+
+The engine expects a request and hears of it again when it can be admitted: with everything that the
+other group had, or with what of it could be had. What falls short is asked for again, then the other
+group is asked to offer it anew, and then the rest is computed here. A request never fails for it. Every
+rank does the same in the same step, and `send` is called with the same on each: one of them sends.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+
+from ..rank_cache import RankCache
+from ..replica.extent import Extent
+from .control import Announce, Control, Receipt, Resend, Withdrawn
+from .departures import Send, TokenArray
+from .manifest import HandoffManifest, HandoffTerms
+from .refusal import Refusal, Refused
+
+
+class Outcome(StrEnum):
+    """How a request has come."""
+
+    OK = "ok"
+    """With everything, at the first time of asking."""
+    REFETCHED = "refetched"
+    """With everything, once it was asked for again."""
+    RESENT = "resent"
+    """With everything, once the other group had offered it again."""
+    RECOMPUTED = "recomputed"
+    """With less: the rest is computed here."""
+
+
+class _Stage(Enum):
+    EXPECTED = auto()
+    """The other group computes; what it announces is fetched."""
+    FETCHING = auto()
+    """The manifest is here, and everything is being fetched."""
+    AGAIN = auto()
+    """What has not come is being fetched once more."""
+    WAITING = auto()
+    """The other group was asked to offer it again."""
+    RESENT = auto()
+    """What was offered again is being fetched."""
+    SHORT = auto()
+    """What can be had of it is being fetched; the rest is computed here."""
+
+
+_OUTCOMES = {
+    _Stage.FETCHING: Outcome.OK,
+    _Stage.AGAIN: Outcome.REFETCHED,
+    _Stage.RESENT: Outcome.RESENT,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A request on its way in."""
+
+    tokens: TokenArray
+    namespace: str
+    partner: str
+    stage: _Stage = _Stage.EXPECTED
+    announced: int = 0
+    asked: int = 0
+    """How many tokens have been fetched, or are being so, while the other group computes."""
+    to_fetch: tuple[int, Extent] | None = None
+    """What is to be fetched next: so many tokens, to that extent. One fetch runs at a time."""
+    source: str = ""
+    manifest: HandoffManifest | None = None
+    heard_ms: int = 0
+    """When the other group was last heard of, in agreed time; 0 while no time was agreed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request that can be admitted with `load_back`."""
+
+    request: str
+    tokens: TokenArray
+    """All that the other group had, or the prompt where nothing came of it."""
+    manifest: HandoffManifest | None
+    """None where the request, or the rest of it, is to be computed here."""
+
+
+class Arrivals:
+    """The requests that come. One for each rank of a group; driven by the engine's thread."""
+
+    def __init__(
+        self, cache: RankCache, terms: HandoffTerms, send: Send, *, patience_s: float = 30.0
+    ) -> None:
+        """A group of which nothing was heard for `patience_s` of agreed time is not waited for."""
+        self._cache = cache
+        self._terms = terms
+        self._send = send
+        self._patience_ms = int(1000 * patience_s)
+        self._coming: dict[str, _Arrival] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+        self.refusals: Counter[Refusal] = Counter()
+        """Manifests that could not be gone on with, by why."""
+
+    def __contains__(self, request: str) -> bool:
+        """Say whether a request is on its way in."""
+        return request in self._coming
+
+    def expect(self, request: str, tokens: TokenArray, partner: str, namespace: str = "") -> None:
+        """Wait for a request that the group whose inbox is at `partner` computes.
+
+        `tokens` are those of its prompt. The manifest has to be of exactly these.
+        """
+        self._coming[request] = _Arrival(tokens, namespace, partner)
+
+    def forget(self, request: str) -> None:
+        """Expect a request no more; the engine aborts it in the cache."""
+        arrival = self._coming.pop(request, None)
+        if arrival is not None:
+            self._send(arrival.partner, Receipt(request=request))
+
+    def hear(self, message: Control) -> None:
+        """Take a message that every rank has."""
+        arrival = self._coming.get(message.request)
+        if arrival is None:
+            return
+        arrival.heard_ms = self._cache.inspection.agreed_ms
+        match message:
+            case Announce():
+                arrival.announced = max(arrival.announced, message.tokens)
+                arrival.source = message.source
+            case HandoffManifest() if arrival.stage in (_Stage.EXPECTED, _Stage.WAITING):
+                self._take(message, arrival)
+            case Withdrawn() if arrival.stage in (_Stage.EXPECTED, _Stage.WAITING):
+                self._compute_here(arrival)
+            case _:
+                pass
+
+    def step(self) -> list[Arrived]:
+        """Go on with what has come; return the requests that can be admitted now.
+
+        Once in each step, after its verdict.
+        """
+        arrived: list[Arrived] = []
+        for request, arrival in list(self._coming.items()):
+            if self._moves_on(request, arrival):
+                arrived.append(Arrived(request, arrival.tokens, arrival.manifest))
+                del self._coming[request]
+        return arrived
+
+    def _moves_on(self, request: str, arrival: _Arrival) -> bool:
+        """Take the next step with a request; say whether it can be admitted."""
+        if not self._cache.prefetch_done(request):
+            return False
+        if arrival.to_fetch is not None:
+            self._fetch(request, arrival, *arrival.to_fetch)
+            arrival.to_fetch = None
+            return False
+        match arrival.stage:
+            case _Stage.EXPECTED | _Stage.WAITING if self._is_late(arrival):
+                self._compute_here(arrival)
+            case _Stage.EXPECTED if arrival.announced > arrival.asked:
+                arrival.asked = arrival.announced
+                arrival.to_fetch = arrival.announced, Extent.KV
+            case _Stage.EXPECTED | _Stage.WAITING:
+                pass
+            case _Stage.SHORT:
+                self._end(request, arrival, Outcome.RECOMPUTED)
+                return True
+            case _ if self._has_all(request, arrival):
+                self._end(request, arrival, _OUTCOMES[arrival.stage])
+                return True
+            case _Stage.FETCHING:
+                arrival.stage = _Stage.AGAIN
+                arrival.to_fetch = len(arrival.tokens), Extent.ALL
+            case _Stage.AGAIN:
+                arrival.stage, arrival.manifest = _Stage.WAITING, None
+                there = self._cache.received(request, arrival.tokens, arrival.namespace)
+                self._send(arrival.partner, Resend(request=request, from_token=there))
+            case _Stage.RESENT:
+                self._compute_here(arrival)
+        return False
+
+    def _take(self, manifest: HandoffManifest, arrival: _Arrival) -> None:
+        """Begin to fetch everything that a manifest tells of, unless it is of something else."""
+        try:
+            self._terms.require(manifest)
+            _, tail_key = self._cache.keys(arrival.tokens, arrival.namespace)
+            if manifest.tokens != len(arrival.tokens) or manifest.tail_key != tail_key:
+                raise Refused(
+                    Refusal.NAMESPACE,
+                    f"the manifest of request {manifest.request!r} is of other tokens than those that"
+                    " it was expected with",
+                )
+        except Refused as refused:
+            self.refusals[refused.refusal] += 1
+            self._compute_here(arrival)
+            return
+        arrival.stage = _Stage.RESENT if arrival.stage is _Stage.WAITING else _Stage.FETCHING
+        arrival.manifest, arrival.source = manifest, manifest.source
+        arrival.to_fetch = manifest.tokens, Extent.ALL
+
+    def _compute_here(self, arrival: _Arrival) -> None:
+        """Fetch what a match can use of the prompt, and let the engine compute the rest."""
+        arrival.stage, arrival.manifest = _Stage.SHORT, None
+        arrival.to_fetch = len(arrival.tokens), Extent.PAGES
+
+    def _end(self, request: str, arrival: _Arrival, outcome: Outcome) -> None:
+        self.outcomes[outcome] += 1
+        self._send(arrival.partner, Receipt(request=request))
+
+    def _fetch(self, request: str, arrival: _Arrival, tokens: int, extent: Extent) -> None:
+        self._cache.prefetch(
+            request,
+            arrival.tokens[:tokens],
+            arrival.namespace,
+            extent=extent,
+            source=arrival.source,
+        )
+
+    def _has_all(self, request: str, arrival: _Arrival) -> bool:
+        there = self._cache.received(request, arrival.tokens, arrival.namespace)
+        return there == len(arrival.tokens)
+
+    def _is_late(self, arrival: _Arrival) -> bool:
+        now_ms = self._cache.inspection.agreed_ms
+        arrival.heard_ms = arrival.heard_ms or now_ms
+        return now_ms - arrival.heard_ms > self._patience_ms

@@ -1,0 +1,192 @@
+"""Departures: requests that a group computes and another goes on with, on the side that computes.
+
+The engine says how far a request is; here it is offered, the other group is told how much it can have
+by now, and once the request is saved it gets the manifest. Every rank does the same in the same step,
+and `send` is called with the same on each: one of them sends.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..rank_cache import RankCache
+from .control import Announce, Control, Receipt, Resend, Withdrawn
+from .manifest import HandoffManifest, HandoffTerms, PoolContents
+
+TokenArray = npt.NDArray[np.int32]
+"""Token ids. They are kept as they are given, so they must not change."""
+
+Send = Callable[[str, Control], None]
+"""Sends a message to the inbox at an address; returns at once, and promises nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoesOn:
+    """What the group that goes on with a request has to know beside what it fetches."""
+
+    first_token: int
+    """The token that follows those that were computed."""
+    sampling: bytes = b""
+    speculation: bytes = b""
+    metadata: bytes = b""
+
+
+@dataclass(slots=True, eq=False)
+class _Departure:
+    """A request on its way out."""
+
+    to: str
+    namespace: str
+    tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
+    """Those that it has computed and published."""
+    there: int = 0
+    """How many of them could be had by the step before. Another rank may have been slower than this one
+    to let go of what came since; that it has begun its next round proves that it has."""
+    told: int = 0
+    """How many of them the other group has been told of."""
+    goes_on: GoesOn | None = None
+    """Set once it is saved with all of its tokens."""
+    is_complete: bool = False
+    """The other group has been sent the manifest."""
+    until_ms: int = 0
+    """When nobody waits for the receipt any more, in agreed time; 0 while no time was agreed on."""
+
+
+class Departures:
+    """The requests that leave. One for each rank of a group; driven by the engine's thread."""
+
+    def __init__(
+        self,
+        cache: RankCache,
+        terms: HandoffTerms,
+        send: Send,
+        *,
+        directly: bool,
+        ttl_s: float = 60.0,
+    ) -> None:
+        """`directly` serves pages out of host memory; otherwise they go by the store.
+
+        An offer that nobody gives a receipt for ends after `ttl_s`.
+        """
+        self._cache = cache
+        self._terms = terms
+        self._send = send
+        self._source = cache.serving_uri if directly else ""
+        self._ttl_s = ttl_s
+        self._leaving: dict[str, _Departure] = {}
+        self.outcomes: Counter[str] = Counter()
+        """How many have ended: `received`, `expired`, `withdrawn`."""
+
+    def __contains__(self, request: str) -> bool:
+        """Say whether a request is on its way out."""
+        return request in self._leaving
+
+    def begin(self, request: str, to: str, namespace: str = "") -> None:
+        """Let a request that is admitted here go on in the group whose inbox is at `to`."""
+        self._leaving[request] = _Departure(to, namespace)
+
+    def computed(self, request: str, tokens: TokenArray) -> None:
+        """Note that these are published (`insert`); whole pages of them can travel from now on."""
+        self._leaving[request].tokens = tokens
+
+    def saved(self, request: str, tokens: TokenArray, goes_on: GoesOn) -> None:
+        """Note that the request is SAVED (`retract`) with all that it has computed here."""
+        departure = self._leaving[request]
+        # What was there before was whole pages, of which there may be as many.
+        departure.tokens, departure.goes_on, departure.there = tokens, goes_on, 0
+
+    def hear(self, message: Control) -> list[str]:
+        """Take a message that every rank has; return the requests that may be released."""
+        departure = self._leaving.get(message.request)
+        if departure is None:
+            return []
+        match message:
+            case Receipt():
+                return [self._end(message.request, "received")]
+            case Withdrawn():
+                return [self._end(message.request, "withdrawn")]
+            case Resend() if departure.is_complete:
+                self._cache.doubt(message.request)
+                departure.is_complete, departure.there, departure.until_ms = False, 0, 0
+            case _:
+                pass
+        return []
+
+    def withdraw(self, request: str) -> None:
+        """Tell the other group that a request ends here; the engine releases it."""
+        departure = self._leaving.get(request)
+        if departure is not None:
+            self._send(departure.to, Withdrawn(request=request))
+            self._end(request, "withdrawn")
+
+    def step(self) -> list[str]:
+        """Offer what is new, and tell of it; return the requests that nobody will fetch any more.
+
+        Once in each step, after its verdict. Those that are returned are FAILED, or are to be released.
+        """
+        over: list[str] = []
+        now_ms = self._cache.inspection.agreed_ms
+        for request, departure in list(self._leaving.items()):
+            if not departure.is_complete:
+                self._offer(request, departure)
+            elif not departure.until_ms:
+                departure.until_ms = now_ms and now_ms + int(1000 * self._ttl_s)
+            elif now_ms > departure.until_ms:
+                self._send(departure.to, Withdrawn(request=request))
+                over.append(self._end(request, "expired"))
+        return over
+
+    def _end(self, request: str, outcome: str) -> str:
+        del self._leaving[request]
+        self.outcomes[outcome] += 1
+        return request
+
+    def _offer(self, request: str, departure: _Departure) -> None:
+        tokens, there = departure.tokens, departure.there
+        if len(tokens) <= departure.told and departure.goes_on is None:
+            return
+        if departure.goes_on is not None and there == len(tokens):
+            departure.is_complete = True
+            self._send(departure.to, self._manifest(request, departure, departure.goes_on))
+            return
+        if there > departure.told:
+            departure.told = there
+            told = Announce(request=request, tokens=there, source=self._source)
+            self._send(departure.to, told)
+        if self._source:
+            departure.there = self._cache.serve(request, tokens, ttl_s=self._ttl_s)
+        else:
+            departure.there = self._cache.offer(request, tokens)
+
+    def _manifest(self, request: str, departure: _Departure, goes_on: GoesOn) -> HandoffManifest:
+        tokens, namespace = departure.tokens, departure.namespace
+        end_key, tail_key = self._cache.keys(tokens, namespace)
+        whole, rest = divmod(len(tokens), self._cache.config.layout.page_tokens)
+        pools = [
+            PoolContents(
+                pool=each.pool,
+                first_page=each.needed_from(whole) if each.per_page else whole,
+                end_page=whole,
+                tail=bool(rest) if each.per_page else len(tokens) > 0,
+            )
+            for each in self._cache.inspection.prefixes.components
+        ]
+        return HandoffManifest(
+            request=request,
+            namespace_digest=self._terms.namespace_digest,
+            namespace=namespace,
+            weights_version=self._terms.weights_version,
+            layout_fingerprint=self._terms.layout_fingerprint,
+            tokens=len(tokens),
+            end_key=end_key,
+            tail_key=tail_key,
+            pools=tuple(pools),
+            first_token=goes_on.first_token,
+            sampling=goes_on.sampling,
+            speculation=goes_on.speculation,
+            metadata=goes_on.metadata,
+            source=self._source,
+        )

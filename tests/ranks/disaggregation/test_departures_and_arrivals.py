@@ -1,0 +1,153 @@
+"""Handoffs as groups do them: messages, manifests, receipts, and what is done where one falls short."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.ranks.config import CacheConfig, Peers
+from lockstep.ranks.disaggregation.arrivals import Outcome
+from lockstep.ranks.disaggregation.control import Announce, Control
+from lockstep.ranks.disaggregation.manifest import HandoffManifest
+from lockstep.small_engine.profiles import find_profile
+from tests.kit.ranks.handoffs import (
+    FIRST_TOKEN,
+    Post,
+    Reception,
+    Tamper,
+    compute_and_leave,
+    take_up,
+)
+from tests.kit.ranks.served_group import ServedGroup, keyed
+
+PAGE_TOKENS = 16
+NAME = "r"
+CHUNKS = (2 * PAGE_TOKENS, 4 * PAGE_TOKENS)
+TOKENS = keyed(1, 5 * PAGE_TOKENS + 7, PAGE_TOKENS)
+LENGTH = len(TOKENS.ids)
+
+
+def config_of(store: str | None, profile: str = "hybrid-all") -> CacheConfig:
+    found = find_profile(profile)
+    return CacheConfig(
+        model=found.name,
+        layout=found.layout(PAGE_TOKENS),
+        components=found.components(PAGE_TOKENS, 64, 128),
+        device_pages=64,
+        host_pages=128,
+        store=store,
+        peers=None if store else Peers(),
+    )
+
+
+def as_it_is(message: Control) -> Control:
+    return message
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def hand_over(
+    stack: ExitStack,
+    *,
+    ranks: tuple[int, int] = (2, 2),
+    store: str | None = None,
+    tamper: Tamper = as_it_is,
+    weights_version: str = "0",
+    patience_s: float = 10.0,
+) -> tuple[dict[str, int], Reception]:
+    """Hand one request over; return what the first group counted, and how the second took it up."""
+    config = config_of(store)
+    other = replace(config, weights_version=weights_version)
+    groups = {
+        "prefill": stack.enter_context(closing(ServedGroup(config, ranks[0]))),
+        "decode": stack.enter_context(closing(ServedGroup(other, ranks[1]))),
+    }
+    post = Post(groups, tamper)
+    coming = groups["decode"].begin(take_up(NAME, TOKENS, post, patience_s=patience_s))
+    leaving = groups["prefill"].begin(
+        compute_and_leave(NAME, TOKENS, CHUNKS, post, directly=store is None)
+    )
+    receptions = [each.result(60) for each in coming]
+    outcomes = [each.result(60) for each in leaving]
+    assert len(set(receptions)) == 1
+    assert all(each == outcomes[0] for each in outcomes)
+    return outcomes[0], receptions[0]
+
+
+WHOLE = Reception(LENGTH, 0, Outcome.OK, FIRST_TOKEN, ())
+
+
+@pytest.mark.parametrize("store", [None, "memory://departures"], ids=["directly", "by a store"])
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2)], ids=str)
+def test_a_request_arrives_with_all_that_it_had_and_its_offer_ends_with_a_receipt(
+    stack: ExitStack, ranks: tuple[int, int], store: str | None
+) -> None:
+    told, reception = hand_over(
+        stack, ranks=ranks, store=store and f"{store}-{ranks[0]}-{ranks[1]}"
+    )
+    assert reception == WHOLE
+    assert told == {"received": 1}
+
+
+def test_what_a_store_damages_or_loses_is_asked_for_again_or_computed(stack: ExitStack) -> None:
+    store = "fault+memory://departures-faults?fault.seed=5&fault.flip=0.15&fault.lost=0.1"
+    told, reception = hand_over(stack, store=store)
+    assert reception.wrong_pages == 0
+    assert told == {"received": 1}
+
+
+def test_a_source_that_nobody_serves_costs_the_hit_and_not_the_request(stack: ExitStack) -> None:
+    def tamper(message: Control) -> Control:
+        elsewhere: dict[str, Any] = {"source": "peer://127.0.0.1:1"}
+        has_source = isinstance(message, HandoffManifest | Announce)
+        return replace(message, **elsewhere) if has_source else message
+
+    told, reception = hand_over(stack, tamper=tamper)
+    assert reception == Reception(0, 0, Outcome.RECOMPUTED, None, ())
+    assert told == {"received": 1}
+
+
+def test_a_group_that_is_heard_of_no_more_is_waited_for_no_longer_than_agreed(
+    stack: ExitStack,
+) -> None:
+    _, reception = hand_over(
+        stack,
+        tamper=lambda message: None if isinstance(message, HandoffManifest) else message,
+        patience_s=0.2,
+    )
+    assert reception.wrong_pages == 0
+    assert reception.outcome is Outcome.RECOMPUTED
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refusal"),
+    [
+        ("weights_version", "other", "weights"),
+        ("layout_fingerprint", "0" * 64, "layout"),
+        ("namespace_digest", "0" * 64, "namespace"),
+        ("tail_key", b"0" * 32, "namespace"),
+        ("tokens", LENGTH - 1, "namespace"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused_by_name_and_the_request_computed(
+    stack: ExitStack, field: str, value: Any, refusal: str
+) -> None:
+    def tamper(message: Control) -> Control:
+        is_manifest = isinstance(message, HandoffManifest)
+        return replace(message, **{field: value}) if is_manifest else message
+
+    _, reception = hand_over(stack, tamper=tamper)
+    assert reception.refusals == (refusal,)
+    assert reception.wrong_pages == 0
+    assert reception.outcome is Outcome.RECOMPUTED
+
+
+def test_a_group_with_other_weights_takes_nothing_and_computes(stack: ExitStack) -> None:
+    _, reception = hand_over(stack, weights_version="1")
+    assert reception == Reception(0, 0, Outcome.RECOMPUTED, None, ("weights",))

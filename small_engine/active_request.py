@@ -4,18 +4,16 @@ import numpy as np
 
 from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
-from .request import TokenIds, WorkloadRequest, output_tokens
+from .request import Requested, TokenIds, output_tokens
 
 
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(
-        self, request: WorkloadRequest, *, page_tokens: int, output_tokens_max: int
-    ) -> None:
+    def __init__(self, request: Requested, *, page_tokens: int, output_tokens_max: int) -> None:
         """`output_tokens_max` 0 stands for no limit."""
         most = output_tokens_max
-        self.name = request.name
+        self.name, self.index = request.name, request.index
         self.prompt = request.prompt_length
         self.outputs = min(request.output_length, most) if most else request.output_length
         self.total = self.prompt + self.outputs
@@ -31,11 +29,18 @@ class ActiveRequest:
         """The length that the request has, computed or from the cache."""
         self.reserved = 0
         """The length that the request has device pages for."""
+        self.is_handed_over = False
+        """Whether another group has computed its whole prompt, and it is here with its tail."""
 
     @property
     def matchable(self) -> TokenIds:
         """The tokens that a match may cover: the last token of a prompt is always computed."""
         return self.tokens.ids[: self.prompt - 1]
+
+    @property
+    def wanted(self) -> TokenIds:
+        """The tokens that its admission asks for."""
+        return self.tokens.ids[: self.prompt] if self.is_handed_over else self.matchable
 
     @property
     def computed_ids(self) -> TokenIds:

@@ -6,7 +6,7 @@ or above it: no output is ever taken for a prompt.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,35 @@ def output_tokens(request: int, tokens: int) -> TokenIds:
     return _scrambled(index, positions) | np.int32(OUTPUT_TOKENS_FROM)
 
 
+class Requested(Protocol):
+    """A request as an engine is given it, whoever gives it."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the workload, from 0."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The name that the cache and the reports have for it."""
+        ...
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens its prompt has."""
+        ...
+
+    @property
+    def output_length(self) -> int:
+        """How many tokens it generates."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> TokenIds:
+        """The prompt's token ids."""
+        ...
+
+
 @dataclass(frozen=True)
 class WorkloadRequest:
     """One request of a workload.
@@ -71,7 +100,7 @@ class WorkloadRequest:
         """The name that the cache and the reports have for the request."""
         return f"request-{self.index}"
 
-    @cached_property
+    @property
     def prompt_tokens(self) -> TokenIds:
         """The prompt's token ids."""
         return block_tokens(self.hash_ids, self.prompt_length)

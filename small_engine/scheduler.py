@@ -30,7 +30,7 @@ from .active_request import ActiveRequest
 from .chunks import Chunks
 from .counts import ReplayCounts
 from .forward_pass import ForwardPass, TokenSpan
-from .request import WorkloadRequest
+from .request import Requested, WorkloadRequest
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -99,6 +99,7 @@ class Scheduler:
             self._no_room = False
             moved |= self._decode()
             moved |= self._prefill()
+            moved |= self._departures()
             if self._exhausted and not self._in_system:
                 return True
             moved = moved or self._preempt()
@@ -110,8 +111,18 @@ class Scheduler:
         return False
 
     @property
+    def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
+        """The requests in the system, by where they are."""
+        return {
+            "waiting": self._waiting,
+            "loading": self._loading,
+            "in prefill": self._prefilling,
+            "decoding": self._decoding,
+        }
+
+    @property
     def _in_system(self) -> int:
-        return sum(map(len, (self._waiting, self._loading, self._prefilling, self._decoding)))
+        return sum(map(len, self._queues.values()))
 
     def _arrivals(self) -> bool:
         moved = False
@@ -121,18 +132,22 @@ class Scheduler:
                 self._exhausted = True
                 break
             moved = True
-            active = ActiveRequest(
-                request,
-                page_tokens=self._limits.page_tokens,
-                output_tokens_max=self._limits.output_tokens_max,
-            )
-            pages = -(-active.total // self._limits.page_tokens)
-            if pages > self._limits.device_pages:
-                self._refuse(active, pages)
-                continue
-            self._cache.prefetch(active.name, active.matchable)
-            self._waiting.append(active)
+            active = self._active(request)
+            if active is not None:
+                self._cache.prefetch(active.name, active.matchable)
+                self._waiting.append(active)
         return moved
+
+    def _active(self, request: Requested) -> ActiveRequest | None:
+        """Return a request that has come, or None if it can never fit and is refused."""
+        page_tokens = self._limits.page_tokens
+        most = self._limits.output_tokens_max
+        active = ActiveRequest(request, page_tokens=page_tokens, output_tokens_max=most)
+        pages = -(-active.total // page_tokens)
+        if pages > self._limits.device_pages:
+            self._refuse(active, pages)
+            return None
+        return active
 
     def _refuse(self, active: ActiveRequest, pages: int) -> None:
         self.counts.refused += 1
@@ -176,7 +191,7 @@ class Scheduler:
             if not self._cache.prefetch_done(head.name):
                 break
             reserve = 0 if self._chunks.one_by_one else head.total
-            answer = self._cache.load_back(head.name, head.matchable, reserve_tokens=reserve)
+            answer = self._cache.load_back(head.name, head.wanted, reserve_tokens=reserve)
             if isinstance(answer, Wait):
                 break
             moved = True
@@ -223,12 +238,20 @@ class Scheduler:
                 self._publish(active)
                 continue
             self._prefilling.popleft()
-            if active.computed == active.last:
-                self._finish(active)
-            else:
-                self._publish(active)
-                self._decoding.append(active)
+            self._prompt_is_computed(active)
         return moved
+
+    def _prompt_is_computed(self, active: ActiveRequest) -> None:
+        """Let a request that has its prompt go on with its output."""
+        if active.computed == active.last:
+            self._finish(active)
+        else:
+            self._publish(active)
+            self._decoding.append(active)
+
+    def _departures(self) -> bool:
+        """Let requests go to other groups; here none do."""
+        return False
 
     def _reserve(self, active: ActiveRequest, tokens: int) -> bool:
         """Have device pages for the first `tokens` tokens; False if there is no room for them now."""
@@ -279,18 +302,24 @@ class Scheduler:
         self._waiting.appendleft(youngest)
         return True
 
-    def _verify(self, active: ActiveRequest, *, finished: bool) -> None:
+    def _verify(self, active: ActiveRequest, *, finished: bool, moved: bool = False) -> None:
         if self._limits.verify:
-            verified = self._forward.verify(active.name, active.tokens, active.computed)
+            verified = self._forward.verify(
+                active.name, active.tokens, active.computed, moved=moved
+            )
             self.counts.add(verified, finished=finished)
 
     def _finish(self, active: ActiveRequest) -> None:
-        hits = active.admission
-        if hits is None:
-            raise InternalError(f"{active.name} has finished and was not admitted")
         self._verify(active, finished=True)
         self._cache.insert(active.name, active.computed_ids, final=True)
         self._cache.release(active.name)
+        self._count(active)
+
+    def _count(self, active: ActiveRequest) -> None:
+        """Count a request that was served here."""
+        hits = active.admission
+        if hits is None:
+            raise InternalError(f"{active.name} was served and was not admitted")
         self.counts.requests += 1
         self.counts.prompt_tokens += active.prompt
         self.counts.computed_tokens += active.prompt - hits.cached_tokens
@@ -304,13 +333,9 @@ class Scheduler:
         self._on_done(self.counts.requests + self.counts.refused)
 
     def _what_is_stuck(self) -> str:
-        queues = {
-            "waiting": self._waiting,
-            "loading": self._loading,
-            "in prefill": self._prefilling,
-            "decoding": self._decoding,
-        }
         where = "; ".join(
-            f"{len(queue)} {name}, first {queue[0].name}" for name, queue in queues.items() if queue
+            f"{len(queue)} {name}, first {queue[0].name}"
+            for name, queue in self._queues.items()
+            if queue
         )
         return f"no request has moved for {self._limits.idle_steps_max} steps: {where}"

@@ -1,0 +1,107 @@
+"""The scheduler of a group that computes prompts, with which other groups go on.
+
+Requests come as messages, in the same step on every rank. One that has computed its prompt leaves the
+device for host memory with all that it has, and from there for the other group; it is let go of when
+that has it, or does not want it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..ranks.disaggregation.control import Arrival, decode
+from ..ranks.disaggregation.departures import Departures, GoesOn
+from ..ranks.replica.requests import LoadState
+from .active_request import ActiveRequest
+from .handed_requests import request_of
+from .request import output_tokens
+from .scheduler import EngineLimits, Scheduler
+
+if TYPE_CHECKING:
+    from ..ranks.cache import Cache
+
+
+class PrefillScheduler(Scheduler):
+    """Drives one rank of a group that prefills, until it is `stopped`."""
+
+    def __init__(
+        self,
+        cache: "Cache",
+        departures: Departures,
+        limits: EngineLimits,
+        *,
+        on_done: Callable[[int], None] = lambda _: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        self._leaving: list[ActiveRequest] = []
+        """Those that have computed their prompts and still hold device pages, or are being saved."""
+        self._offered: dict[str, ActiveRequest] = {}
+        """Those that are saved, and which other groups may fetch."""
+        self._handovers = departures
+
+    @property
+    def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
+        offered = list(self._offered.values())
+        return super()._queues | {"leaving": self._leaving, "offered": offered}
+
+    def _arrivals(self) -> bool:
+        messages = [decode(each) for each in self._cache.messages()]
+        for message in messages:
+            if isinstance(message, Arrival):
+                self._enter(message)
+            else:
+                for gone in self._handovers.hear(message):
+                    self._let_go(gone)
+        return bool(messages)
+
+    def _enter(self, arrival: Arrival) -> None:
+        active = self._active(request_of(arrival, decodes=False))
+        if active is not None:
+            self._handovers.begin(active.name, arrival.partner)
+            self._cache.prefetch(active.name, active.matchable)
+            self._waiting.append(active)
+
+    def _publish(self, active: ActiveRequest) -> None:
+        super()._publish(active)
+        self._handovers.computed(active.name, active.computed_ids)
+
+    def _prompt_is_computed(self, active: ActiveRequest) -> None:
+        self._publish(active)
+        self._leaving.append(active)
+
+    def _departures(self) -> bool:
+        moved = False
+        for active in list(self._leaving):
+            moved |= self._leave(active)
+        for gone in self._handovers.step():
+            self._let_go(gone)
+            moved = True
+        return moved
+
+    def _leave(self, active: ActiveRequest) -> bool:
+        """Take the next step of leaving the device; say whether there was one."""
+        state = self._cache.load_state(active.name)
+        if state is LoadState.READY:
+            self._forward.begin_page(active.name, active.tokens, active.computed)
+            return self._cache.retract(active.name, active.computed_ids)
+        if state is LoadState.SAVING:
+            return False
+        self._leaving.remove(active)
+        if state is LoadState.FAILED:
+            self.counts.loads_failed += 1
+            active.begin_again()
+            self._waiting.appendleft(active)
+            return True
+        (first,) = output_tokens(active.index, 1).tolist()
+        self._offered[active.name] = active
+        self._handovers.saved(active.name, active.computed_ids, GoesOn(first_token=first))
+        self._count(active)
+        return True
+
+    def _let_go(self, name: str) -> None:
+        self._offered.pop(name, None)
+        for queue in (self._waiting, self._leaving, self._prefilling):
+            for active in [each for each in queue if each.name == name]:
+                queue.remove(active)
+        self._loading = [each for each in self._loading if each.name != name]
+        self._cache.abort(name)

@@ -1,0 +1,134 @@
+"""A workload that one group prefills and another decodes: every page is compared where it arrives."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import pytest
+
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig, Peers
+from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
+from lockstep.ranks.disaggregation.control import encode
+from lockstep.ranks.disaggregation.departures import Departures
+from lockstep.small_engine.decode_scheduler import DecodeScheduler
+from lockstep.small_engine.forward_pass import ForwardPass
+from lockstep.small_engine.handed_requests import arrival_of
+from lockstep.small_engine.prefill_scheduler import PrefillScheduler
+from lockstep.small_engine.profiles import find_profile
+from lockstep.small_engine.request import WorkloadRequest
+from lockstep.small_engine.scheduler import EngineLimits
+from lockstep.small_engine.workload import synthetic_requests
+from tests.kit.ranks.handoffs import Post, terms_of
+from tests.kit.ranks.served_group import ServedGroup
+
+PAGE_TOKENS = 64
+REQUESTS = 8
+DEVICE_PAGES = 96
+
+
+def config_of(profile: str, *, store: str | None) -> CacheConfig:
+    found = find_profile(profile)
+    return CacheConfig(
+        model=found.name,
+        layout=found.layout(PAGE_TOKENS),
+        components=found.components(PAGE_TOKENS, DEVICE_PAGES, 256),
+        device_pages=DEVICE_PAGES,
+        host_pages=256,
+        store=store,
+        peers=None if store else Peers(),
+    )
+
+
+def limits() -> EngineLimits:
+    return EngineLimits(
+        concurrency=REQUESTS,
+        page_tokens=PAGE_TOKENS,
+        device_pages=DEVICE_PAGES,
+        prefill_tokens=512,
+        output_tokens_max=6,
+        idle_s=0.002,
+        idle_steps_max=20_000,
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a rank of the group that decodes has counted."""
+
+    requests: int
+    corrupt: int
+    compared: int
+    outcomes: tuple[tuple[Outcome, int], ...]
+
+
+def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], int]:
+    def program(cache: Cache, _: ForwardPass) -> int:
+        departures = Departures(
+            cache, terms_of(cache), post.sender(cache), directly=directly, ttl_s=20.0
+        )
+        scheduler = PrefillScheduler(
+            cache,
+            departures,
+            limits(),
+            stopped=lambda: departures.outcomes.total() == REQUESTS,
+        )
+        scheduler.run()
+        return departures.outcomes["received"]
+
+    return program
+
+
+def decodes(post: Post) -> Callable[[Cache, ForwardPass], Served]:
+    def program(cache: Cache, _: ForwardPass) -> Served:
+        arrivals = Arrivals(cache, terms_of(cache), post.sender(cache), patience_s=20.0)
+        scheduler = DecodeScheduler(
+            cache, arrivals, limits(), stopped=lambda: scheduler.counts.requests == REQUESTS
+        )
+        scheduler.run()
+        pools = scheduler.counts.pools.values()
+        return Served(
+            requests=scheduler.counts.requests,
+            corrupt=sum(each.pages_corrupt for each in pools),
+            compared=sum(each.pages_verified for each in pools),
+            outcomes=tuple(sorted(arrivals.outcomes.items())),
+        )
+
+    return program
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def workload() -> list[WorkloadRequest]:
+    return list(islice(synthetic_requests(seed=3), REQUESTS))
+
+
+@pytest.mark.parametrize("store", [None, "memory://prefill-decode"], ids=["directly", "by a store"])
+@pytest.mark.parametrize(
+    ("profile", "ranks"), [("hybrid-all", (2, 2)), ("hybrid-all", (2, 1)), ("llama", (1, 2))]
+)
+def test_every_request_goes_on_with_the_right_bytes(
+    stack: ExitStack, profile: str, ranks: tuple[int, int], store: str | None
+) -> None:
+    config = config_of(profile, store=store and f"{store}-{profile}-{ranks[0]}-{ranks[1]}")
+    groups = {
+        "prefill": stack.enter_context(closing(ServedGroup(config, ranks[0]))),
+        "decode": stack.enter_context(closing(ServedGroup(config, ranks[1]))),
+    }
+    post = Post(groups)
+    leaving = groups["prefill"].begin(prefills(post, directly=store is None))
+    coming = groups["decode"].begin(decodes(post))
+    for request in workload():
+        groups["decode"].post(encode(arrival_of(request, "prefill")))
+        groups["prefill"].post(encode(arrival_of(request, "decode")))
+    assert [each.result(100) for each in leaving] == [REQUESTS] * ranks[0]
+    told = [each.result(100) for each in coming]
+    assert [replace(each, compared=0) for each in told] == [
+        Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
+    ] * ranks[1]
+    assert min(each.compared for each in told) > REQUESTS

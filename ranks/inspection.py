@@ -106,7 +106,7 @@ class Inspection:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have ended in this epoch."""
+        """How many rounds were launched in this epoch."""
         return self._rounds.count
 
     @property

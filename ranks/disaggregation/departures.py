@@ -5,7 +5,7 @@ by now, and once the request is saved it gets the manifest. Every rank does the 
 and `send` is called with the same on each: one of them sends.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,9 +42,11 @@ class _Departure:
     namespace: str
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
     """Those that it has computed and published."""
+    given: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+    """How many of them can be had, each with the round that proves it: a rank may be slower than this
+    one to let others have what all have agreed on, and has done so when it votes next."""
     there: int = 0
-    """How many of them could be had by the step before. Another rank may have been slower than this one
-    to let go of what came since; that it has begun its next round proves that it has."""
+    """How many of them every rank lets others have."""
     told: int = 0
     """How many of them the other group has been told of."""
     goes_on: GoesOn | None = None
@@ -97,6 +99,7 @@ class Departures:
         departure = self._leaving[request]
         # What was there before was whole pages, of which there may be as many.
         departure.tokens, departure.goes_on, departure.there = tokens, goes_on, 0
+        departure.given.clear()
 
     def hear(self, message: Control) -> list[str]:
         """Take a message that every rank has; return the requests that may be released."""
@@ -111,6 +114,7 @@ class Departures:
             case Resend() if departure.is_complete:
                 self._cache.doubt(message.request)
                 departure.is_complete, departure.there, departure.until_ms = False, 0, 0
+                departure.given.clear()
             case _:
                 pass
         return []
@@ -145,9 +149,12 @@ class Departures:
         return request
 
     def _offer(self, request: str, departure: _Departure) -> None:
-        tokens, there = departure.tokens, departure.there
+        tokens, seen = departure.tokens, self._cache.inspection
         if len(tokens) <= departure.told and departure.goes_on is None:
             return
+        while departure.given and departure.given[0][0] <= seen.rounds - seen.round_pending:
+            _, departure.there = departure.given.popleft()
+        there = departure.there
         if departure.goes_on is not None and there == len(tokens):
             departure.is_complete = True
             self._send(departure.to, self._manifest(request, departure, departure.goes_on))
@@ -157,9 +164,11 @@ class Departures:
             told = Announce(request=request, tokens=there, source=self._source)
             self._send(departure.to, told)
         if self._source:
-            departure.there = self._cache.serve(request, tokens, ttl_s=self._ttl_s)
+            given = self._cache.serve(request, tokens, ttl_s=self._ttl_s)
         else:
-            departure.there = self._cache.offer(request, tokens)
+            given = self._cache.offer(request, tokens)
+        if given > max([there, *(each for _, each in departure.given)]):
+            departure.given.append((seen.rounds + 1, given))
 
     def _manifest(self, request: str, departure: _Departure, goes_on: GoesOn) -> HandoffManifest:
         tokens, namespace = departure.tokens, departure.namespace

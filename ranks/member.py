@@ -141,11 +141,13 @@ class Member:
         """Launch this step's round, if that was not done yet: the second half of a step.
 
         An engine that has nothing to compute in this step, on every rank alike, gives `idle_s`: this
-        waits up to so long for local progress, and then for the round too, since there is no forward
-        pass to hide it behind.
+        waits up to so long for local progress, or for a message where nothing is in flight, and then
+        for the round too, since there is no forward pass to hide it behind.
         """
         if idle_s and not self._replica.idle:
             self._executor.wait(idle_s)
+        elif idle_s:
+            self._messages.wait(idle_s)
         started = time.perf_counter()
         if self.config.pipeline_depth:
             self.open_round()

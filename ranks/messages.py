@@ -13,7 +13,7 @@ from ..errors import UsageError
 
 
 class Inbox(Protocol):
-    """The messages that have reached this rank. Thread-safe, and none of its methods waits."""
+    """The messages that have reached this rank. Thread-safe; none of its methods waits but `wait`."""
 
     @property
     def count(self) -> int:
@@ -26,6 +26,10 @@ class Inbox(Protocol):
 
     def let_go(self, through: int) -> None:
         """Keep the messages up to this number no longer: the engine has them."""
+        ...
+
+    def wait(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many messages are here in a row; False if they are not within `timeout_s`."""
         ...
 
 
@@ -111,6 +115,11 @@ class AgreedMessages:
     def count(self) -> int | None:
         """What this rank votes: how many messages it has in a row; None without an inbox."""
         return None if self._inbox is None else self._inbox.count
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait, up to a time, for a message that is no command yet; not at all without an inbox."""
+        if self._inbox is not None:
+            self._inbox.wait(self._heard + 1, timeout_s)
 
     def agree(self, through: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield the messages up to a number that are commands now, each once and in their order."""

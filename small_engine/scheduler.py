@@ -103,7 +103,8 @@ class Scheduler:
             if self._exhausted and not self._in_system:
                 return True
             moved = moved or self._preempt()
-            self._idle_steps = 0 if moved else self._idle_steps + 1
+            # A group that serves others waits for requests as long as none comes.
+            self._idle_steps = 0 if moved or not self._in_system else self._idle_steps + 1
             self.counts.idle_steps += not moved
             if self._idle_steps > self._limits.idle_steps_max:
                 raise InternalError(self._what_is_stuck())

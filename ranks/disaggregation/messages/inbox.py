@@ -50,10 +50,6 @@ class OpenInbox(Inbox, Protocol):
         """Where senders reach the group, on every rank alike."""
         ...
 
-    def wait(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many messages are here in a row; for an engine that has nothing to do."""
-        ...
-
     def close(self) -> None:
         """Take no more messages, and end all connections. Idempotent."""
         ...

@@ -27,6 +27,7 @@ from .ranks.config import (
     CacheConfig,
     Eviction,
     NamespaceLimit,
+    Peers,
     Recurrent,
     SlidingWindow,
     Timeouts,
@@ -36,6 +37,7 @@ from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
+from .ranks.replica.extent import Extent
 from .ranks.replica.requests import LoadState
 from .ranks.replica.tree.eviction_policies import EvictionPolicy, Graded, register_eviction_policy
 from .ranks.replica.tree.matching import Match
@@ -72,6 +74,7 @@ __all__ = [
     "EnginePages",
     "Eviction",
     "EvictionPolicy",
+    "Extent",
     "Graded",
     "GroupError",
     "HostCache",
@@ -84,6 +87,7 @@ __all__ = [
     "NamespaceLimit",
     "PageLayout",
     "PeerLost",
+    "Peers",
     "RankUnhealthy",
     "Recurrent",
     "SlidingWindow",

@@ -63,7 +63,7 @@ def lent(request: pytest.FixtureRequest) -> ExplorationReport:
     params=[
         *(pytest.param((name, FEW_HYBRID[name]), id=name) for name in HYBRIDS),
         *(
-            pytest.param((name, range(100, 116)), id=f"{name}, {MORE}", marks=pytest.mark.slow)
+            pytest.param((name, range(100, 132)), id=f"{name}, {MORE}", marks=pytest.mark.slow)
             for name in HYBRIDS
         ),
     ],

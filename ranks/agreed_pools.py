@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..page_format.namespace import Namespace
 from ..page_format.page_layout import PageLayout, ShardLayout
 from .config import CacheConfig
 from .orders import KV_POOL
@@ -24,6 +25,15 @@ def pool_layouts(config: CacheConfig) -> dict[str, PageLayout]:
     It is that of the model, whichever optional columns are kept here.
     """
     return {KV_POOL: config.layout} | {each.pool: each.layout for each in config.components}
+
+
+def namespace_of(config: CacheConfig) -> Namespace:
+    """Return what must agree before caches may share pages; every key begins with its digest."""
+    return Namespace(
+        model=config.model,
+        weights_version=config.weights_version,
+        layouts=pool_layouts(config),
+    )
 
 
 def shard_layouts(config: CacheConfig, rank: int, world_size: int) -> dict[str, ShardLayout]:

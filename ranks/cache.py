@@ -24,6 +24,7 @@ from ..coordinator.collective import Collective
 from ..errors import ConfigError, UsageError
 from .arguments import as_count, require_text
 from .config import CacheConfig
+from .member import Listener
 from .messages import Inbox
 from .orders import KV_POOL
 from .rank_cache import RankCache
@@ -48,13 +49,15 @@ class Cache(RankCache):
         *,
         device: "torch.device | str" = "cpu",
         inbox: Inbox | None = None,
+        listener: Listener | None = None,
     ) -> "Cache":
         """Make this rank's cache: compare settings over the ranks, get memory, open the store.
 
         Collective: every rank calls it at the same point. `collective` is the transport for rounds,
         the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
         which must be initialised. `inbox` is where `messages` come from: every rank has one, or none
-        has. It stays the caller's, and is made anew for each cache. Raises the same `ConfigError` on
+        has. It stays the caller's, and is made anew for each cache. `listener`, which a rank may have
+        or not, is told what happens, with pages by their keys. Raises the same `ConfigError` on
         every rank if settings differ or one rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
@@ -68,8 +71,14 @@ class Cache(RankCache):
                 " a HostCache"
             )
         group = collective or new_group(config)
-        opened = open_rank(config, group, torch.device(device), has_inbox=inbox is not None)
-        return cls(config, group, *opened, inbox=inbox)
+        opened = open_rank(
+            config,
+            group,
+            torch.device(device),
+            has_inbox=inbox is not None,
+            names_pages=listener is not None,
+        )
+        return cls(config, group, *opened, inbox=inbox, listener=listener)
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

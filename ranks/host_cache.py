@@ -23,7 +23,7 @@ from ..coordinator.collective import Collective
 from ..errors import ConfigError, GroupError, InternalError, UsageError
 from .arguments import as_count, require_text
 from .config import CacheConfig
-from .member import FLUSH_POLL_S
+from .member import FLUSH_POLL_S, Listener
 from .messages import Inbox
 from .orders import KV_POOL, Direction, Fence
 from .rank_cache import RankCache
@@ -64,6 +64,7 @@ class HostCache(RankCache):
         collective: Collective | None = None,
         *,
         inbox: Inbox | None = None,
+        listener: Listener | None = None,
     ) -> "HostCache":
         """Make this rank's cache under the engine's `pages`, those of each pool by its name.
 
@@ -77,8 +78,10 @@ class HostCache(RankCache):
                 f"device_pages is {config.device_pages}, must be 0: the engine owns them"
             )
         group = collective or new_group(config)
-        opened = open_rank(config, group, pages, has_inbox=inbox is not None)
-        return cls(config, group, *opened, inbox=inbox)
+        opened = open_rank(
+            config, group, pages, has_inbox=inbox is not None, names_pages=listener is not None
+        )
+        return cls(config, group, *opened, inbox=inbox, listener=listener)
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
@@ -21,6 +21,7 @@ from .messages import AgreedMessages, Inbox
 from .proposals import StagedProposals
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
+from .replica.notices import Notice
 from .replica.parts import SOUND, Parts
 from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
@@ -34,6 +35,9 @@ FLUSH_POLL_S = 0.005
 
 ROUND_TIMES_KEPT = 1 << 17
 """How many of the last steps are remembered with their time."""
+
+Listener = Callable[[Sequence[Notice]], None]
+"""Told what has happened, by the engine's thread and in order; must not wait, and changes nothing."""
 
 log = logging.getLogger("lockstep")
 
@@ -58,6 +62,7 @@ class Member:
         parts: Parts = SOUND,
         ballot: type[Ballot] = Ballot,
         inbox: Inbox | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
@@ -85,6 +90,7 @@ class Member:
         self._shortfalls = Shortfalls(collective.rank)
         self._staging = StagedProposals(collective.rank, executor)
         self._messages = AgreedMessages(inbox)
+        self._listener = listener
         self._closed = False
 
     @property
@@ -285,6 +291,8 @@ class Member:
             if effects.notices:
                 self._tallies.fold(effects.notices)
                 self._shortfalls.tell_of(effects.notices)
+                if self._listener is not None:
+                    self._listener(effects.notices)
             for number, content in self._messages.agree(effects.messages):
                 self._follow(self._replica.hear(number, content))
         return answer

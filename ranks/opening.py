@@ -15,7 +15,6 @@ from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
 from ..errors import ConfigError, LockstepError
-from ..page_format.namespace import Namespace
 from ..page_format.page_layout import ShardPlace
 from ..storage_backends.base import StorageBackend
 from ..storage_backends.peer.wire import decode_rank, encode_rank
@@ -24,7 +23,7 @@ from ..storage_backends.registry import is_built_in, known_schemes, make_backend
 from ..storage_backends.uri import RANK, parse_uri, without_secrets
 from ..storage_backends.wrappers.claimed import ClaimedBackend
 from ..version import VERSION
-from .agreed_pools import AgreedPool, agreed_pools, pool_layouts, size_settings
+from .agreed_pools import AgreedPool, agreed_pools, namespace_of, pool_layouts, size_settings
 from .config import CacheConfig
 from .disaggregation.pages.page_server import PageServer
 from .executor.engine_pages import EnginePages
@@ -69,6 +68,7 @@ def open_rank(
     device: torch.device | Lent,
     *,
     has_inbox: bool = False,
+    names_pages: bool = False,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     """Return the executor and the replica's settings of one rank.
 
@@ -79,7 +79,9 @@ def open_rank(
     """
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
-        return _agree_and_open(config, collective, lent, has_inbox=has_inbox)
+        return _agree_and_open(
+            config, collective, lent, has_inbox=has_inbox, names_pages=names_pages
+        )
     except BaseException:
         collective.close()
         raise
@@ -91,6 +93,7 @@ def _agree_and_open(
     device: torch.device | Mapping[str, EnginePages],
     *,
     has_inbox: bool,
+    names_pages: bool,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
     lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
@@ -120,9 +123,10 @@ def _agree_and_open(
     replica_config = ReplicaConfig.of(
         config,
         pools={name: (each.device_pages, each.host_pages) for name, each in pools.items()},
-        model_digest=bytes.fromhex(_namespace(config).digest()),
+        model_digest=bytes.fromhex(namespace_of(config).digest()),
         life=collective.gather(secrets.token_bytes(16), timeout_s)[0],
         engine_pages=engine_pages,
+        names_pages=names_pages,
     )
     return executor, replica_config
 
@@ -193,7 +197,7 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
     """
     uri = store.replace(RANK, str(rank))
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
-    namespace = _namespace(config).digest()
+    namespace = namespace_of(config).digest()
     return StoreAccess(
         make_backend=_maker(config, uri),
         namespace=namespace,
@@ -212,7 +216,7 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
     secret = quote(config.peers.secret, safe="")
     uri = f"{source}{'&' if '?' in source else '?'}secret={secret}" if secret else source
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
-    namespace = _namespace(config).digest()
+    namespace = namespace_of(config).digest()
     return StoreAccess(
         make_backend=partial(make_backend, uri),
         namespace=namespace,
@@ -228,7 +232,7 @@ def _page_server(
     if config.peers is None:
         return None
     place = ShardPlace.of(collective.rank, collective.world_size, config.pipeline_stages)
-    namespace, peers = _namespace(config).digest(), config.peers
+    namespace, peers = namespace_of(config).digest(), config.peers
     objects = RankObjects(
         pools=executor.host_pools,
         namespace=namespace,
@@ -272,11 +276,3 @@ def _writer(store: str, place: ShardPlace) -> WriterShare:
         # Private, so it is a store of its own for each rank, too.
         return EVERYTHING
     return WriterShare(rank=place.tp_rank, world_size=place.tp_size)
-
-
-def _namespace(config: CacheConfig) -> Namespace:
-    return Namespace(
-        model=config.model,
-        weights_version=config.weights_version,
-        layouts=pool_layouts(config),
-    )

@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..ranks.disaggregation.arrivals import Arrivals
-from ..ranks.disaggregation.control import Arrival, decode
+from ..ranks.disaggregation.control import Arrival, Control
+from ..ranks.disaggregation.teller import Teller
+from ..ranks.disaggregation.telling import Stage
 from .active_request import ActiveRequest
+from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
-from .scheduler import EngineLimits, Scheduler
+from .scheduler import EngineLimits
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
 
 
-class DecodeScheduler(Scheduler):
-    """Drives one rank of a group that decodes, until it is `stopped`."""
+class DecodeScheduler(GroupScheduler):
+    """Drives one rank of a group that decodes."""
 
     def __init__(
         self,
@@ -26,10 +29,11 @@ class DecodeScheduler(Scheduler):
         arrivals: Arrivals,
         limits: EngineLimits,
         *,
+        teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        super().__init__(cache, limits, teller=teller, on_done=on_done, stopped=stopped)
         self._handovers = arrivals
         self._expected: dict[str, ActiveRequest] = {}
         """Those that another group computes."""
@@ -38,31 +42,44 @@ class DecodeScheduler(Scheduler):
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
         return super()._queues | {"expected": list(self._expected.values())}
 
+    def _hear(self, message: Control) -> None:
+        self._handovers.hear(message)
+
     def _arrivals(self) -> bool:
-        messages = [decode(each) for each in self._cache.messages()]
-        for message in messages:
-            if isinstance(message, Arrival):
-                self._expect(message)
-            else:
-                self._handovers.hear(message)
+        heard = super()._arrivals()
         arrived = self._handovers.step()
         for each in arrived:
             active = self._expected.pop(each.request)
             active.is_handed_over = each.manifest is not None
             self._waiting.append(active)
-        return bool(messages or arrived)
+        return heard or bool(arrived)
 
-    def _expect(self, arrival: Arrival) -> None:
+    def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=True))
-        if active is not None:
-            self._expected[active.name] = active
-            prompt = active.tokens.ids[: active.prompt]
-            self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
+        if active is None:
+            return
+        if not arrival.partner:
+            self._cache.prefetch(active.name, active.matchable)
+            self._waiting.append(active)
+            return
+        self._expected[active.name] = active
+        prompt = active.tokens.ids[: active.prompt]
+        self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
 
     def _begin_prefill(self, active: ActiveRequest) -> None:
         if active.hit_tokens < active.prompt:
             super()._begin_prefill(active)
             return
+        self._tell(active, Stage.READY)
         active.computed = active.prompt
         self._verify(active, finished=False, moved=True)
         self._prompt_is_computed(active)
+
+    def _prompt_is_computed(self, active: ActiveRequest) -> None:
+        if active.hit_tokens < active.prompt:
+            self._tell(active, Stage.COMPUTED)
+        super()._prompt_is_computed(active)
+
+    def _count(self, active: ActiveRequest) -> None:
+        super()._count(active)
+        self._tell(active, Stage.DONE)

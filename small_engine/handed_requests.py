@@ -20,11 +20,12 @@ class HandedRequest:
     prompt_tokens: TokenIds
 
 
-def arrival_of(request: Requested, partner: str) -> Arrival:
-    """Return the message by which a group hears of a request."""
+def arrival_of(request: Requested, partner: str, *, name: str = "") -> Arrival:
+    """Return the message by which a group hears of a request, under another name if one is given."""
     sampling: bytes = msgpack.packb([request.index, request.output_length])
     tokens = np.ascontiguousarray(request.prompt_tokens, dtype="<i4").tobytes()
-    return Arrival(request=request.name, tokens=tokens, sampling=sampling, partner=partner)
+    name = name or request.name
+    return Arrival(request=name, tokens=tokens, sampling=sampling, partner=partner)
 
 
 def request_of(arrival: Arrival, *, decodes: bool) -> HandedRequest:

@@ -8,20 +8,23 @@ that has it, or does not want it.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..ranks.disaggregation.control import Arrival, decode
+from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.departures import Departures, GoesOn
+from ..ranks.disaggregation.teller import Teller
+from ..ranks.disaggregation.telling import Stage
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
+from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
 from .request import output_tokens
-from .scheduler import EngineLimits, Scheduler
+from .scheduler import EngineLimits
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
 
 
-class PrefillScheduler(Scheduler):
-    """Drives one rank of a group that prefills, until it is `stopped`."""
+class PrefillScheduler(GroupScheduler):
+    """Drives one rank of a group that prefills."""
 
     def __init__(
         self,
@@ -29,10 +32,11 @@ class PrefillScheduler(Scheduler):
         departures: Departures,
         limits: EngineLimits,
         *,
+        teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        super().__init__(cache, limits, teller=teller, on_done=on_done, stopped=stopped)
         self._leaving: list[ActiveRequest] = []
         """Those that have computed their prompts and still hold device pages, or are being saved."""
         self._offered: dict[str, ActiveRequest] = {}
@@ -44,15 +48,9 @@ class PrefillScheduler(Scheduler):
         offered = list(self._offered.values())
         return super()._queues | {"leaving": self._leaving, "offered": offered}
 
-    def _arrivals(self) -> bool:
-        messages = [decode(each) for each in self._cache.messages()]
-        for message in messages:
-            if isinstance(message, Arrival):
-                self._enter(message)
-            else:
-                for gone in self._handovers.hear(message):
-                    self._let_go(gone)
-        return bool(messages)
+    def _hear(self, message: Control) -> None:
+        for gone in self._handovers.hear(message):
+            self._let_go(gone)
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=False))
@@ -66,6 +64,7 @@ class PrefillScheduler(Scheduler):
         self._handovers.computed(active.name, active.computed_ids)
 
     def _prompt_is_computed(self, active: ActiveRequest) -> None:
+        self._tell(active, Stage.COMPUTED)
         self._publish(active)
         self._leaving.append(active)
 

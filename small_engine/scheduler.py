@@ -18,6 +18,7 @@ everything that a request gets from the cache is verified when it is ready and, 
 its own, once more when it has finished.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class EngineLimits:
     output_tokens_max: int
     """0 stands for no limit."""
     verify: bool = True
+    token_us: float = 0.0
+    """How long the forward pass takes for each token at least, in microseconds: as long as a real
+    model's would, where what is measured depends on that."""
     idle_s: float = 0.003
     """How long a step waits for local progress when there is nothing to compute."""
     idle_steps_max: int = 100_000
@@ -266,12 +270,17 @@ class Scheduler:
 
     def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
         """Compute each request up to the length that goes with it."""
-        self._forward.compute(
-            [
-                TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
-                for each, end in parts
-            ]
-        )
+        spans = [
+            TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
+            for each, end in parts
+        ]
+        began = time.perf_counter()
+        self._forward.compute(spans)
+        if self._limits.token_us:
+            tokens = sum(each.stop - each.start for each in spans)
+            time.sleep(
+                max(0.0, began + 1e-6 * tokens * self._limits.token_us - time.perf_counter())
+            )
         for active, end in parts:
             active.computed = end
 

@@ -12,7 +12,7 @@ from enum import Enum, StrEnum, auto
 
 from ..rank_cache import RankCache
 from ..replica.extent import Extent
-from .control import Announce, Control, Receipt, Resend, Withdrawn
+from .control import Announce, Control, Handover, Receipt, Resend, Withdrawn
 from .departures import Send, TokenArray
 from .manifest import HandoffManifest, HandoffTerms
 from .refusal import Refusal, Refused
@@ -118,6 +118,8 @@ class Arrivals:
 
     def hear(self, message: Control) -> None:
         """Take a message that every rank has."""
+        if not isinstance(message, Handover):
+            return
         arrival = self._coming.get(message.request)
         if arrival is None:
             return

@@ -1,4 +1,4 @@
-"""Control messages between groups: what they are, and their bytes.
+"""Control messages between groups, and between them and routers: what they are, and their bytes.
 
     4 bytes    magic
     1 byte     version
@@ -26,6 +26,7 @@ from .manifest import (
 )
 from .refusal import Refusal, Refused
 from .schema import pack, unpack
+from .telling import Drain, EventsTold, EventsWanted, Progress, SnapshotTold
 
 VERSION: Final = 1
 _MAGIC: Final = b"LKCM"
@@ -115,7 +116,10 @@ class Withdrawn:
         require_request(self.request)
 
 
-Control = HandoffManifest | Arrival | Announce | Resend | Receipt | Withdrawn
+Handover = HandoffManifest | Announce | Resend | Receipt | Withdrawn
+"""What the two groups of a handoff say to each other about one request."""
+
+Control = Handover | Arrival | Drain | Progress | EventsWanted | EventsTold | SnapshotTold
 
 _KINDS: Final[dict[int, type[Control]]] = {
     1: HandoffManifest,
@@ -124,6 +128,11 @@ _KINDS: Final[dict[int, type[Control]]] = {
     4: Resend,
     5: Receipt,
     6: Withdrawn,
+    7: Drain,
+    8: Progress,
+    9: EventsWanted,
+    10: EventsTold,
+    11: SnapshotTold,
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 

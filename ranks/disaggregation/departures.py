@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rank_cache import RankCache
-from .control import Announce, Control, Receipt, Resend, Withdrawn
+from .control import Announce, Control, Handover, Receipt, Resend, Withdrawn
 from .manifest import HandoffManifest, HandoffTerms, PoolContents
 
 TokenArray = npt.NDArray[np.int32]
@@ -103,6 +103,8 @@ class Departures:
 
     def hear(self, message: Control) -> list[str]:
         """Take a message that every rank has; return the requests that may be released."""
+        if not isinstance(message, Handover):
+            return []
         departure = self._leaving.get(message.request)
         if departure is None:
             return []

@@ -80,6 +80,7 @@ class ReplicaConfig:
         model_digest: bytes,
         life: bytes = b"",
         engine_pages: int = 0,
+        names_pages: bool = False,
     ) -> "ReplicaConfig":
         """Return the replica's part of a cache's settings.
 
@@ -103,6 +104,7 @@ class ReplicaConfig:
             selective_hits=config.selective_hits,
             eviction=config.eviction,
             limits=config.limits,
+            names_pages=names_pages,
             bounds=config.bounds,
             timeouts=config.timeouts,
         )

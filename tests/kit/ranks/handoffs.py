@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lockstep.page_format.namespace import Namespace
-from lockstep.ranks.agreed_pools import pool_layouts
+from lockstep.ranks.agreed_pools import namespace_of
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Arrived, Outcome
 from lockstep.ranks.disaggregation.control import Control, decode, encode
@@ -24,14 +23,7 @@ Tamper = Callable[[Control], Control | None]
 
 
 def terms_of(cache: Cache) -> HandoffTerms:
-    config = cache.config
-    return HandoffTerms.of(
-        Namespace(
-            model=config.model,
-            weights_version=config.weights_version,
-            layouts=pool_layouts(config),
-        )
-    )
+    return HandoffTerms.of(namespace_of(cache.config))
 
 
 class Post:

@@ -37,6 +37,14 @@ from lockstep.ranks.disaggregation.manifest import (
     layout_fingerprint,
 )
 from lockstep.ranks.disaggregation.refusal import Refusal, Refused
+from lockstep.ranks.disaggregation.telling import (
+    Drain,
+    EventsTold,
+    EventsWanted,
+    Progress,
+    SnapshotTold,
+    Stage,
+)
 from lockstep.ranks.replica.tree import page_keys
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
 
@@ -113,6 +121,26 @@ messages: st.SearchStrategy[Control] = st.one_of(
     st.builds(Resend, request=names, from_token=counts),
     st.builds(Receipt, request=names),
     st.builds(Withdrawn, request=names),
+    st.builds(Drain),
+    st.builds(
+        Progress,
+        group=texts,
+        request=names,
+        stage=st.sampled_from([each.value for each in Stage]),
+        at_us=counts,
+        hit_tokens=counts,
+        computed_tokens=counts,
+    ),
+    st.builds(EventsWanted, reader=texts, life=counts, first=counts),
+    st.builds(EventsTold, group=texts, life=counts, sequence=counts, payload=opaque),
+    st.builds(
+        SnapshotTold,
+        group=texts,
+        life=counts,
+        part=st.integers(0, 8),
+        parts=st.just(9),
+        data=opaque,
+    ),
 )
 
 
@@ -204,7 +232,7 @@ def test_another_version_is_refused_by_name_whatever_it_says(version: int) -> No
 
 
 def test_a_kind_that_this_version_does_not_know_is_refused() -> None:
-    assert refused(sealed({}, kind=7)).refusal is Refusal.UNKNOWN_KIND
+    assert refused(sealed({}, kind=200)).refusal is Refusal.UNKNOWN_KIND
 
 
 def test_what_is_too_large_is_refused_before_it_is_read() -> None:

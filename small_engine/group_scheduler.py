@@ -1,0 +1,64 @@
+"""The scheduler of a group that is told of its requests by messages, in the same step on every rank."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..ranks.disaggregation.control import Arrival, Control, decode
+from ..ranks.disaggregation.teller import Teller
+from ..ranks.disaggregation.telling import Drain, EventsWanted, Stage
+from .active_request import ActiveRequest
+from .scheduler import EngineLimits, Scheduler
+
+if TYPE_CHECKING:
+    from ..ranks.cache import Cache
+
+
+class GroupScheduler(Scheduler):
+    """Drives one rank of a group until it is `stopped`, or told that no more requests come."""
+
+    def __init__(
+        self,
+        cache: "Cache",
+        limits: EngineLimits,
+        *,
+        teller: Teller | None = None,
+        on_done: Callable[[int], None] = lambda _: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`teller` is rank 0's, where anybody wants to know how requests go."""
+        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        self._teller = teller
+
+    @abstractmethod
+    def _enter(self, arrival: Arrival) -> None:
+        """Take a request that has come."""
+
+    @abstractmethod
+    def _hear(self, message: Control) -> None:
+        """Take what another group says of a request."""
+
+    def _arrivals(self) -> bool:
+        messages = [decode(each) for each in self._cache.messages()]
+        for message in messages:
+            match message:
+                case Arrival():
+                    self._enter(message)
+                case Drain():
+                    self._exhausted = True
+                case EventsWanted():
+                    if self._teller is not None:
+                        self._teller.wanted(message)
+                case _:
+                    self._hear(message)
+        return bool(messages)
+
+    def _tell(self, active: ActiveRequest, stage: Stage) -> None:
+        if self._teller is not None:
+            hit = active.hit_tokens
+            computed = 0 if active.admission is None else active.prompt - hit
+            self._teller.progress(active.name, stage, hit_tokens=hit, computed_tokens=computed)
+
+    def _refuse(self, active: ActiveRequest, pages: int) -> None:
+        super()._refuse(active, pages)
+        self._tell(active, Stage.REFUSED)

@@ -1,4 +1,4 @@
-"""The command `lockstep`: replay, simulate, simulate-router, demo, bench, store.
+"""The command `lockstep`: replay, serve-sim, simulate, simulate-router, demo, bench, store.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
@@ -23,6 +23,8 @@ from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .report import check_that_writable
 from .routing.command import simulate_router
+from .serving.command import EXIT_STATUSES as SERVE_EXIT_STATUSES
+from .serving.command import serve_sim
 from .settings import ReplaySettings
 from .store.command import store
 
@@ -106,6 +108,7 @@ app.command("replay", epilog=EXIT_STATUSES)(
 
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
 app.command("simulate-router")(simulate_router)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of an interrupted replay have counted, handed in where they met.
+"""What a rank has counted, and how it is handed in where the ranks met if the run is interrupted.
 
 A rank that is interrupted leaves at once, in the midst of rounds, so that no collective can gather
 anything. Each rank puts what it has counted into the store in which the ranks met, and only then
@@ -7,15 +7,68 @@ leaves: whoever loses a peer can see there that the peer was interrupted.
 
 import time
 from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import Store
 
+from ..ranks.replica.check import InvariantViolation
+from ..small_engine.scheduler import Scheduler
+from .interruption import Interrupted
 from .report import RankResult
+
+if TYPE_CHECKING:
+    from ..ranks.cache import Cache
 
 COLLECT_TIMEOUT_S = 1.0
 """How long rank 0 waits for the others, which were interrupted with it or see that it has left."""
 _POLL_S = 0.01
 _BEGUN = "interrupted"
+
+
+class Run:
+    """The serving of all requests, and what was counted of it."""
+
+    def __init__(self, cache: "Cache", scheduler: Scheduler) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._began = time.perf_counter()
+
+    def to_its_end(self) -> RankResult:
+        """Serve all requests and write what is to be written. Raises `Interrupted` if it is stopped."""
+        if not self._scheduler.run():
+            raise Interrupted
+        served = time.perf_counter()
+        self._cache.flush()
+        return self._counted(
+            flush_s=time.perf_counter() - served, violation=_violation(self._cache)
+        )
+
+    def so_far(self) -> RankResult:
+        """Return what was counted. Requests and operations may be in flight."""
+        return self._counted(flush_s=0.0, violation="")
+
+    def _counted(self, *, flush_s: float, violation: str) -> RankResult:
+        stats = self._cache.stats()
+        return RankResult(
+            counts=self._scheduler.counts,
+            refusals=self._scheduler.refusals,
+            steps=stats.steps,
+            rounds=stats.rounds,
+            transport=stats.transport,
+            collectives=stats.collectives,
+            round_us=stats.round_us,
+            operations=stats.operations,
+            bytes_moved=asdict(stats.bytes_moved),
+            operations_left=len(self._cache.inspection.in_flight),
+            violation=violation,
+            storage_corrupt=stats.pages_corrupt,
+            storage_late_calls=stats.storage_late.calls,
+            storage_waited_s=stats.storage_late.waited_s,
+            digest=stats.digest,
+            wall_s=time.perf_counter() - self._began,
+            flush_s=flush_s,
+        )
 
 
 def hand_in(store: Store, rank: int, result: RankResult) -> None:
@@ -49,3 +102,15 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
 
 def _of_rank(rank: int) -> str:
     return f"{_BEGUN}/{rank}"
+
+
+def _violation(cache: "Cache") -> str:
+    """Return the first invariant that the replica breaks at rest, or nothing.
+
+    No request and no operation is left that could own a page, so one that leaked shows here.
+    """
+    try:
+        cache.inspection.check()
+    except InvariantViolation as broken:
+        return str(broken)
+    return ""

@@ -1,15 +1,21 @@
-"""The store in which the ranks meet before they have a group.
+"""How ranks come together: the store in which they meet, and the group that they join there.
 
 It outlives the ranks that use it where a launcher hosts it, so that everything in it has a prefix.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import PeerLost
 from .environment import RankEnvironment
+
+JOIN_TIMEOUT_S = 180.0
+"""How long the ranks wait for each other before the first round."""
 
 
 def host_store(host: str, *, timeout_s: float) -> tuple[Store, int]:
@@ -42,6 +48,38 @@ def meet(environment: RankEnvironment, *, timeout_s: float) -> Store:
 def of_attempt(store: Store, environment: RankEnvironment) -> Store:
     """Return the part of a store in which the ranks of one attempt meet."""
     return PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
+
+
+@contextmanager
+def joined(
+    environment: RankEnvironment, store: Store, *, timeout_s: float
+) -> Generator[TorchCollective]:
+    """Join the ranks that meet in `store` into a group, and leave it at the end, in peace or not.
+
+    `timeout_s` is what a round may take.
+    """
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
+        )
+    except RuntimeError as error:
+        why = (str(error).splitlines() or ["no reason given"])[0]
+        raise PeerLost(
+            f"rank {environment.rank} could not join the others within {JOIN_TIMEOUT_S:.0f} s: {why}"
+        ) from error
+    try:
+        # The start has a deadline of its own, and gloo's bound must not end it, nor a round.
+        collective = TorchCollective.create(timeout_s=max(timeout_s, JOIN_TIMEOUT_S))
+        try:
+            yield collective
+        finally:
+            collective.close()
+    finally:
+        dist.destroy_process_group()
 
 
 def _tcp_store(host: str, port: int, *, hosting: bool, timeout_s: float) -> Store:

@@ -24,7 +24,7 @@ from ..errors import ConfigError, LockstepError
 from .environment import RankEnvironment, prepare_for_ray
 from .first_error import EXIT_CONFIG, EXIT_GROUP, exit_code, say
 from .interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
-from .meeting import host_store, meet
+from .meeting import JOIN_TIMEOUT_S, host_store, meet
 from .outcome import conclude
 from .progress import OnDone, progress_bar
 from .report import Report
@@ -64,7 +64,7 @@ class RankActor:
 
     def run(self, settings: str, environment: bytes) -> bytes:
         """Replay, and return the outcome as msgpack: the report, an error, or neither."""
-        from .worker import JOIN_TIMEOUT_S, Watch, run_rank
+        from .worker import Watch, run_rank
 
         def note(done: int, total: int) -> None:
             self._done = (done, total)

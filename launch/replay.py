@@ -85,10 +85,10 @@ class _Rank:
 
     def run(self, settings: ReplaySettings) -> None:
         """Meet the other ranks, replay, and report if this is rank 0."""
-        from .meeting import meet
+        from .meeting import JOIN_TIMEOUT_S, meet
         from .outcome import conclude
         from .progress import progress_bar
-        from .worker import JOIN_TIMEOUT_S, Watch, run_rank
+        from .worker import Watch, run_rank
 
         self._store = meet(self._environment, timeout_s=JOIN_TIMEOUT_S)
         with progress_bar(shown=self._environment.rank == 0) as on_done:

@@ -6,11 +6,8 @@ alone: closing its connections is what tells the others. What it has counted by 
 (`handing_in`).
 """
 
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,14 +17,14 @@ from torch.distributed.distributed_c10d import Store
 from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
-from ..ranks.replica.check import InvariantViolation
 from ..small_engine.scheduler import EngineLimits, Scheduler
 from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake
 from .first_error import was_claimed
-from .handing_in import collect, hand_in, was_begun
+from .handing_in import Run, collect, hand_in, was_begun
 from .interruption import Interrupted
+from .meeting import JOIN_TIMEOUT_S, joined
 from .pool_memory import check_pool_memory
 from .progress import OnDone, nothing
 from .report import RankResult, Report, make_report
@@ -35,10 +32,6 @@ from .settings import ReplaySettings
 
 if TYPE_CHECKING:
     from ..coordinator.collective import Collective
-    from ..ranks.cache import Cache
-
-JOIN_TIMEOUT_S = 180.0
-"""How long the ranks wait for each other before the first round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +68,7 @@ def run_rank(
     watch = watch or Watch()
     prepare_for_mooncake()
     torch.set_num_threads(1)
-    with _joined(settings, environment, store) as collective:
+    with joined(environment, store, timeout_s=settings.round_timeout_s) as collective:
         watch.on_joined()
         agreed, requests = _agree(settings, environment, collective)
         report = _replay(agreed, requests, environment, _Group(store, collective), watch)
@@ -83,36 +76,6 @@ def run_rank(
             # The rounds are over; nobody takes the store away while another rank still leaves.
             dist.barrier()
     return report
-
-
-@contextmanager
-def _joined(
-    settings: ReplaySettings, environment: RankEnvironment, store: Store
-) -> Generator[TorchCollective]:
-    """Meet the other ranks, and leave at the end, in peace or not."""
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=environment.rank,
-            world_size=environment.world_size,
-            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
-        )
-    except RuntimeError as error:
-        why = (str(error).splitlines() or ["no reason given"])[0]
-        raise PeerLost(
-            f"rank {environment.rank} could not join the others within {JOIN_TIMEOUT_S:.0f} s: {why}"
-        ) from error
-    try:
-        # The start has a deadline of its own, and gloo's bound must not end it, nor a round.
-        patience_s = max(settings.round_timeout_s, JOIN_TIMEOUT_S)
-        collective = TorchCollective.create(timeout_s=patience_s)
-        try:
-            yield collective
-        finally:
-            collective.close()
-    finally:
-        dist.destroy_process_group()
 
 
 def _agree(
@@ -167,16 +130,16 @@ def _replay(
 
     config = settings.cache_config()
     collective = connected(config, group.collective)
-    cache = Cache.open(config, collective, device=_device(settings, environment))
+    cache = Cache.open(config, collective, device=device_of(settings, environment))
     try:
         scheduler = Scheduler(
             cache,
             requests_of(settings.trace, settings.seed, settings.requests),
-            _limits(settings),
+            limits_of(settings),
             on_done=lambda done: watch.on_done(done, requests),
             stopped=watch.stopped,
         )
-        run = _Run(cache, scheduler)
+        run = Run(cache, scheduler)
         watch.on_open()
         try:
             own = run.to_its_end()
@@ -204,52 +167,8 @@ def _replay(
     return None
 
 
-class _Run:
-    """The serving of all requests, and what was counted of it."""
-
-    def __init__(self, cache: "Cache", scheduler: Scheduler) -> None:
-        self._cache = cache
-        self._scheduler = scheduler
-        self._began = time.perf_counter()
-
-    def to_its_end(self) -> RankResult:
-        """Serve all requests and write what is to be written. Raises `Interrupted` if it is stopped."""
-        if not self._scheduler.run():
-            raise Interrupted
-        served = time.perf_counter()
-        self._cache.flush()
-        return self._counted(
-            flush_s=time.perf_counter() - served, violation=_violation(self._cache)
-        )
-
-    def so_far(self) -> RankResult:
-        """Return what was counted. Requests and operations may be in flight."""
-        return self._counted(flush_s=0.0, violation="")
-
-    def _counted(self, *, flush_s: float, violation: str) -> RankResult:
-        stats = self._cache.stats()
-        return RankResult(
-            counts=self._scheduler.counts,
-            refusals=self._scheduler.refusals,
-            steps=stats.steps,
-            rounds=stats.rounds,
-            transport=stats.transport,
-            collectives=stats.collectives,
-            round_us=stats.round_us,
-            operations=stats.operations,
-            bytes_moved=asdict(stats.bytes_moved),
-            operations_left=len(self._cache.inspection.in_flight),
-            violation=violation,
-            storage_corrupt=stats.pages_corrupt,
-            storage_late_calls=stats.storage_late.calls,
-            storage_waited_s=stats.storage_late.waited_s,
-            digest=stats.digest,
-            wall_s=time.perf_counter() - self._began,
-            flush_s=flush_s,
-        )
-
-
-def _device(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
+def device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:
+    """Return the device of a rank's L1. Raises `ConfigError` where there is none."""
     if settings.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -257,7 +176,8 @@ def _device(settings: ReplaySettings, environment: RankEnvironment) -> torch.dev
     return torch.device("cuda", environment.local_rank % torch.cuda.device_count())
 
 
-def _limits(settings: ReplaySettings) -> EngineLimits:
+def limits_of(settings: ReplaySettings, *, token_us: float = 0.0) -> EngineLimits:
+    """Return the bounds of each rank's scheduler."""
     return EngineLimits(
         concurrency=settings.concurrency,
         page_tokens=settings.page_tokens,
@@ -265,16 +185,5 @@ def _limits(settings: ReplaySettings) -> EngineLimits:
         prefill_tokens=settings.prefill_tokens,
         output_tokens_max=settings.output_tokens_max,
         verify=settings.verify,
+        token_us=token_us,
     )
-
-
-def _violation(cache: "Cache") -> str:
-    """Return the first invariant that the replica breaks at rest, or nothing.
-
-    No request and no operation is left that could own a page, so one that leaked shows here.
-    """
-    try:
-        cache.inspection.check()
-    except InvariantViolation as broken:
-        return str(broken)
-    return ""

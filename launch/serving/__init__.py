@@ -1,0 +1,1 @@
+"""`lockstep serve-sim`: groups that prefill and groups that decode, with a router before them."""

@@ -1,0 +1,153 @@
+"""The command `lockstep serve-sim`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import ConfigError
+from ..options import (
+    DevicePages,
+    HostPages,
+    LaunchChoice,
+    Launcher,
+    OutputTokensMax,
+    PageTokens,
+    PrefillTokens,
+    ProfileName,
+    RayAddress,
+    ReportFile,
+    Requests,
+    RoundTimeout,
+    Seed,
+    Store,
+    Verify,
+)
+from ..settings import ReplaySettings
+from .settings import Kill, ServeSettings, Shape
+
+EXIT_STATUSES = (
+    "Exit status: 0, every request was served, and every page that was compared was right; 1, something"
+    " was wrong, and the last lines say what; 2, the options or the trace are wrong; 3, the groups"
+    " could not go on; 5, requests were refused, which no group has room for; 130, interrupted."
+)
+
+Trace = Annotated[
+    Path | None,
+    typer.Argument(help="Trace to serve, JSONL or that in gzip; without it the built-in workload."),
+]
+Prefill = Annotated[
+    str, typer.Option(help="Groups that compute prompts, as GROUPSxRANKS.", metavar="RxTP")
+]
+Decode = Annotated[str, typer.Option(help="Groups that generate, as GROUPSxRANKS.", metavar="RxTP")]
+Speed = Annotated[
+    float,
+    typer.Option(
+        help="How many times faster than in the trace requests come; where it has no times, one comes"
+        " each second on the mean, times this."
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option(help="Requests in all groups at a time, at most; more wait.")
+]
+Direct = Annotated[
+    bool,
+    typer.Option(
+        "--direct",
+        help="Hand pages over from host memory to host memory (peer://), also where there is a store.",
+        show_default="where no --store is given",
+    ),
+]
+KillGroup = Annotated[
+    str | None,
+    typer.Option(
+        help="Kill all ranks of a group once N requests have left, as prefill-0@50.",
+        metavar="GROUP@N",
+    ),
+]
+TokenUs = Annotated[
+    float,
+    typer.Option(
+        help="Microseconds that the model takes for each token at least, as a real one would."
+    ),
+]
+Patience = Annotated[
+    float, typer.Option(help="How long a group waits for one that says nothing, in seconds.")
+]
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        help="Where groups register: a file's path, or redis://HOST:PORT/DB.",
+        show_default="a file of this run's own",
+    ),
+]
+
+_REPLAY = ReplaySettings()
+
+
+def serve_sim(
+    *,
+    trace: Trace = None,
+    prefill: Prefill = "1x2",
+    decode: Decode = "1x2",
+    requests: Requests = None,
+    speed: Speed = 1.0,
+    concurrency: Concurrency = 32,
+    direct: Direct = False,
+    store: Store = None,
+    kill: KillGroup = None,
+    token_us: TokenUs = 0.0,
+    patience_s: Patience = 30.0,
+    profile: ProfileName = _REPLAY.profile,
+    page_tokens: PageTokens = _REPLAY.page_tokens,
+    device_pages: DevicePages = _REPLAY.device_pages,
+    host_pages: HostPages = _REPLAY.host_pages,
+    verify: Verify = _REPLAY.verify,
+    launcher: Launcher = "torch",
+    ray_address: RayAddress = None,
+    directory: Directory = None,
+    seed: Seed = _REPLAY.seed,
+    report: ReportFile = None,
+    output_tokens_max: OutputTokensMax = _REPLAY.output_tokens_max,
+    prefill_tokens: PrefillTokens = 2048,
+    round_timeout_s: RoundTimeout = _REPLAY.round_timeout_s,
+) -> None:
+    """Serve a workload by groups that prefill and groups that decode."""
+    settings = ServeSettings(
+        replay=ReplaySettings(
+            trace=None if trace is None else str(trace.resolve()),
+            requests=requests,
+            concurrency=concurrency,
+            profile=profile,
+            page_tokens=page_tokens,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            store=store,
+            verify=verify,
+            seed=seed,
+            output_tokens_max=output_tokens_max,
+            prefill_tokens=prefill_tokens,
+            round_timeout_s=round_timeout_s,
+            report=None if report is None else str(report.resolve()),
+        ),
+        prefill=Shape.parse(prefill, "--prefill"),
+        decode=Shape.parse(decode, "--decode"),
+        directly=direct or store is None,
+        speed=speed,
+        kill=None if kill is None else Kill.parse(kill),
+        token_us=token_us,
+        patience_s=patience_s,
+        directory=directory or "",
+    )
+    run(settings, LaunchChoice(launcher=launcher, ray_address=ray_address))
+
+
+def run(settings: ServeSettings, choice: LaunchChoice) -> None:
+    """Serve, and exit with the status."""
+    if choice.launcher == "ray":
+        raise ConfigError("--launcher ray is not there yet for serve-sim")
+    # Importing torch takes seconds.
+    from .groups import ProcessStarter
+    from .launching import serve
+
+    raise typer.Exit(serve(settings, ProcessStarter(), one_host=True))

@@ -1,0 +1,198 @@
+"""Starting the groups of a run, serving the workload by them, and ending them."""
+
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from ...errors import ConfigError
+from ...ranks.agreed_pools import namespace_of
+from ...ranks.disaggregation.dispatcher import Terms
+from ...ranks.disaggregation.groups.directory import GroupDirectory
+from ...ranks.disaggregation.groups.router import Role
+from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
+from ...ranks.disaggregation.messages.numbering import InboxBounds
+from ...ranks.disaggregation.messages.sender import MessageSender, SenderSettings
+from ...ranks.executor.host_memory import available_host_memory
+from ...small_engine.workload import count_requests, requests_of
+from ..interruption import ignore_signals, raise_on_signals
+from ..pool_memory import needed_bytes
+from ..progress import progress_bar
+from ..report import check_that_writable
+from .directories import open_directory
+from .front import Due, Front, Lines
+from .groups import GroupStarter, StartedGroup
+from .report import conclude, make_serve_report
+from .settings import ServeSettings
+
+END_TIMEOUT_S = 120.0
+"""How long groups have, once all requests are served, to write what is to be written and to end."""
+_POLL_S = 0.05
+_REQUESTS_PER_S = 1.0
+"""How many come in a second on the mean where a workload has no times."""
+
+
+def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> int:
+    """Serve the workload by groups that `starter` starts; return the status to exit with.
+
+    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left; `ConfigError` for what cannot
+    work, and `PeerLost` where a group does not start, or no group is left that could go on.
+    """
+    replay = settings.replay
+    requests = count_requests(replay.trace, replay.requests)
+    if one_host:
+        _check_memory(settings)
+    if replay.report is not None:
+        check_that_writable(replay.report)
+    secret = "" if one_host else secrets.token_hex(16)
+    with (
+        _directory(settings) as (directory, where),
+        _lines(starter.host, secret) as lines,
+        _started(settings, starter, where, secret) as groups,
+    ):
+        front = Front(
+            groups,
+            directory,
+            _terms(settings),
+            lines,
+            concurrency=replay.concurrency,
+            outputs_max=replay.output_tokens_max,
+        )
+        front.wait_for_groups()
+        began_s = time.monotonic()
+        with progress_bar(shown=True) as on_done:
+            kill = _killing(settings, groups)
+
+            def left(number: int) -> None:
+                on_done(number, requests)
+                kill(number)
+
+            front.serve(_coming(settings), left)
+        wall_s = time.monotonic() - began_s
+        faults: list[str] = []
+        left_over = {each.name: each for each in groups if each.name not in front.counts.lost}
+        # Those that compute are read from until those that decode have ended.
+        for role in (Role.DECODE, Role.PREFILL):
+            names = front.drain(role)
+            faults += _wait_for_ends([left_over[name] for name in names if name in left_over])
+        ended = [each for each in groups if each.status() == 0]
+        results = {each.name: each.result() for each in ended}
+    known = {name: each for name, each in results.items() if each is not None}
+    report = make_serve_report(settings, front.counts, known, wall_s)
+    console = Console(highlight=False, emoji=False) if replay.table else None
+    return conclude(report, faults, path=replay.report, console=console)
+
+
+@contextmanager
+def _directory(settings: ServeSettings) -> Generator[tuple[GroupDirectory, str]]:
+    """Open the directory, one of this run's own unless another is named; yield where it is, too."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-groups-") as place:
+        where = settings.directory or str(Path(place) / "groups.db")
+        directory = open_directory(where)
+        try:
+            yield directory, where
+        finally:
+            directory.close()
+
+
+@contextmanager
+def _lines(host: str, secret: str) -> Generator[Lines]:
+    key = secret.encode()
+    inbox = LeadingInbox(
+        f"{host}:0",
+        secret=key,
+        bounds=InboxBounds(),
+        life=secrets.token_bytes(16),
+        world_size=1,
+    )
+    sender = MessageSender(SenderSettings(secret=key, messages_waiting=4096))
+    try:
+        yield Lines(inbox, sender)
+    finally:
+        sender.close()
+        inbox.close()
+
+
+@contextmanager
+def _started(
+    settings: ServeSettings, starter: GroupStarter, where: str, secret: str
+) -> Generator[list[StartedGroup]]:
+    raise_on_signals()
+    groups: list[StartedGroup] = []
+    try:
+        for each in settings.groups(where, secret):
+            groups += [starter.start(each)]
+        yield groups
+    finally:
+        ignore_signals()
+        for group in groups:
+            group.end()
+        raise_on_signals()
+
+
+def _terms(settings: ServeSettings) -> Terms:
+    config = settings.replay.cache_config()
+    replay = settings.replay
+    return Terms(
+        model_digest=bytes.fromhex(namespace_of(config).digest()),
+        page_tokens=replay.page_tokens,
+        tokens_max=(replay.device_pages + replay.host_pages) * replay.page_tokens,
+    )
+
+
+def _coming(settings: ServeSettings) -> Iterator[Due]:
+    """Yield the requests with when they come: the trace's times, or drawn ones where it has none."""
+    draw = random.Random(settings.replay.seed)  # noqa: S311 - a workload must repeat.
+    at_s, first_ms = 0.0, None
+    for request in requests_of(
+        settings.replay.trace, settings.replay.seed, settings.replay.requests
+    ):
+        if request.arrived_ms is None:
+            at_s += draw.expovariate(_REQUESTS_PER_S)
+        else:
+            first_ms = request.arrived_ms if first_ms is None else first_ms
+            at_s = max(at_s, (request.arrived_ms - first_ms) / 1000)
+        yield Due(at_s / settings.speed, request)
+
+
+def _killing(settings: ServeSettings, groups: Sequence[StartedGroup]) -> Callable[[int], None]:
+    """Return what kills the group that is to be killed, once so many requests have left."""
+    left = [settings.kill] if settings.kill is not None else []
+
+    def kill(number: int) -> None:
+        while left and number >= left[0].served:
+            wanted = left.pop()
+            for each in groups:
+                if each.name == wanted.group:
+                    each.kill()
+
+    return kill
+
+
+def _wait_for_ends(groups: Sequence[StartedGroup]) -> list[str]:
+    """Wait until all groups have ended; return what was wrong with how."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while any(each.status() is None for each in groups) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return [
+        f"group {each.name} did not end in order: "
+        + ("it still runs" if each.status() is None else f"status {each.status()}")
+        for each in groups
+        if each.status() != 0
+    ]
+
+
+def _check_memory(settings: ServeSettings) -> None:
+    """Raise `ConfigError` if the pools of all groups do not fit this machine."""
+    needed = sum(needed_bytes(each.replay) * each.replay.ranks for each in settings.groups())
+    available, where = available_host_memory()
+    if needed > available:
+        raise ConfigError(
+            f"the pools of all groups need {needed / 2**30:.2f} GiB, and {available / 2**30:.2f} GiB is"
+            f" available {where}; lower --device-pages or --host-pages"
+        )

@@ -1,0 +1,189 @@
+"""A rank of a group that serves, whatever launched it.
+
+It joins its group, opens its inbox, its cache and its sender, lets the group be listed, and serves what
+comes until it is told that no more does. What it has counted is left in the store where it met the
+others.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ...ranks.agreed_pools import namespace_of
+from ...ranks.cache import Cache
+from ...ranks.disaggregation.arrivals import Arrivals
+from ...ranks.disaggregation.control import Control, encode
+from ...ranks.disaggregation.departures import Departures
+from ...ranks.disaggregation.groups.directory import Registration
+from ...ranks.disaggregation.groups.router import Role
+from ...ranks.disaggregation.manifest import HandoffTerms
+from ...ranks.disaggregation.messages.inbox import InboxSettings, open_inbox
+from ...ranks.disaggregation.messages.sender import MessageSender, SenderSettings
+from ...ranks.disaggregation.teller import Teller
+from ...ranks.opening import connected
+from ...ranks.replica.notices import Notice
+from ...small_engine.decode_scheduler import DecodeScheduler
+from ...small_engine.group_scheduler import GroupScheduler
+from ...small_engine.prefill_scheduler import PrefillScheduler
+from ..environment import RankEnvironment, prepare_for_mooncake
+from ..handing_in import Run
+from ..meeting import JOIN_TIMEOUT_S, joined
+from ..report import RankResult, make_report
+from ..worker import Watch, device_of, limits_of
+from .directories import open_directory
+from .membership import Membership
+from .result import GroupResult, hand_in
+from .settings import GroupSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...coordinator.collective import Collective
+
+LOOPBACK = "127.0.0.1"
+
+
+def run_group_rank(
+    settings: GroupSettings,
+    environment: RankEnvironment,
+    store: Store,
+    *,
+    watch: Watch,
+    host: str = LOOPBACK,
+) -> None:
+    """Serve on this rank until the group is told that no more requests come.
+
+    `store` is where the ranks meet, and where rank 0 leaves the group's result. Others reach this rank
+    at `host`. Raises `Interrupted` once `watch.stopped` has said so, `ConfigError` on every rank alike
+    for what cannot work, and `GroupError` if the group cannot go on.
+    """
+    prepare_for_mooncake()
+    torch.set_num_threads(1)
+    timeout_s = settings.replay.round_timeout_s
+    with joined(environment, store, timeout_s=timeout_s) as group:
+        watch.on_joined()
+        config = settings.cache_config(host)
+        collective = connected(config, group)
+        with _serving(settings, environment, collective, host, watch) as serving:
+            watch.on_open()
+            own = serving.run.to_its_end()
+            results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
+            if environment.rank == 0:
+                report = make_report(settings.replay, results)
+                hand_in(store, GroupResult(report=report, **serving.outcomes()))
+            serving.cache.close(flush=False)
+        # The rounds are over; nobody takes the store away while another rank still leaves.
+        dist.barrier()
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What one rank serves with."""
+
+    cache: Cache
+    handovers: Departures | Arrivals
+    run: Run
+
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Return how requests came and left, by name."""
+        arrived = self.handovers if isinstance(self.handovers, Arrivals) else None
+        left = self.handovers if isinstance(self.handovers, Departures) else None
+        return {
+            "handoffs": {} if arrived is None else _by_name(arrived.outcomes),
+            "manifests_refused": {} if arrived is None else _by_name(arrived.refusals),
+            "departures": {} if left is None else _by_name(left.outcomes),
+        }
+
+
+@contextmanager
+def _serving(
+    settings: GroupSettings,
+    environment: RankEnvironment,
+    collective: "Collective",
+    host: str,
+    watch: Watch,
+) -> Generator[_Serving]:
+    """Open all that a rank serves with, and close it, in peace or not."""
+    config, secret = settings.cache_config(host), settings.secret.encode()
+    leads = environment.rank == 0
+    tellers: list[Teller] = []
+
+    def happened(notices: "Sequence[Notice]") -> None:
+        for each in tellers:
+            each.happened(notices)
+
+    def send(to: str, message: Control) -> None:
+        if leads:
+            sender.send(to, encode(message), deadline_s=settings.patience_s)
+
+    with ExitStack() as opened:
+        address = InboxSettings(address=f"{host}:0", secret=secret)
+        inbox = open_inbox(address, collective, JOIN_TIMEOUT_S)
+        opened.callback(inbox.close)
+        sender = MessageSender(SenderSettings(secret=secret))
+        opened.callback(sender.close)
+        device = device_of(settings.replay, environment)
+        listener = happened if leads else None
+        cache = Cache.open(config, collective, device=device, inbox=inbox, listener=listener)
+        # After an error or an interruption nobody waits for a round any more.
+        opened.callback(cache.abandon)
+        terms = HandoffTerms.of(namespace_of(config))
+        if leads:
+            registration = Registration(
+                name=settings.name,
+                role=Role(settings.role),
+                addresses={"messages": inbox.address, "pages": cache.serving_uri},
+                tp_size=environment.world_size,
+                fingerprint=terms.layout_fingerprint,
+            )
+            membership = _listed(settings, registration, cache, tellers)
+            opened.callback(membership.close)
+            teller = Teller(
+                settings.name,
+                membership.life,
+                config.layout.page_tokens,
+                lambda to, data: sender.send(to, data, deadline_s=settings.patience_s),
+            )
+            tellers.append(teller)
+        limits = limits_of(settings.replay, token_us=settings.token_us)
+        handovers: Departures | Arrivals
+        scheduler: GroupScheduler
+        told = tellers[0] if tellers else None
+        if settings.role == Role.PREFILL:
+            handovers = Departures(
+                cache, terms, send, directly=settings.directly, ttl_s=settings.ttl_s
+            )
+            scheduler = PrefillScheduler(
+                cache, handovers, limits, teller=told, stopped=watch.stopped
+            )
+        else:
+            handovers = Arrivals(cache, terms, send, patience_s=settings.patience_s)
+            scheduler = DecodeScheduler(
+                cache, handovers, limits, teller=told, stopped=watch.stopped
+            )
+        yield _Serving(cache, handovers, Run(cache, scheduler))
+
+
+def _listed(
+    settings: GroupSettings, registration: Registration, cache: Cache, tellers: list[Teller]
+) -> Membership:
+    def on_new_life(life: int) -> None:
+        for each in tellers:
+            each.begin_life(life)
+
+    return Membership(
+        open_directory(settings.directory),
+        registration,
+        settings.lease_s,
+        steps=lambda: cache.inspection.rounds,
+        on_new_life=on_new_life,
+    )
+
+
+def _by_name(counts: Mapping[Any, int]) -> dict[str, int]:
+    return {str(name): count for name, count in counts.items()}

@@ -1,0 +1,45 @@
+"""What a group hands in when it has served: left by rank 0 where its ranks met."""
+
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import cast
+
+from torch.distributed.distributed_c10d import Store
+
+from ..report import Report
+
+_KEY = "served"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """What one group has counted."""
+
+    report: Report
+    handoffs: Mapping[str, int]
+    """How requests came, by `Outcome`; nothing for a group that prefills."""
+    manifests_refused: Mapping[str, int]
+    departures: Mapping[str, int]
+    """How requests left: received, expired, withdrawn; nothing for a group that decodes."""
+
+
+def hand_in(store: Store, result: GroupResult) -> None:
+    """Leave the result of this group for whoever hosts the store."""
+    store.set(_KEY, json.dumps(asdict(result)))
+
+
+def collect(store: Store, timeout_s: float) -> GroupResult | None:
+    """Return the result of a group; None if it has left none in time."""
+    deadline = time.monotonic() + timeout_s
+    with suppress(RuntimeError):
+        # A wait of the store's own would print a warning when it is in vain.
+        while not (come := store.check([_KEY])) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if come:
+            record = cast("dict[str, object]", json.loads(store.get(_KEY)))
+            return GroupResult(**record)  # type: ignore[arg-type]
+    return None

@@ -9,7 +9,14 @@ import typer
 
 from ..coordinator.collective import Transport
 from .amounts import parse_bytes
-from .bench_tables import print_agreement, print_handoff, print_path, print_storage, print_tree
+from .bench_tables import (
+    print_agreement,
+    print_handoff,
+    print_latency,
+    print_path,
+    print_storage,
+    print_tree,
+)
 from .option_values import check_not_a_path
 from .options import ReportFile
 from .report import check_that_writable, write_report
@@ -188,7 +195,7 @@ def handoff(
     rounds: Annotated[int, typer.Option(help="How often everything is measured in turns.")] = 9,
     report: ReportFile = None,
 ) -> None:
-    """Measure pages on their way from one group's host to another's beside bare TCP."""
+    """Measure pages from one group's host to another's."""
     from ..benchmarks.handoff.report import run
     from ..benchmarks.handoff.settings import HandoffSettings
 
@@ -199,6 +206,45 @@ def handoff(
     )
     _measure(
         lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_handoff, report
+    )
+
+
+@bench.command("handoff-latency")
+def handoff_latency(
+    *,
+    prompt_tokens: Annotated[
+        Numbers,
+        typer.Option(help="Length of a prompt; may be repeated.", show_default="8k, 32k, 128k"),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="How many times as long a chunk is computed as its pages travel; may be repeated.",
+            show_default="1.5 and 0.2",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int, typer.Option(help="Tokens of a chunk, in whole pages of 64.")
+    ] = 4096,
+    kept: Annotated[
+        str, typer.Option("--token-bytes", help="Bytes that a token keeps.", metavar="BYTES")
+    ] = "8KiB",
+    repeats: Annotated[int, typer.Option(help="How often each prompt is handed over.")] = 5,
+    report: ReportFile = None,
+) -> None:
+    """Measure how long a request is between two groups."""
+    from ..benchmarks.handoff.latency import run
+    from ..benchmarks.handoff.latency_settings import PROMPTS, RATIOS, LatencySettings
+
+    settings = LatencySettings(
+        prompts=tuple(prompt_tokens or PROMPTS),
+        ratios=tuple(ratio or RATIOS),
+        chunk_tokens=chunk_tokens,
+        token_bytes=_bytes(kept, "--token-bytes"),
+        repeats=repeats,
+    )
+    _measure(
+        lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_latency, report
     )
 
 

@@ -209,7 +209,7 @@ def handoff(
     )
 
 
-@bench.command("handoff-latency")
+@bench.command("latency")
 def handoff_latency(
     *,
     prompt_tokens: Annotated[

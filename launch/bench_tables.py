@@ -129,7 +129,7 @@ def print_handoff(report: "HandoffReport") -> None:
 
 
 def print_latency(report: "LatencyReport") -> None:
-    """Print what `lockstep bench handoff-latency` has found."""
+    """Print what `lockstep bench latency` has found."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

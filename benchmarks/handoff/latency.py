@@ -32,7 +32,7 @@ class Waited(TypedDict):
 
 
 class LatencyReport(TypedDict):
-    """Holds what `lockstep bench handoff-latency` reports."""
+    """Holds what `lockstep bench latency` reports."""
 
     chunk_tokens: int
     token_bytes: int

@@ -1,4 +1,4 @@
-"""`lockstep bench handoff` and `handoff-latency`: what they say. No figure is judged here."""
+"""`lockstep bench handoff` and `latency`: what they say. No figure is judged here."""
 
 import json
 import subprocess
@@ -62,7 +62,7 @@ def test_every_prompt_is_handed_over_whole_and_timed(tmp_path: Path) -> None:
     lengths = ("--prompt-tokens", "100", "--prompt-tokens", "640", "--chunk-tokens", "256")
 
     options = (*lengths, "--token-bytes", "512", "--repeats", "2", "--report", path)
-    ended = bench(*options, command="handoff-latency")
+    ended = bench(*options, command="latency")
 
     assert ended.returncode == 0, ended.stderr
     report = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def test_every_prompt_is_handed_over_whole_and_timed(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_timed_are_refused_in_one_line(
     arguments: list[str], said: str
 ) -> None:
-    ended = bench(*arguments, command="handoff-latency")
+    ended = bench(*arguments, command="latency")
 
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert said in ended.stderr

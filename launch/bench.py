@@ -230,6 +230,12 @@ def handoff_latency(
         str, typer.Option("--token-bytes", help="Bytes that a token keeps.", metavar="BYTES")
     ] = "8KiB",
     repeats: Annotated[int, typer.Option(help="How often each prompt is handed over.")] = 5,
+    checksums: Annotated[
+        bool,
+        typer.Option(
+            "--checksums", help="Measure what checksums cost, too: as often without them, in turns."
+        ),
+    ] = False,
     report: ReportFile = None,
 ) -> None:
     """Measure how long a request is between two groups."""
@@ -242,6 +248,7 @@ def handoff_latency(
         chunk_tokens=chunk_tokens,
         token_bytes=_bytes(kept, "--token-bytes"),
         repeats=repeats,
+        checksums=checksums,
     )
     _measure(
         lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_latency, report

@@ -136,7 +136,14 @@ def print_latency(report: "LatencyReport") -> None:
 
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     table.add_column("prompt", no_wrap=True)
-    for title in ("a chunk computes", "handoff p50", "longest", "came at once"):
+    for title in (
+        "a chunk computes",
+        "handoff p50",
+        "longest",
+        "in all",
+        "checksums",
+        "came at once",
+    ):
         table.add_column(title, justify="right", no_wrap=True)
     for each in report["points"]:
         table.add_row(
@@ -144,7 +151,9 @@ def print_latency(report: "LatencyReport") -> None:
             f"{each['ratio']:g} x: {each['chunk_ms']:.1f} ms",
             f"{each['handoff_ms_p50']:.1f} ms",
             f"{each['handoff_ms_max']:.1f} ms",
-            f"{each['outcomes'].get('ok', 0)} of {report['repeats']}",
+            f"{each['total_ms_p50']:.1f} ms",
+            "" if each["checksum_cost"] is None else f"{100 * each['checksum_cost']:+.1f} %",
+            f"{each['outcomes'].get('ok', 0)} of {sum(each['outcomes'].values())}",
         )
     console = Console(highlight=False, emoji=False)
     console.print(table)

@@ -7,14 +7,13 @@ takes less, pages queue behind each other. Prompts share nothing, so every page 
 """
 
 import platform
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypedDict
 
-import numpy as np
-
 from ..rank_processes import Measurement, run_ranks
-from .latency_settings import LatencySettings, jobs
+from .latency_settings import Job, LatencySettings, Moment, jobs
 
 
 class Waited(TypedDict):
@@ -27,6 +26,10 @@ class Waited(TypedDict):
     handoff_ms_p50: float
     """From the end of the last chunk until the request was READY where it goes on."""
     handoff_ms_max: float
+    total_ms_p50: float
+    """From the beginning of the first chunk until then."""
+    checksum_cost: float | None
+    """By how much longer that is than without checksums, as a share: the median of the pairs."""
     outcomes: dict[str, int]
     """How the requests came, by `Outcome`."""
 
@@ -51,22 +54,14 @@ def run(settings: LatencySettings, say: Callable[[str], None] = lambda _: None) 
     computes, decodes = run_ranks(
         Measurement(2, partial(measure, settings), measure.__module__), say
     )
-    both = zip(computes.at_s, decodes.at_s, strict=True)
-    waited_ms = [1000 * (ready - computed) for computed, ready in both]
-    points: list[Waited] = []
-    for at, (ratio, prompt) in enumerate(jobs(settings)):
-        some = slice(at * settings.repeats, (at + 1) * settings.repeats)
-        outcomes = decodes.outcomes[some]
-        points.append(
-            Waited(
-                prompt_tokens=prompt,
-                ratio=ratio,
-                chunk_ms=round(1000 * ratio * decodes.transfer_s, 3),
-                handoff_ms_p50=round(float(np.median(waited_ms[some])), 3),
-                handoff_ms_max=round(max(waited_ms[some]), 3),
-                outcomes={each: outcomes.count(each) for each in sorted(set(outcomes))},
-            )
-        )
+    seen = list(zip(jobs(settings), computes.of_jobs, decodes.of_jobs, strict=True))
+    points = [
+        _waited([one for one in seen if (one[0].ratio, one[0].prompt_tokens) == (ratio, prompt)])
+        for ratio in settings.ratios
+        for prompt in settings.prompts
+    ]
+    for point in points:
+        point["chunk_ms"] = round(1000 * point["ratio"] * decodes.transfer_s, 3)
     return LatencyReport(
         chunk_tokens=settings.chunk_tokens,
         token_bytes=settings.token_bytes,
@@ -76,3 +71,33 @@ def run(settings: LatencySettings, say: Callable[[str], None] = lambda _: None) 
         python=platform.python_version(),
         machine=platform.platform(),
     )
+
+
+def _waited(seen: Sequence[tuple[Job, Moment, Moment]]) -> Waited:
+    """Return what was found for prompts of one kind."""
+    checked = [one for one in seen if one[0].checked]
+    waited_ms = [1000 * (ready.done_s - computed.done_s) for _, computed, ready in checked]
+    total_ms = [_total_ms(one) for one in checked]
+    outcomes = [ready.outcome for *_, ready in seen]
+    costs = [
+        checked_ms / _total_ms(one) - 1
+        for checked_ms, one in zip(
+            total_ms, [one for one in seen if not one[0].checked], strict=False
+        )
+    ]
+    job = seen[0][0]
+    return Waited(
+        prompt_tokens=job.prompt_tokens,
+        ratio=job.ratio,
+        chunk_ms=0.0,
+        handoff_ms_p50=round(statistics.median(waited_ms), 3),
+        handoff_ms_max=round(max(waited_ms), 3),
+        total_ms_p50=round(statistics.median(total_ms), 3),
+        checksum_cost=round(statistics.median(costs), 4) if costs else None,
+        outcomes={each: outcomes.count(each) for each in sorted(set(outcomes))},
+    )
+
+
+def _total_ms(one: tuple[Job, Moment, Moment]) -> float:
+    _, computed, ready = one
+    return 1000 * (ready.done_s - computed.began_s)

@@ -30,7 +30,8 @@ from ...ranks.replica.answers import Wait
 from ...ranks.replica.extent import Extent
 from ...ranks.replica.requests import LoadState
 from ..rank_processes import Member, Say
-from .latency_settings import PAGE_TOKENS, LatencySettings, Moments, jobs
+from .latency_settings import PAGE_TOKENS, Job, LatencySettings, Moment, Moments, jobs
+from .unchecked import checksums
 
 _LATE_S: Final = 120.0
 _IDLE_S: Final = 0.001
@@ -45,8 +46,7 @@ class _Trial:
 
     name: str
     tokens: Tokens
-    ratio: float
-    """How many times as long a chunk is computed as its pages travel."""
+    job: Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,10 @@ def _tokens(number: int, count: int) -> Tokens:
 
 def _trials(settings: LatencySettings) -> list[_Trial]:
     """Return what both sides do, in their order; first those by which the transfer is measured."""
-    lengths = [(0.0, settings.chunk_tokens)] * _TRANSFERS
-    lengths += [each for each in jobs(settings) for _ in range(settings.repeats)]
+    all_jobs = [Job(0.0, settings.chunk_tokens, checked=True)] * _TRANSFERS + jobs(settings)
     return [
-        _Trial(f"prompt-{number}", _tokens(number, count), ratio)
-        for number, (ratio, count) in enumerate(lengths)
+        _Trial(f"prompt-{number}", _tokens(number, job.prompt_tokens), job)
+        for number, job in enumerate(all_jobs)
     ]
 
 
@@ -175,11 +174,13 @@ class _Computing:
             self._offer(trial)
         told = [0.0]
         dist.broadcast_object_list(told, src=1)
-        computed_s: list[float] = []
+        computed: list[Moment] = []
         for trial in trials[_TRANSFERS:]:
-            say(f"{len(trial.tokens):,} tokens, computed in {trial.ratio:g} times what they travel")
-            computed_s.append(self._let_go(trial, trial.ratio * told[0]))
-        return Moments(told[0], computed_s, [])
+            job = trial.job
+            say(f"{job.prompt_tokens:,} tokens, computed in {job.ratio:g} times what they travel")
+            with checksums(kept=job.checked):
+                computed.append(self._let_go(trial, job.ratio * told[0]))
+        return Moments(told[0], computed)
 
     def _offer(self, trial: _Trial) -> None:
         """Let the other group fetch a chunk while nothing else happens."""
@@ -194,12 +195,13 @@ class _Computing:
         dist.barrier()
         side.end(trial)
 
-    def _let_go(self, trial: _Trial, chunk_s: float) -> float:
+    def _let_go(self, trial: _Trial, chunk_s: float) -> Moment:
         side, cache, departures = self._side, self._side.cache, self._departures
         name, tokens = trial.name, trial.tokens
         side.admit(trial)
         departures.begin(name, side.partner)
         dist.barrier()
+        began_s = time.monotonic()
         ends = [*range(self._chunk, len(tokens), self._chunk), len(tokens)]
         for start, end in pairwise((0, *ends)):
             time.sleep(chunk_s * (end - start) / self._chunk)
@@ -215,7 +217,7 @@ class _Computing:
         side.until(self._is_gone(name), departures.hear)
         dist.barrier()
         side.end(trial)
-        return computed_s
+        return Moment(began_s, computed_s)
 
     def _is_saved(self, name: str) -> Callable[[], bool]:
         def is_saved() -> bool:
@@ -245,8 +247,11 @@ class _GoingOn:
         # The first finds memory that was never used.
         transfer_s = statistics.median([self._fetch(each) for each in trials[:_TRANSFERS]][1:])
         dist.broadcast_object_list([transfer_s], src=1)
-        ready_s = [self._take_up(each) for each in trials[_TRANSFERS:]]
-        return Moments(transfer_s, *map(list, zip(*ready_s, strict=True)))
+        ready: list[Moment] = []
+        for trial in trials[_TRANSFERS:]:
+            with checksums(kept=trial.job.checked):
+                ready.append(self._take_up(trial))
+        return Moments(transfer_s, ready)
 
     def _fetch(self, trial: _Trial) -> float:
         """Return how long a chunk takes from host memory to host memory."""
@@ -262,18 +267,19 @@ class _GoingOn:
         side.end(trial)
         return took_s
 
-    def _take_up(self, trial: _Trial) -> tuple[float, str]:
+    def _take_up(self, trial: _Trial) -> Moment:
         side, arrivals = self._side, self._arrivals
         arrivals.expect(trial.name, trial.tokens, side.partner)
         before = arrivals.outcomes.copy()
         dist.barrier()
+        began_s = time.monotonic()
         side.until(lambda: bool(arrivals.step()), arrivals.hear)
         side.admit(trial, trial.tokens)
         ready_s = time.monotonic()
         (outcome,) = arrivals.outcomes - before
         dist.barrier()
         side.end(trial)
-        return ready_s, outcome.value
+        return Moment(began_s, ready_s, outcome.value)
 
 
 def _nothing(_message: Control) -> None:

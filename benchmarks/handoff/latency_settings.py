@@ -22,6 +22,8 @@ class LatencySettings:
     token_bytes: int = 8192
     """The KV of a token, which is also a head's and a layer's: the cache moves pages as they are."""
     repeats: int = 5
+    checksums: bool = False
+    """Whether each prompt is handed over once more without checksums of its pages."""
 
     def __post_init__(self) -> None:
         if not self.prompts or not self.ratios:
@@ -49,14 +51,43 @@ class LatencySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt that is handed over."""
+
+    ratio: float
+    prompt_tokens: int
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When one process began with a prompt and was through with it, by the clock that both share."""
+
+    began_s: float
+    done_s: float
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Moments:
-    """When one process was where, in seconds of the clock that both share; by request."""
+    """What one process has seen."""
 
     transfer_s: float
-    at_s: list[float]
-    outcomes: list[str]
+    of_jobs: list[Moment]
 
 
-def jobs(settings: LatencySettings) -> list[tuple[float, int]]:
-    """Return pace and length of the prompts, each of which is repeated."""
-    return [(ratio, prompt) for ratio in settings.ratios for prompt in settings.prompts]
+def jobs(settings: LatencySettings) -> list[Job]:
+    """Return the prompts in their order. What is compared comes right after each other, in turns."""
+    return [
+        Job(ratio, prompt, checked)
+        for ratio in settings.ratios
+        for prompt in settings.prompts
+        for number in range(settings.repeats)
+        for checked in _ways(settings, number)
+    ]
+
+
+def _ways(settings: LatencySettings, number: int) -> tuple[bool, ...]:
+    if not settings.checksums:
+        return (True,)
+    return (True, False) if number % 2 else (False, True)

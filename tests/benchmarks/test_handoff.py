@@ -61,7 +61,7 @@ def test_every_prompt_is_handed_over_whole_and_timed(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     lengths = ("--prompt-tokens", "100", "--prompt-tokens", "640", "--chunk-tokens", "256")
 
-    options = (*lengths, "--token-bytes", "512", "--repeats", "2", "--report", path)
+    options = (*lengths, "--token-bytes", "512", "--repeats", "2", "--checksums", "--report", path)
     ended = bench(*options, command="latency")
 
     assert ended.returncode == 0, ended.stderr
@@ -74,7 +74,7 @@ def test_every_prompt_is_handed_over_whole_and_timed(tmp_path: Path) -> None:
         (0.2, 100),
         (0.2, 640),
     ]
-    assert [each["outcomes"] for each in points] == [{"ok": 2}] * 4
+    assert [each["outcomes"] for each in points] == [{"ok": 4}] * 4
     assert min(each["handoff_ms_p50"] for each in points) > 0
     assert "handoff p50" in ended.stdout
 

@@ -150,7 +150,6 @@ def print_latency(report: "LatencyReport") -> None:
             f"{each['prompt_tokens']:,} tokens",
             f"{each['ratio']:g} x: {each['chunk_ms']:.1f} ms",
             f"{each['handoff_ms_p50']:.1f} ms",
-            f"{each['handoff_ms_max']:.1f} ms",
             f"{each['total_ms_p50']:.1f} ms",
             "" if each["checksum_cost"] is None else f"{100 * each['checksum_cost']:+.1f} %",
             f"{each['outcomes'].get('ok', 0)} of {sum(each['outcomes'].values())}",

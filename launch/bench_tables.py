@@ -137,12 +137,11 @@ def print_latency(report: "LatencyReport") -> None:
     table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
     table.add_column("prompt", no_wrap=True)
     for title in (
-        "a chunk computes",
+        "a chunk",
         "handoff p50",
-        "longest",
         "in all",
         "checksums",
-        "came at once",
+        "at once",
     ):
         table.add_column(title, justify="right", no_wrap=True)
     for each in report["points"]:

@@ -11,7 +11,8 @@ from ..ranks.disaggregation.arrivals import Arrivals
 from ..ranks.disaggregation.control import Arrival, decode
 from .active_request import ActiveRequest
 from .handed_requests import request_of
-from .scheduler import EngineLimits, Scheduler
+from .limits import EngineLimits
+from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -34,6 +35,12 @@ class DecodeScheduler(Scheduler):
         self._expected: dict[str, ActiveRequest] = {}
         """Those that another group computes."""
 
+    def abort(self, name: str) -> None:
+        """See `Scheduler`; the other group need not offer it any more."""
+        self._expected.pop(name, None)
+        self._handovers.forget(name)
+        super().abort(name)
+
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
         return super()._queues | {"expected": list(self._expected.values())}
@@ -48,7 +55,7 @@ class DecodeScheduler(Scheduler):
         arrived = self._handovers.step()
         for each in arrived:
             active = self._expected.pop(each.request)
-            active.is_handed_over = each.manifest is not None
+            active.whole = 0 if each.manifest is None else active.prompt
             self._waiting.append(active)
         return bool(messages or arrived)
 
@@ -58,11 +65,3 @@ class DecodeScheduler(Scheduler):
             self._expected[active.name] = active
             prompt = active.tokens.ids[: active.prompt]
             self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
-
-    def _begin_prefill(self, active: ActiveRequest) -> None:
-        if active.hit_tokens < active.prompt:
-            super()._begin_prefill(active)
-            return
-        active.computed = active.prompt
-        self._verify(active, finished=False, moved=True)
-        self._prompt_is_computed(active)

@@ -13,8 +13,9 @@ from ..ranks.disaggregation.departures import Departures, GoesOn
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .handed_requests import request_of
+from .limits import EngineLimits
 from .request import output_tokens
-from .scheduler import EngineLimits, Scheduler
+from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 class PrefillScheduler(Scheduler):
     """Drives one rank of a group that prefills, until it is `stopped`."""
+
+    retracts = False
+    """What it has computed is cached, but for the end of a chunk; and what is saved may be served."""
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class PrefillScheduler(Scheduler):
                 self._enter(message)
             else:
                 for gone in self._handovers.hear(message):
-                    self._let_go(gone)
+                    self.abort(gone)
         return bool(messages)
 
     def _enter(self, arrival: Arrival) -> None:
@@ -74,7 +78,7 @@ class PrefillScheduler(Scheduler):
         for active in list(self._leaving):
             moved |= self._leave(active)
         for gone in self._handovers.step():
-            self._let_go(gone)
+            self.abort(gone)
             moved = True
         return moved
 
@@ -89,8 +93,7 @@ class PrefillScheduler(Scheduler):
         self._leaving.remove(active)
         if state is LoadState.FAILED:
             self.counts.loads_failed += 1
-            active.begin_again()
-            self._waiting.appendleft(active)
+            self._begin_again(active)
             return True
         (first,) = output_tokens(active.index, 1).tolist()
         self._offered[active.name] = active
@@ -98,10 +101,8 @@ class PrefillScheduler(Scheduler):
         self._count(active)
         return True
 
-    def _let_go(self, name: str) -> None:
+    def abort(self, name: str) -> None:
+        """See `Scheduler`."""
         self._offered.pop(name, None)
-        for queue in (self._waiting, self._leaving, self._prefilling):
-            for active in [each for each in queue if each.name == name]:
-                queue.remove(active)
-        self._loading = [each for each in self._loading if each.name != name]
-        self._cache.abort(name)
+        self._leaving = [each for each in self._leaving if each.name != name]
+        super().abort(name)

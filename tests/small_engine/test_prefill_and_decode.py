@@ -15,10 +15,10 @@ from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.small_engine.decode_scheduler import DecodeScheduler
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.handed_requests import arrival_of
+from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.prefill_scheduler import PrefillScheduler
 from lockstep.small_engine.profiles import find_profile
 from lockstep.small_engine.request import WorkloadRequest
-from lockstep.small_engine.scheduler import EngineLimits
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.ranks.handoffs import Post, terms_of
 from tests.kit.ranks.served_group import ServedGroup

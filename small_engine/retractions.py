@@ -20,7 +20,8 @@ from ..ranks.replica.answers import Admission, Wait
 from ..ranks.replica.attaching import StoreState
 from ..ranks.replica.extent import Extent
 from ..ranks.replica.requests import LoadState
-from ..ranks.replica.tree.node import HOST
+from ..ranks.replica.tree.components.base import Component
+from ..ranks.replica.tree.node import DEVICE, HOST
 from .active_request import ActiveRequest, turn_of
 from .counts import ReplayCounts
 from .forward_pass import ForwardPass
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
 SHORT_STEPS_MAX = 2
 """Steps that a request waits for room that others are about to give back: a verdict comes so late."""
-IN_STORAGE_MAX = 4
-"""How many requests are on their way to storage at a time, and how many on their way from there."""
-FETCHES_MAX = 3
-"""How often a parked request is asked for before what has not come of it is computed again."""
+FETCHED_MAX = 4
+"""How many requests storage brings at a time."""
+SHORT_MAX = 3
+"""How often storage may bring less of a request than it has taken, before the rest is computed."""
 PARKING_S = 5.0
 """How long storage has to take a request, in agreed time; it is asked again after as long a pause."""
 
@@ -57,6 +58,10 @@ class _Place(Enum):
     """In host memory, as far as storage has given it back."""
 
 
+_ON_HOST = (_Place.SAVING, _Place.SAVED, _Place.PARKING, _Place.FETCHING, _Place.FETCHED)
+"""Where requests pin what they have in host memory, which they will give back."""
+
+
 @dataclass(slots=True, eq=False)
 class _Retracted:
     """A request that is aside."""
@@ -65,7 +70,8 @@ class _Retracted:
     place: _Place = _Place.SAVING
     until_ms: int = 0
     """When storage has had long enough to take it, in agreed time."""
-    fetches: int = 0
+    short: int = 0
+    """How often in a row storage has not brought all of it."""
 
 
 class Retractions:
@@ -128,8 +134,7 @@ class Retractions:
         attached = self._cache.store_state() is StoreState.ATTACHED
         if not saved or not attached or now_ms < self._parks_from_ms:
             return False
-        for each in saved[-min(IN_STORAGE_MAX, -(-len(saved) // 2)) :]:
-            each.place, each.until_ms = _Place.PARKING, now_ms + int(1000 * PARKING_S)
+        saved[-1].place, saved[-1].until_ms = _Place.PARKING, now_ms + int(1000 * PARKING_S)
         return True
 
     def step(self) -> list[ActiveRequest] | None:
@@ -147,6 +152,7 @@ class Retractions:
                     moved |= self._park(each)
                 case _Place.FETCHING if self._cache.prefetch_done(each.active.name):
                     each.place, moved = _Place.FETCHED, True
+                    each.short = 0 if self._there(each) == each.active.whole else each.short + 1
                 case _:
                     pass
         return lost if moved else None
@@ -156,23 +162,31 @@ class Retractions:
 
         It is not where what it had is lost. Those that storage has are asked for on the way.
         """
+        may_pass = True
         for each in list(self._aside):
-            active, there = each.active, each.active.computed
-            if each.place is _Place.FETCHED:
-                there = self._cache.received(active.name, active.wanted)
-            falls_short = each.place is _Place.FETCHED and there < active.whole
-            if each.place is _Place.PARKED or (falls_short and each.fetches < FETCHES_MAX):
-                self._fetch(each)
+            there = self._there(each)
+            if (
+                each.place is _Place.FETCHED
+                and there < each.active.whole
+                and each.short < SHORT_MAX
+            ):
+                # Storage may still have it; or it has left host memory before there was room for it.
+                each.place = _Place.PARKED
+            if each.place is _Place.PARKED and self._has_room(HOST, each):
+                if not self._has_room(DEVICE, each):
+                    return
+                self._cache.prefetch(each.active.name, each.active.wanted, extent=Extent.ALL)
+                each.place = _Place.FETCHING
+            may_pass &= each.place is not _Place.FETCHING
+            if each.place not in (_Place.SAVED, _Place.FETCHED) or not may_pass:
                 continue
-            if each.place not in (_Place.SAVED, _Place.FETCHED):
-                continue
-            answer = self._admit(each, room_for(active, there))
+            answer = self._admit(each, room_for(each.active, there))
             if answer is Wait.NO_ROOM:
                 return
             if answer is Wait.LOADING:
                 continue
             self._aside.remove(each)
-            yield active, answer is not Wait.LOST
+            yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
         """Note that a request is ready again, if it was aside."""
@@ -186,8 +200,39 @@ class Retractions:
         self._aside = [each for each in self._aside if each.active.name != name]
         self._returning.pop(name, None)
 
-    def _at(self, place: _Place) -> list[_Retracted]:
-        return [each for each in self._aside if each.place is place]
+    def _at(self, *places: _Place) -> list[_Retracted]:
+        return [each for each in self._aside if each.place in places]
+
+    def _there(self, each: _Retracted) -> int:
+        """Return how much of what a request had could be admitted."""
+        if each.place is _Place.FETCHED or each.place is _Place.FETCHING:
+            return self._cache.received(each.active.name, each.active.wanted)
+        return each.active.computed
+
+    def _has_room(self, tier: int, parked: _Retracted) -> bool:
+        """Say whether a tier could take a request, beside those that storage brings already.
+
+        Of host memory it is said too where nobody else will give any back; and on the device those
+        that come later count for nothing.
+        """
+        coming = [e for e in self._at(_Place.FETCHING, _Place.FETCHED) if e is not parked]
+        if tier == DEVICE:
+            coming = [each for each in coming if each.active.turn < parked.active.turn]
+        elif not self._at(*_ON_HOST):
+            return True
+        elif len(coming) >= FETCHED_MAX:
+            return False
+        lengths = [each.active.whole for each in (parked, *coming)]
+        residence = self._cache.inspection.prefixes.residence
+        return all(
+            residence.available(tier, each.index) >= sum(self._pages(each, e) for e in lengths)
+            for each in self._cache.inspection.prefixes.components
+        )
+
+    def _pages(self, component: Component, tokens: int) -> int:
+        """Return how many pages of a component a request of a length has, with its tail."""
+        whole, rest = divmod(tokens, self._cache.config.layout.page_tokens)
+        return whole + bool(rest) - component.needed_from(whole) if component.per_page else 1
 
     def _look_at_save(self, each: _Retracted, lost: list[ActiveRequest]) -> bool:
         state = self._cache.load_state(each.active.name)
@@ -212,17 +257,6 @@ class Retractions:
         each.place = _Place.SAVED
         self._parks_from_ms = now_ms + int(1000 * PARKING_S)
         return True
-
-    def _fetch(self, each: _Retracted) -> None:
-        """Ask storage for a request, unless host memory gets room for it when another comes back."""
-        active, residence = each.active, self._cache.inspection.prefixes.residence
-        pages = -(-active.whole // self._cache.config.layout.page_tokens)
-        if self._at(_Place.SAVED) and residence.available(HOST, 0) < pages:
-            return
-        if len(self._at(_Place.FETCHING)) >= IN_STORAGE_MAX:
-            return
-        self._cache.prefetch(active.name, active.wanted, extent=Extent.ALL)
-        each.place, each.fetches = _Place.FETCHING, each.fetches + 1
 
     def _admit(self, each: _Retracted, reserve: int) -> Admission | Wait:
         active = each.active

@@ -11,7 +11,7 @@ cache, which are the same on every rank in the same step.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -33,8 +33,9 @@ SHORT_STEPS_MAX = 2
 """Steps that a request waits for room that others are about to give back: a verdict comes so late."""
 FETCHED_MAX = 4
 """How many requests storage brings at a time."""
-SHORT_MAX = 3
-"""How often storage may bring less of a request than it has taken, before the rest is computed."""
+SHORT_MAX = 8
+"""How often storage is asked for what it has not brought of a request, before that is computed again:
+host memory may have had no room for it just then."""
 PARKING_S = 5.0
 """How long storage has to take a request, in agreed time; it is asked again after as long a pause."""
 
@@ -43,7 +44,9 @@ RoomFor = Callable[[ActiveRequest, int], int]
 """Says for how many tokens a request is to have device pages of which so many are there."""
 
 
-class _Place(Enum):
+class Place(Enum):
+    """Where a request is that is aside."""
+
     SAVING = auto()
     """On its way to host memory."""
     SAVED = auto()
@@ -56,9 +59,11 @@ class _Place(Enum):
     """On its way from storage to host memory."""
     FETCHED = auto()
     """In host memory, as far as storage has given it back."""
+    RETURNING = auto()
+    """On its way to the device."""
 
 
-_ON_HOST = (_Place.SAVING, _Place.SAVED, _Place.PARKING, _Place.FETCHING, _Place.FETCHED)
+_ON_HOST = (Place.SAVING, Place.SAVED, Place.PARKING, Place.FETCHING, Place.FETCHED)
 """Where requests pin what they have in host memory, which they will give back."""
 
 
@@ -67,11 +72,15 @@ class _Retracted:
     """A request that is aside."""
 
     active: ActiveRequest
-    place: _Place = _Place.SAVING
+    place: Place = Place.SAVING
     until_ms: int = 0
     """When storage has had long enough to take it, in agreed time."""
+    from_storage: bool = False
+    """Whether storage has brought it back."""
+    is_whole: bool = False
+    """Whether it comes back with all that it had."""
     short: int = 0
-    """How often in a row storage has not brought all of it."""
+    """How often storage has not brought all of it."""
 
 
 class Retractions:
@@ -83,8 +92,6 @@ class Retractions:
         self._counts = counts
         self._aside: list[_Retracted] = []
         """Those that were admitted first come first."""
-        self._returning: dict[str, bool] = {}
-        """Those that are being brought back with all that they had, and whether out of storage."""
         self._short_steps = 0
         """For how many steps in a row somebody has found no room."""
         self._parks_from_ms = 0
@@ -93,7 +100,12 @@ class Retractions:
     @property
     def requests(self) -> Sequence[ActiveRequest]:
         """All that are aside, and have not begun to come back."""
-        return [each.active for each in self._aside]
+        return [each.active for each in self._aside if each.place is not Place.RETURNING]
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Where those are that are aside, by name."""
+        return {each.active.name: each.place for each in self._aside}
 
     def who_leaves(
         self, short: Sequence[ActiveRequest], running: Iterable[ActiveRequest]
@@ -103,7 +115,7 @@ class Retractions:
         It is the youngest of those that came after the oldest of them. Once in each step.
         """
         self._short_steps = self._short_steps + 1 if short else 0
-        leaving = len(self._at(_Place.SAVING))
+        leaving = len(self._at(Place.SAVING))
         if self._short_steps <= SHORT_STEPS_MAX or leaving >= len(short):
             return None
         oldest = min(each.turn for each in short)
@@ -128,13 +140,13 @@ class Retractions:
 
     def make_room(self) -> bool:
         """Let the youngest go on to storage, since host memory is full; False if none can."""
-        if self._at(_Place.PARKING):
+        if self._at(Place.PARKING):
             return True
-        saved, now_ms = self._at(_Place.SAVED), self._cache.inspection.agreed_ms
+        saved, now_ms = self._at(Place.SAVED), self._cache.inspection.agreed_ms
         attached = self._cache.store_state() is StoreState.ATTACHED
         if not saved or not attached or now_ms < self._parks_from_ms:
             return False
-        saved[-1].place, saved[-1].until_ms = _Place.PARKING, now_ms + int(1000 * PARKING_S)
+        saved[-1].place, saved[-1].until_ms = Place.PARKING, now_ms + int(1000 * PARKING_S)
         return True
 
     def step(self) -> list[ActiveRequest] | None:
@@ -146,13 +158,13 @@ class Retractions:
         moved = False
         for each in list(self._aside):
             match each.place:
-                case _Place.SAVING:
+                case Place.SAVING:
                     moved |= self._look_at_save(each, lost)
-                case _Place.PARKING:
+                case Place.PARKING:
                     moved |= self._park(each)
-                case _Place.FETCHING if self._cache.prefetch_done(each.active.name):
-                    each.place, moved = _Place.FETCHED, True
-                    each.short = 0 if self._there(each) == each.active.whole else each.short + 1
+                case Place.FETCHING if self._cache.prefetch_done(each.active.name):
+                    self._look_at_fetch(each)
+                    moved = True
                 case _:
                     pass
         return lost if moved else None
@@ -165,47 +177,42 @@ class Retractions:
         may_pass = True
         for each in list(self._aside):
             there = self._there(each)
-            if (
-                each.place is _Place.FETCHED
-                and there < each.active.whole
-                and each.short < SHORT_MAX
-            ):
+            if each.place is Place.FETCHED and there < each.active.whole and each.short < SHORT_MAX:
                 # Storage may still have it; or it has left host memory before there was room for it.
-                each.place = _Place.PARKED
-            if each.place is _Place.PARKED and self._has_room(HOST, each):
+                each.place = Place.PARKED
+            if each.place is Place.PARKED and self._has_room(HOST, each):
                 if not self._has_room(DEVICE, each):
                     return
                 self._cache.prefetch(each.active.name, each.active.wanted, extent=Extent.ALL)
-                each.place = _Place.FETCHING
-            may_pass &= each.place is not _Place.FETCHING
-            if each.place not in (_Place.SAVED, _Place.FETCHED) or not may_pass:
+                each.place = Place.FETCHING
+            may_pass &= each.place is not Place.FETCHING
+            if each.place not in (Place.SAVED, Place.FETCHED) or not may_pass:
                 continue
             answer = self._admit(each, room_for(each.active, there))
             if answer is Wait.NO_ROOM:
                 return
             if answer is Wait.LOADING:
                 continue
-            self._aside.remove(each)
             yield each.active, answer is not Wait.LOST
 
     def came_back(self, name: str) -> None:
         """Note that a request is ready again, if it was aside."""
-        from_storage = self._returning.pop(name, None)
-        if from_storage is not None:
-            self._counts.resumes += 1
-            self._counts.resumes_from_storage += from_storage
+        for each in [each for each in self._aside if each.active.name == name]:
+            self._aside.remove(each)
+            # Of what storage has not brought whole the rest is computed again.
+            self._counts.resumes += each.is_whole
+            self._counts.resumes_from_storage += each.is_whole and each.from_storage
 
     def forget(self, name: str) -> None:
         """Let go of a request, which the engine aborts in the cache."""
         self._aside = [each for each in self._aside if each.active.name != name]
-        self._returning.pop(name, None)
 
-    def _at(self, *places: _Place) -> list[_Retracted]:
+    def _at(self, *places: Place) -> list[_Retracted]:
         return [each for each in self._aside if each.place in places]
 
     def _there(self, each: _Retracted) -> int:
         """Return how much of what a request had could be admitted."""
-        if each.place is _Place.FETCHED or each.place is _Place.FETCHING:
+        if each.place is Place.FETCHED or each.place is Place.FETCHING:
             return self._cache.received(each.active.name, each.active.wanted)
         return each.active.computed
 
@@ -215,7 +222,7 @@ class Retractions:
         Of host memory it is said too where nobody else will give any back; and on the device those
         that come later count for nothing.
         """
-        coming = [e for e in self._at(_Place.FETCHING, _Place.FETCHED) if e is not parked]
+        coming = [e for e in self._at(Place.FETCHING, Place.FETCHED) if e is not parked]
         if tier == DEVICE:
             coming = [each for each in coming if each.active.turn < parked.active.turn]
         elif not self._at(*_ON_HOST):
@@ -237,11 +244,19 @@ class Retractions:
     def _look_at_save(self, each: _Retracted, lost: list[ActiveRequest]) -> bool:
         state = self._cache.load_state(each.active.name)
         if state is LoadState.SAVED:
-            each.place = _Place.SAVED
+            each.place = Place.SAVED
         elif state is LoadState.FAILED:
             self._aside.remove(each)
             lost.append(each.active)
         return state is not LoadState.SAVING
+
+    def _look_at_fetch(self, each: _Retracted) -> None:
+        """See what storage has brought; it is asked again as long as it may still have the rest."""
+        each.place = Place.FETCHED
+        if self._there(each) < each.active.whole and each.short < SHORT_MAX:
+            each.place = Place.PARKED
+            # Where host memory still has none, storage is not to blame.
+            each.short += self._has_room(HOST, each)
 
     def _park(self, each: _Retracted) -> bool:
         """Go on with writing a request to storage, and let it go once that has all of it."""
@@ -249,25 +264,25 @@ class Retractions:
         if self._cache.offer(active.name, active.computed_ids) == active.computed:
             self._cache.release(active.name)
             active.whole = active.computed
-            each.place = _Place.PARKED
+            each.place = Place.PARKED
             return True
         attached = self._cache.store_state() is StoreState.ATTACHED
         if attached and now_ms <= each.until_ms:
             return False
-        each.place = _Place.SAVED
+        each.place = Place.SAVED
         self._parks_from_ms = now_ms + int(1000 * PARKING_S)
         return True
 
     def _admit(self, each: _Retracted, reserve: int) -> Admission | Wait:
         active = each.active
-        if each.place is _Place.SAVED:
+        if each.place is Place.SAVED:
             answer = self._cache.resume(active.name, reserve_tokens=reserve)
         else:
             answer = self._cache.load_back(active.name, active.wanted, reserve_tokens=reserve)
         if isinstance(answer, Wait):
             return answer
-        if answer.cached_tokens == active.computed:
-            self._returning[active.name] = each.place is _Place.FETCHED
+        each.from_storage = each.place is Place.FETCHED
+        each.place, each.is_whole = Place.RETURNING, answer.cached_tokens == active.computed
         if active.admission is not None and not answer.checkpoints:
             # To resume is to go on with the admission of before.
             answer = answer._replace(checkpoints=active.admission.checkpoints)

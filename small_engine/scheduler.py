@@ -66,6 +66,8 @@ class Scheduler:
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
+        self.retractions = Retractions(cache, self._forward, self.counts)
+        """Read by whoever wants to know who is aside."""
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
@@ -76,7 +78,6 @@ class Scheduler:
         self._loading: list[ActiveRequest] = []
         self._prefilling: list[ActiveRequest] = []
         self._decoding: list[ActiveRequest] = []
-        self._retractions = Retractions(cache, self._forward, self.counts)
         self._turns = 0
         self._short: list[ActiveRequest] = []
         """Those that found no room in this step."""
@@ -112,7 +113,7 @@ class Scheduler:
         for queue in (self._waiting, self._loading, self._prefilling, self._decoding):
             for active in [each for each in queue if each.name == name]:
                 queue.remove(active)
-        self._retractions.forget(name)
+        self.retractions.forget(name)
         self._cache.abort(name)
 
     @property
@@ -123,7 +124,7 @@ class Scheduler:
             "loading": self._loading,
             "in prefill": self._prefilling,
             "decoding": self._decoding,
-            "aside": self._retractions.requests,
+            "aside": self.retractions.requests,
         }
 
     @property
@@ -179,7 +180,7 @@ class Scheduler:
         return self._cache.load_state(active.name)
 
     def _ended_saves(self) -> bool:
-        lost = self._retractions.step()
+        lost = self.retractions.step()
         for active in lost or ():
             self.counts.saves_failed += 1
             self._begin_again(active)
@@ -187,7 +188,7 @@ class Scheduler:
 
     def _begin_again(self, active: ActiveRequest) -> None:
         """Let a request that has lost what it had wait for its turn, before those that came later."""
-        self._retractions.forget(active.name)
+        self.retractions.forget(active.name)
         active.begin_again()
         self._cache.abort(active.name)
         # What it has published may leave the device before its turn comes again, and the host too.
@@ -202,7 +203,7 @@ class Scheduler:
         active.computed = active.hit_tokens
         self.counts.recomputed_tokens += max(0, active.lost - active.computed)
         active.lost = 0
-        self._retractions.came_back(active.name)
+        self.retractions.came_back(active.name)
         # Only what came with its tail ends within a page.
         self._verify(active, finished=False, moved=True)
         if active.computed < active.goal:
@@ -215,14 +216,14 @@ class Scheduler:
         if self._short:
             return False
         moved = False
-        for active, is_admitted in self._retractions.bring_back(self._room_for):
+        for active, is_admitted in self.retractions.bring_back(self._room_for):
             moved = True
             if is_admitted:
                 self._admitted(active)
             else:
                 self._begin_again(active)
         # Whoever is aside was here before those that wait.
-        while self._waiting and not self._retractions.requests:
+        while self._waiting and not self.retractions.requests:
             head = self._waiting[0]
             if self._backlog >= self._limits.prefill_tokens:
                 break
@@ -332,14 +333,14 @@ class Scheduler:
     def _make_room(self, moved: bool) -> bool:
         """Put the youngest request aside where an older one finds no room; say whether that began."""
         running = [*self._prefilling, *self._decoding]
-        youngest = self._retractions.who_leaves(self._short, running)
+        youngest = self.retractions.who_leaves(self._short, running)
         if youngest is None:
             return False
         if self.retracts and youngest.computed:
-            if self._retractions.retract(youngest):
+            if self.retractions.retract(youngest):
                 self._take_off(youngest)
                 return True
-            if self._retractions.make_room():
+            if self.retractions.make_room():
                 return False
         if moved or not self._cache.inspection.idle:
             return False

@@ -19,8 +19,8 @@ PAGE_TOKENS = {"llama": 2, "hybrid-all": 4}
 REQUESTS_AT_A_TIME = 12
 """Each of which needs more than half of the device in the end."""
 
-Turn = Callable[[Cache, Scheduler], object]
-"""Done on every rank before each step."""
+Turn = Callable[[Cache, Scheduler], bool]
+"""Done on every rank before each step; says whether to stop."""
 
 
 def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfig:
@@ -50,6 +50,8 @@ def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfi
 class Pressed:
     """What a rank has counted, and what is left of what it had to begin with."""
 
+    ended: bool
+    """Whether every request was served; otherwise it was stopped as it stood."""
     counts: ReplayCounts
     requests: int
     missing: list[list[int]]
@@ -57,11 +59,10 @@ class Pressed:
     kept: list[list[int]]
     """By tier and component, the pages of the tree that may not leave."""
     in_flight: int
-    steps: int
 
 
 def presses(
-    cycles: int, turn: Turn = lambda _, __: None, *, requests_max: int = 1 << 30
+    cycles: int, turn: Turn = lambda _, __: False
 ) -> Callable[[Cache, ForwardPass], Pressed]:
     """Return the program of a rank that serves requests until so many were retracted."""
 
@@ -71,7 +72,7 @@ def presses(
 
         def requests() -> Iterator[WorkloadRequest]:
             nonlocal came
-            while scheduler.counts.retractions < cycles and came < requests_max:
+            while scheduler.counts.retractions < cycles:
                 yield WorkloadRequest(
                     index=came,
                     prompt_length=3 * page_tokens + came % 7,
@@ -79,10 +80,6 @@ def presses(
                     hash_ids=(came,),
                 )
                 came += 1
-
-        def stopped() -> bool:
-            turn(cache, scheduler)
-            return False
 
         limits = EngineLimits(
             concurrency=REQUESTS_AT_A_TIME,
@@ -93,18 +90,19 @@ def presses(
             idle_s=0.002,
             idle_steps_max=20_000,
         )
-        scheduler = Scheduler(cache, requests(), limits, stopped=stopped)
-        scheduler.run()
-        assert cache.flush()
+        scheduler = Scheduler(cache, requests(), limits, stopped=lambda: turn(cache, scheduler))
+        ended = scheduler.run()
+        if ended:
+            assert cache.flush()
         cache.inspection.check()
         left = zip(free, pages_free(cache), strict=True)
         return Pressed(
+            ended=ended,
             counts=scheduler.counts,
             requests=came,
             missing=[[a - b for a, b in zip(*pools, strict=True)] for pools in left],
             kept=[list(each) for each in cache.inspection.prefixes.residence.holds.kept_pages],
             in_flight=len(cache.inspection.in_flight) + len(cache.inspection.requests),
-            steps=cache.stats().steps,
         )
 
     return program

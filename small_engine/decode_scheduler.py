@@ -61,7 +61,9 @@ class DecodeScheduler(Scheduler):
 
     def _expect(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=True))
-        if active is not None:
-            self._expected[active.name] = active
-            prompt = active.tokens.ids[: active.prompt]
-            self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
+        if active is None:
+            self._handovers.refuse(arrival.request, arrival.partner)
+            return
+        self._expected[active.name] = active
+        prompt = active.tokens.ids[: active.prompt]
+        self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)

@@ -60,10 +60,12 @@ class PrefillScheduler(Scheduler):
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=False))
-        if active is not None:
-            self._handovers.begin(active.name, arrival.partner)
-            self._cache.prefetch(active.name, active.matchable)
-            self._waiting.append(active)
+        self._handovers.begin(arrival.request, arrival.partner)
+        if active is None:
+            self._handovers.withdraw(arrival.request)
+            return
+        self._cache.prefetch(active.name, active.matchable)
+        self._waiting.append(active)
 
     def _publish(self, active: ActiveRequest) -> None:
         super()._publish(active)

@@ -1,5 +1,6 @@
 """A workload that one group prefills and another decodes: every page is compared where it arrives."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -41,11 +42,11 @@ def config_of(profile: str, *, store: str | None) -> CacheConfig:
     )
 
 
-def limits() -> EngineLimits:
+def limits(device_pages: int = DEVICE_PAGES) -> EngineLimits:
     return EngineLimits(
         concurrency=REQUESTS,
         page_tokens=PAGE_TOKENS,
-        device_pages=DEVICE_PAGES,
+        device_pages=device_pages,
         prefill_tokens=512,
         output_tokens_max=6,
         idle_s=0.002,
@@ -63,7 +64,9 @@ class Served:
     outcomes: tuple[tuple[Outcome, int], ...]
 
 
-def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], int]:
+def prefills(
+    post: Post, *, directly: bool, outcome: str = "received"
+) -> Callable[[Cache, ForwardPass], int]:
     def program(cache: Cache, _: ForwardPass) -> int:
         departures = Departures(
             cache, terms_of(cache), post.sender(cache), directly=directly, ttl_s=20.0
@@ -75,7 +78,7 @@ def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], in
             stopped=lambda: departures.outcomes.total() == REQUESTS,
         )
         scheduler.run()
-        return departures.outcomes["received"]
+        return departures.outcomes[outcome]
 
     return program
 
@@ -132,3 +135,45 @@ def test_every_request_goes_on_with_the_right_bytes(
         Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
     ] * ranks[1]
     assert min(each.compared for each in told) > REQUESTS
+
+
+def refuses(
+    post: Post, heard: threading.Event, is_over: threading.Event
+) -> Callable[[Cache, ForwardPass], int]:
+    """Return the program of a rank that refuses every request, and says when it has heard of all."""
+
+    def program(cache: Cache, _: ForwardPass) -> int:
+        arrivals = Arrivals(cache, terms_of(cache), post.sender(cache), patience_s=20.0)
+
+        def is_stopped() -> bool:
+            if scheduler.counts.refused == REQUESTS:
+                heard.set()
+            return is_over.is_set()
+
+        scheduler = DecodeScheduler(cache, arrivals, limits(device_pages=1), stopped=is_stopped)
+        scheduler.run()
+        return scheduler.counts.refused
+
+    return program
+
+
+@pytest.mark.parametrize("order", [("prefill", "decode"), ("decode", "prefill")], ids=str)
+def test_a_request_that_is_too_long_to_go_on_is_offered_to_nobody(
+    stack: ExitStack, order: tuple[str, str]
+) -> None:
+    config = config_of("llama", store=None)
+    groups = {name: stack.enter_context(closing(ServedGroup(config, 1))) for name in order}
+    post, heard, is_over = Post(groups), threading.Event(), threading.Event()
+    waits_for = {"decode": heard, "prefill": threading.Event()}
+    waits_for["prefill"].set()
+    leaving = groups["prefill"].begin(prefills(post, directly=True, outcome="withdrawn"))
+    coming = groups["decode"].begin(refuses(post, heard, is_over))
+
+    for name, partner in zip(order, reversed(order), strict=True):
+        for request in workload():
+            groups[name].post(encode(arrival_of(request, partner)))
+        waits_for[name].wait(60)
+    withdrawn = leaving[0].result(100)
+    is_over.set()
+
+    assert withdrawn == coming[0].result(100) == REQUESTS

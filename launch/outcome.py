@@ -82,6 +82,9 @@ def _rows(report: Report) -> list[tuple[str, str, bool]]:
     return [
         ("requests served", f"{report['requests']:,}", False),
         ("requests refused", f"{report['refused']:,}", False),
+        ("requests retracted", f"{report['retractions']:,}", False),
+        ("  resumed", f"{report['resumes']:,}", False),
+        ("    from storage", f"{report['resumes_from_storage']:,}", False),
         ("requests preempted", f"{report['preempted']:,}", False),
         ("wall time", f"{report['wall_s']:.2f} s", True),
         ("prompt tokens", f"{prompt:,}", False),

@@ -70,10 +70,17 @@ class Report(TypedDict):
     """Requests that can never fit the device pool; nothing else counts them."""
     refusals: list[str]
     """The first of them, by name."""
+    retractions: int
+    """How often a request left the device with all that it had, so that an older one could go on."""
+    resumes: int
+    """How often one came back with all that it had; the others began again."""
+    resumes_from_storage: int
+    """How many of them came back out of storage, since host memory had no room for them."""
     preempted: int
-    """How often a request gave up its pages so that an older one could go on, and began again."""
-    preempted_tokens: int
-    """Tokens that were computed in vain because of that; nothing else counts them."""
+    """How often a request gave up its pages so that an older one could go on, and began again: there
+    was no room to save it, or nothing to be saved."""
+    recomputed_tokens: int
+    """Tokens that requests had, lost, and computed again; nothing else counts them."""
     prompt_tokens: int
     """`computed_tokens` and the three of `hit_tokens` together."""
     computed_tokens: int
@@ -109,6 +116,8 @@ class Report(TypedDict):
     storage_waited_s: float
     """How long they took, summed over calls that ran side by side."""
     loads_failed: int
+    saves_failed: int
+    """Retractions of which a copy failed, so that the request began again."""
     digests: list[str]
     """What each rank's replicated state digests to at the end. Must be equal."""
     wall_s: float
@@ -178,8 +187,11 @@ def make_report(
         requests=counts.requests,
         refused=counts.refused,
         refusals=first.refusals,
+        retractions=counts.retractions,
+        resumes=counts.resumes,
+        resumes_from_storage=counts.resumes_from_storage,
         preempted=counts.preempted,
-        preempted_tokens=counts.preempted_tokens,
+        recomputed_tokens=counts.recomputed_tokens,
         prompt_tokens=counts.prompt_tokens,
         computed_tokens=counts.computed_tokens,
         hit_tokens=HitTokens(
@@ -210,6 +222,7 @@ def make_report(
         storage_late_calls=sum(each.storage_late_calls for each in results),
         storage_waited_s=round(sum(each.storage_waited_s for each in results), 3),
         loads_failed=counts.loads_failed,
+        saves_failed=counts.saves_failed,
         digests=[] if interrupted else [f"{each.digest:016x}" for each in results],
         wall_s=round(max(each.wall_s for each in results), 3),
         flush_s=round(max(each.flush_s for each in results), 3),

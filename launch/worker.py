@@ -17,7 +17,8 @@ from torch.distributed.distributed_c10d import Store
 from ..coordinator.bootstrap import agree_on_settings, agree_that_all_are_ready
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
-from ..small_engine.scheduler import EngineLimits, Scheduler
+from ..small_engine.limits import EngineLimits
+from ..small_engine.scheduler import Scheduler
 from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
 from .environment import RankEnvironment, prepare_for_mooncake

@@ -6,6 +6,9 @@ from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
 from .request import Requested, TokenIds, output_tokens
 
+NEVER = 1 << 62
+"""The turn of a request that was not admitted yet: it comes after all others."""
+
 
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
@@ -13,6 +16,7 @@ class ActiveRequest:
     def __init__(self, request: Requested, *, page_tokens: int, output_tokens_max: int) -> None:
         """`output_tokens_max` 0 stands for no limit."""
         most = output_tokens_max
+        self._page_tokens = page_tokens
         self.name, self.index = request.name, request.index
         self.prompt = request.prompt_length
         self.outputs = min(request.output_length, most) if most else request.output_length
@@ -22,25 +26,44 @@ class ActiveRequest:
         outputs = output_tokens(request.index, self.outputs)
         self.tokens = KeyedTokens(np.concatenate([request.prompt_tokens, outputs]), page_tokens)
         self.admission: Admission | None = None
-        """What was cached for the request; None until it is admitted."""
-        self.turn = 0
-        """Which admission it was, counted over all requests: the youngest has the highest."""
+        """What was cached for the request, or saved; None until it is admitted."""
+        self.hits: Admission | None = None
+        """What was cached for it when it was ready for the first time."""
+        self.turn = NEVER
+        """Which first admission it was, counted over all requests: the youngest has the highest."""
         self.computed = 0
         """The length that the request has, computed or from the cache."""
         self.reserved = 0
         """The length that the request has device pages for."""
-        self.is_handed_over = False
-        """Whether another group has computed its whole prompt, and it is here with its tail."""
+        self.was_aside = False
+        """Whether it has left the device for others, and has not begun again since."""
+        self.whole = 0
+        """The length that is to be had with its tail, from another group or out of storage."""
+        self.reached = 0
+        """The length that it had when it left the device, if its prompt was computed by then: the
+        tokens before are known, and need not be generated again."""
+        self.lost = 0
+        """The length that it had when it left the device, perhaps to be computed again."""
+
+    @property
+    def goal(self) -> int:
+        """The length that it computes in chunks, before it decodes."""
+        return max(self.prompt, self.reached)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it has computed something since it was admitted or came back."""
+        return self.computed > self.hit_tokens
 
     @property
     def matchable(self) -> TokenIds:
-        """The tokens that a match may cover: the last token of a prompt is always computed."""
-        return self.tokens.ids[: self.prompt - 1]
+        """The tokens that a match may cover: the last token of a prompt is computed once at least."""
+        return self.tokens.ids[: max(self.prompt - 1, self.reached)]
 
     @property
     def wanted(self) -> TokenIds:
         """The tokens that its admission asks for."""
-        return self.tokens.ids[: self.prompt] if self.is_handed_over else self.matchable
+        return self.tokens.ids[: self.whole] if self.whole else self.matchable
 
     @property
     def computed_ids(self) -> TokenIds:
@@ -57,7 +80,25 @@ class ActiveRequest:
         """The lengths at which a chunk has to end."""
         return () if self.admission is None else self.admission.checkpoints
 
+    def admit(self, admission: Admission, reserve: int) -> None:
+        """Note what it has from the cache, and that it has device pages for `reserve` tokens."""
+        room = max(reserve, admission.cached_tokens)
+        self.admission, self.reserved = admission, -(-room // self._page_tokens) * self._page_tokens
+
+    def leave_device(self) -> None:
+        """Have no device pages any more; what was computed may still be had elsewhere."""
+        if self.computed >= self.prompt:
+            self.reached = max(self.reached, self.computed)
+        self.lost = max(self.lost, self.computed)
+        self.reserved = 0
+
     def begin_again(self) -> None:
         """Forget what it had; it is not admitted any more."""
-        self.admission = None
-        self.computed = self.reserved = 0
+        self.leave_device()
+        self.admission, self.was_aside = None, False
+        self.computed = self.whole = 0
+
+
+def turn_of(active: ActiveRequest) -> int:
+    """Return by what requests are ordered: whoever was admitted first comes first."""
+    return active.turn

@@ -34,10 +34,17 @@ class ReplayCounts:
     """Requests that were served."""
     refused: int = 0
     """Requests that can never fit the device pool; nothing else counts them."""
+    retractions: int = 0
+    """How often a request left the device with all that it had, so that an older one could go on."""
+    resumes: int = 0
+    """How often one came back with all that it had; the others were aborted, or began again."""
+    resumes_from_storage: int = 0
+    """How many of them came back out of storage, since host memory had no room for them."""
     preempted: int = 0
-    """How often a request gave up its pages so that an older one could go on, and began again."""
-    preempted_tokens: int = 0
-    """Tokens that were computed in vain because of that; nothing else counts them."""
+    """How often a request gave up its pages so that an older one could go on, and began again: there
+    was no room to save it, or nothing to be saved."""
+    recomputed_tokens: int = 0
+    """Tokens that requests had, lost, and computed again; nothing else counts them."""
     prompt_tokens: int = 0
     computed_tokens: int = 0
     """Prompt tokens that were computed; with the three hits they make `prompt_tokens`."""
@@ -46,6 +53,8 @@ class ReplayCounts:
     hit_storage_tokens: int = 0
     output_tokens: int = 0
     loads_failed: int = 0
+    saves_failed: int = 0
+    """Retractions of which a copy failed, so that the request began again."""
     idle_steps: int = 0
     pools: dict[str, PoolCounts] = field(default_factory=dict[str, PoolCounts])
     """What was compared, by the pool's name."""

@@ -14,7 +14,7 @@ from ..ranks.disaggregation.telling import Stage
 from .active_request import ActiveRequest
 from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
-from .scheduler import EngineLimits
+from .limits import EngineLimits
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -38,6 +38,12 @@ class DecodeScheduler(GroupScheduler):
         self._expected: dict[str, ActiveRequest] = {}
         """Those that another group computes."""
 
+    def abort(self, name: str) -> None:
+        """See `Scheduler`; the other group need not offer it any more."""
+        self._expected.pop(name, None)
+        self._handovers.forget(name)
+        super().abort(name)
+
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
         return super()._queues | {"expected": list(self._expected.values())}
@@ -50,13 +56,14 @@ class DecodeScheduler(GroupScheduler):
         arrived = self._handovers.step()
         for each in arrived:
             active = self._expected.pop(each.request)
-            active.is_handed_over = each.manifest is not None
+            active.whole = 0 if each.manifest is None else active.prompt
             self._waiting.append(active)
         return heard or bool(arrived)
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=True))
         if active is None:
+            self._handovers.refuse(arrival.request, arrival.partner)
             return
         if not arrival.partner:
             self._cache.prefetch(active.name, active.matchable)
@@ -66,17 +73,13 @@ class DecodeScheduler(GroupScheduler):
         prompt = active.tokens.ids[: active.prompt]
         self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
 
-    def _begin_prefill(self, active: ActiveRequest) -> None:
-        if active.hit_tokens < active.prompt:
-            super()._begin_prefill(active)
-            return
-        self._tell(active, Stage.READY)
-        active.computed = active.prompt
-        self._verify(active, finished=False, moved=True)
-        self._prompt_is_computed(active)
+    def _ready(self, active: ActiveRequest) -> None:
+        if active.hits is None and active.hit_tokens >= active.prompt:
+            self._tell(active, Stage.READY)
+        super()._ready(active)
 
     def _prompt_is_computed(self, active: ActiveRequest) -> None:
-        if active.hit_tokens < active.prompt:
+        if active.hits is not None and active.hits.cached_tokens < active.prompt:
             self._tell(active, Stage.COMPUTED)
         super()._prompt_is_computed(active)
 

@@ -8,7 +8,8 @@ from ..ranks.disaggregation.control import Arrival, Control, decode
 from ..ranks.disaggregation.teller import Teller
 from ..ranks.disaggregation.telling import Drain, EventsWanted, Stage
 from .active_request import ActiveRequest
-from .scheduler import EngineLimits, Scheduler
+from .limits import EngineLimits
+from .scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -55,8 +56,9 @@ class GroupScheduler(Scheduler):
 
     def _tell(self, active: ActiveRequest, stage: Stage) -> None:
         if self._teller is not None:
-            hit = active.hit_tokens
-            computed = 0 if active.admission is None else active.prompt - hit
+            hits = active.hits or active.admission
+            hit = 0 if hits is None else hits.cached_tokens
+            computed = 0 if hits is None else active.prompt - hit
             self._teller.progress(active.name, stage, hit_tokens=hit, computed_tokens=computed)
 
     def _refuse(self, active: ActiveRequest, pages: int) -> None:

@@ -16,8 +16,8 @@ from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
+from .limits import EngineLimits
 from .request import output_tokens
-from .scheduler import EngineLimits
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 class PrefillScheduler(GroupScheduler):
     """Drives one rank of a group that prefills."""
+
+    retracts = False
+    """What it has computed is cached, but for the end of a chunk; and what is saved may be served."""
 
     def __init__(
         self,
@@ -50,14 +53,16 @@ class PrefillScheduler(GroupScheduler):
 
     def _hear(self, message: Control) -> None:
         for gone in self._handovers.hear(message):
-            self._let_go(gone)
+            self.abort(gone)
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=False))
-        if active is not None:
-            self._handovers.begin(active.name, arrival.partner)
-            self._cache.prefetch(active.name, active.matchable)
-            self._waiting.append(active)
+        self._handovers.begin(arrival.request, arrival.partner)
+        if active is None:
+            self._handovers.withdraw(arrival.request)
+            return
+        self._cache.prefetch(active.name, active.matchable)
+        self._waiting.append(active)
 
     def _publish(self, active: ActiveRequest) -> None:
         super()._publish(active)
@@ -73,7 +78,7 @@ class PrefillScheduler(GroupScheduler):
         for active in list(self._leaving):
             moved |= self._leave(active)
         for gone in self._handovers.step():
-            self._let_go(gone)
+            self.abort(gone)
             moved = True
         return moved
 
@@ -88,8 +93,7 @@ class PrefillScheduler(GroupScheduler):
         self._leaving.remove(active)
         if state is LoadState.FAILED:
             self.counts.loads_failed += 1
-            active.begin_again()
-            self._waiting.appendleft(active)
+            self._begin_again(active)
             return True
         (first,) = output_tokens(active.index, 1).tolist()
         self._offered[active.name] = active
@@ -97,10 +101,8 @@ class PrefillScheduler(GroupScheduler):
         self._count(active)
         return True
 
-    def _let_go(self, name: str) -> None:
+    def abort(self, name: str) -> None:
+        """See `Scheduler`."""
         self._offered.pop(name, None)
-        for queue in (self._waiting, self._leaving, self._prefilling):
-            for active in [each for each in queue if each.name == name]:
-                queue.remove(active)
-        self._loading = [each for each in self._loading if each.name != name]
-        self._cache.abort(name)
+        self._leaving = [each for each in self._leaving if each.name != name]
+        super().abort(name)

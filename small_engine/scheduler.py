@@ -3,14 +3,19 @@
 A closed loop keeps at most `concurrency` requests in the system. A step does, in this order:
 
 1. Arrivals: requests enter the waiting queue, and their prefetches begin.
-2. Loads that have ended: their requests are ready, or go back to the head of the queue.
-3. Admission of the queue's head, while the admitted prompts do not fill the step's prefill budget.
+2. Loads and saves that have ended: their requests are ready, or begin again.
+3. Those that were put aside come back, the oldest first; then admission of the queue's head, while
+   the admitted prompts do not fill the step's prefill budget.
 4. One token for every request that decodes, then prefill in chunks within the budget.
-5. `cache.step`: the one round.
+5. Where that found no room, the youngest that is admitted is put aside (`retractions`).
+6. `cache.step`: the one round.
 
-A request reserves all of its pages when it is admitted, or chunk by chunk if the model has sliding
-windows (`chunks`). A chunk that finds no room waits, nobody is admitted in the meantime, and when
-nothing can move any more the youngest admitted request gives up its pages and begins again later.
+A request reserves the pages of its prompt when it is admitted, or chunk by chunk if the model has
+sliding windows (`chunks`), and those of its output as it goes. What an older request finds no room for
+no younger one gets. Of those that are younger than it the youngest is put aside, since it came last and
+has the least to lose; so the oldest always goes on, and nobody waits for ever. One that has come back
+computes something before it is put aside again. If it cannot be saved, it begins again, but only when
+nothing can move any more.
 
 Decisions depend on the workload and on what the cache answers, which is the same on every rank;
 never on a clock. The model is a `ForwardPass`, which writes what it computes into every pool;
@@ -19,19 +24,21 @@ its own, once more when it has finished.
 """
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError
 from ..ranks.replica.answers import Wait
 from ..ranks.replica.requests import LoadState
-from .active_request import ActiveRequest
+from .active_request import ActiveRequest, turn_of
 from .chunks import Chunks
 from .counts import ReplayCounts
 from .forward_pass import ForwardPass, TokenSpan
+from .limits import EngineLimits
 from .request import Requested, WorkloadRequest
+from .retractions import Retractions
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -40,28 +47,11 @@ REFUSALS_NAMED = 10
 """How many refused requests are kept by name; all are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """Bounds the scheduler. Equal on every rank."""
-
-    concurrency: int
-    page_tokens: int
-    device_pages: int
-    prefill_tokens: int
-    output_tokens_max: int
-    """0 stands for no limit."""
-    verify: bool = True
-    token_us: float = 0.0
-    """How long the forward pass takes for each token at least, in microseconds: as long as a real
-    model's would, where what is measured depends on that."""
-    idle_s: float = 0.003
-    """How long a step waits for local progress when there is nothing to compute."""
-    idle_steps_max: int = 100_000
-    """Steps in a row in which no request moves, after which the engine is taken for stuck."""
-
-
 class Scheduler:
     """Drives one rank's cache through a workload."""
+
+    retracts = True
+    """Whether requests are saved that have to make room; otherwise they begin again."""
 
     def __init__(
         self,
@@ -77,6 +67,8 @@ class Scheduler:
         self.refusals: list[str] = []
         self._cache = cache
         self._forward = ForwardPass(cache)
+        self.retractions = Retractions(cache, self._forward, self.counts)
+        """Read by whoever wants to know who is aside."""
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
@@ -85,10 +77,11 @@ class Scheduler:
         self._exhausted = False
         self._waiting: deque[ActiveRequest] = deque()
         self._loading: list[ActiveRequest] = []
-        self._prefilling: deque[ActiveRequest] = deque()
+        self._prefilling: list[ActiveRequest] = []
         self._decoding: list[ActiveRequest] = []
         self._turns = 0
-        self._no_room = False
+        self._short: list[ActiveRequest] = []
+        """Those that found no room in this step."""
         self._idle_steps = 0
 
     def run(self) -> bool:
@@ -99,14 +92,15 @@ class Scheduler:
         while not self._stopped():
             moved = self._arrivals()
             moved |= self._ended_loads()
+            moved |= self._ended_saves()
             moved |= self._admissions()
-            self._no_room = False
+            self._short = []
             moved |= self._decode()
             moved |= self._prefill()
             moved |= self._departures()
             if self._exhausted and not self._in_system:
                 return True
-            moved = moved or self._preempt()
+            moved |= self._make_room(moved)
             # A group that serves others waits for requests as long as none comes.
             self._idle_steps = 0 if moved or not self._in_system else self._idle_steps + 1
             self.counts.idle_steps += not moved
@@ -114,6 +108,14 @@ class Scheduler:
                 raise InternalError(self._what_is_stuck())
             self._cache.step(idle_s=0.0 if moved else self._limits.idle_s)
         return False
+
+    def abort(self, name: str) -> None:
+        """Let a request go wherever it stands. Every rank does so in the same step."""
+        for queue in (self._waiting, self._loading, self._prefilling, self._decoding):
+            for active in [each for each in queue if each.name == name]:
+                queue.remove(active)
+        self.retractions.forget(name)
+        self._cache.abort(name)
 
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
@@ -123,6 +125,7 @@ class Scheduler:
             "loading": self._loading,
             "in prefill": self._prefilling,
             "decoding": self._decoding,
+            "aside": self.retractions.requests,
         }
 
     @property
@@ -164,57 +167,99 @@ class Scheduler:
         self._report_done()
 
     def _ended_loads(self) -> bool:
-        still_loading: list[ActiveRequest] = []
-        failed: list[ActiveRequest] = []
-        for active in self._loading:
-            state = self._cache.load_state(active.name)
-            if state is LoadState.READY:
-                self._begin_prefill(active)
-            elif state is LoadState.FAILED:
-                self.counts.loads_failed += 1
-                active.begin_again()
-                failed.append(active)
+        ended = [e for e in self._loading if self._load_state(e) is not LoadState.LOADING]
+        for active in ended:
+            self._loading.remove(active)
+            if self._load_state(active) is LoadState.READY:
+                self._ready(active)
             else:
-                still_loading.append(active)
-        moved = len(still_loading) < len(self._loading)
-        self._loading = still_loading
-        self._waiting.extendleft(reversed(failed))
-        return moved
+                self.counts.loads_failed += 1
+                self._begin_again(active)
+        return bool(ended)
 
-    def _begin_prefill(self, active: ActiveRequest) -> None:
+    def _load_state(self, active: ActiveRequest) -> LoadState:
+        return self._cache.load_state(active.name)
+
+    def _ended_saves(self) -> bool:
+        lost = self.retractions.step()
+        for active in lost or ():
+            self.counts.saves_failed += 1
+            self._begin_again(active)
+        return lost is not None
+
+    def _begin_again(self, active: ActiveRequest) -> None:
+        """Let a request that has lost what it had wait for its turn, before those that came later."""
+        self.retractions.forget(active.name)
+        active.begin_again()
+        self._cache.abort(active.name)
+        # What it has published may leave the device before its turn comes again, and the host too.
+        self._cache.prefetch(active.name, active.matchable)
+        insort(self._waiting, active, key=turn_of)
+
+    def _ready(self, active: ActiveRequest) -> None:
+        """Let a request whose pages are there go on from where they end."""
         if active.admission is None:
             raise InternalError(f"{active.name} is ready and was not admitted")
+        active.hits = active.hits or active.admission
         active.computed = active.hit_tokens
-        self._verify(active, finished=False)
-        self._prefilling.append(active)
+        self.counts.recomputed_tokens += max(0, active.lost - active.computed)
+        active.lost = 0
+        self.retractions.came_back(active.name)
+        # Only what came with its tail ends within a page.
+        self._verify(active, finished=False, moved=True)
+        if active.computed < active.goal:
+            insort(self._prefilling, active, key=turn_of)
+        else:
+            self._prompt_is_computed(active)
 
     def _admissions(self) -> bool:
         """Admit requests, unless one that is admitted has found no room in the step before."""
+        if self._short:
+            return False
         moved = False
-        while self._waiting and not self._no_room and self._backlog < self._limits.prefill_tokens:
+        for active, is_admitted in self.retractions.bring_back(self._room_for):
+            moved = True
+            if is_admitted:
+                self._admitted(active)
+            else:
+                self._begin_again(active)
+        # Whoever is aside was here before those that wait.
+        while self._waiting and not self.retractions.requests:
             head = self._waiting[0]
+            if self._backlog >= self._limits.prefill_tokens:
+                break
             if not self._cache.prefetch_done(head.name):
                 break
-            reserve = 0 if self._chunks.one_by_one else head.total
+            reserve = self._room_for(head, 0)
             answer = self._cache.load_back(head.name, head.wanted, reserve_tokens=reserve)
             if isinstance(answer, Wait):
                 break
             moved = True
             self._waiting.popleft()
             self._turns += 1
-            head.admission, head.turn = answer, self._turns
-            head.reserved = self._chunks.whole_pages(max(reserve, answer.cached_tokens))
-            if self._cache.load_state(head.name) is LoadState.READY:
-                self._begin_prefill(head)
-            else:
-                self._loading.append(head)
+            head.turn = min(head.turn, self._turns)
+            head.admit(answer, reserve)
+            self._admitted(head)
         return moved
+
+    def _room_for(self, active: ActiveRequest, there: int) -> int:
+        """Return for how many tokens a request is to have pages that has so many.
+
+        For one at least that it is to compute, so that it is not admitted in vain.
+        """
+        return min((there if self._chunks.one_by_one else active.goal) + 1, active.last)
+
+    def _admitted(self, active: ActiveRequest) -> None:
+        if self._load_state(active) is LoadState.READY:
+            self._ready(active)
+        else:
+            self._loading.append(active)
 
     @property
     def _backlog(self) -> int:
         """Prompt tokens of admitted requests that are not computed; loads count as if they hit."""
-        loading = sum(active.prompt - active.hit_tokens for active in self._loading)
-        return loading + sum(active.prompt - active.computed for active in self._prefilling)
+        loading = sum(max(0, active.goal - active.hit_tokens) for active in self._loading)
+        return loading + sum(active.goal - active.computed for active in self._prefilling)
 
     def _decode(self) -> bool:
         ready = [each for each in self._decoding if self._reserve(each, each.computed + 1)]
@@ -230,19 +275,22 @@ class Scheduler:
     def _prefill(self) -> bool:
         budget = self._limits.prefill_tokens
         moved = False
-        # What a request that decodes could not get must not go to one that came after it.
-        while self._prefilling and budget and not self._no_room:
-            active = self._prefilling[0]
-            end = self._chunks.end(active.computed, active.prompt, budget, active.checkpoints)
-            if not self._reserve(active, end):
-                break
-            budget -= end - active.computed
-            self._compute([(active, end)])
-            moved = True
-            if active.computed < active.prompt:
-                self._publish(active)
-                continue
-            self._prefilling.popleft()
+        for active in list(self._prefilling):
+            while budget and active.computed < active.goal:
+                end = self._chunks.end(active.computed, active.goal, budget, active.checkpoints)
+                if not self._reserve(active, end):
+                    # What it has room for takes nothing from anybody.
+                    end = min(end, active.reserved)
+                if end <= active.computed:
+                    break
+                budget -= end - active.computed
+                self._compute([(active, end)])
+                moved = True
+                if active.computed < active.goal:
+                    self._publish(active)
+        computed = [each for each in self._prefilling if each.computed >= each.goal]
+        self._prefilling = [each for each in self._prefilling if each.computed < each.goal]
+        for active in computed:
             self._prompt_is_computed(active)
         return moved
 
@@ -252,7 +300,7 @@ class Scheduler:
             self._finish(active)
         else:
             self._publish(active)
-            self._decoding.append(active)
+            insort(self._decoding, active, key=turn_of)
 
     def _departures(self) -> bool:
         """Let requests go to other groups; here none do."""
@@ -262,8 +310,9 @@ class Scheduler:
         """Have device pages for the first `tokens` tokens; False if there is no room for them now."""
         if tokens <= active.reserved:
             return True
-        if not self._cache.extend(active.name, tokens):
-            self._no_room = True
+        # What an older request could not get must not go to one that came after it.
+        if self._short or not self._cache.extend(active.name, tokens):
+            self._short.append(active)
             return False
         active.reserved = self._chunks.whole_pages(tokens)
         return True
@@ -287,30 +336,28 @@ class Scheduler:
     def _publish(self, active: ActiveRequest) -> None:
         self._cache.insert(active.name, active.computed_ids, final=False)
 
-    def _preempt(self) -> bool:
-        """Take its pages from the youngest admitted request, if there is no other way to go on.
-
-        The oldest is never the youngest of several, so that it finishes; then there is more room.
-        """
-        admitted = [*self._prefilling, *self._decoding]
-        if (
-            not self._no_room
-            or self._loading
-            or len(admitted) < 2
-            or not self._cache.inspection.idle
-        ):
+    def _make_room(self, moved: bool) -> bool:
+        """Put the youngest request aside where an older one finds no room; say whether that began."""
+        running = [*self._prefilling, *self._decoding]
+        youngest = self.retractions.who_leaves(self._short, running)
+        if youngest is None:
             return False
-        youngest = max(admitted, key=lambda active: active.turn)
-        self._prefilling = deque(each for each in self._prefilling if each is not youngest)
-        self._decoding = [each for each in self._decoding if each is not youngest]
+        if self.retracts and youngest.computed:
+            if self.retractions.retract(youngest):
+                self._take_off(youngest)
+                return True
+            if self.retractions.make_room():
+                return False
+        if moved or not self._cache.inspection.idle:
+            return False
         self.counts.preempted += 1
-        self.counts.preempted_tokens += youngest.computed - youngest.hit_tokens
-        youngest.begin_again()
-        self._cache.release(youngest.name)
-        # What it has published may leave the device before its turn comes again, and the host too.
-        self._cache.prefetch(youngest.name, youngest.matchable)
-        self._waiting.appendleft(youngest)
+        self._take_off(youngest)
+        self._begin_again(youngest)
         return True
+
+    def _take_off(self, active: ActiveRequest) -> None:
+        queue = self._prefilling if active in self._prefilling else self._decoding
+        queue.remove(active)
 
     def _verify(self, active: ActiveRequest, *, finished: bool, moved: bool = False) -> None:
         if self._limits.verify:
@@ -327,9 +374,9 @@ class Scheduler:
 
     def _count(self, active: ActiveRequest) -> None:
         """Count a request that was served here."""
-        hits = active.admission
+        hits = active.hits
         if hits is None:
-            raise InternalError(f"{active.name} was served and was not admitted")
+            raise InternalError(f"{active.name} was served and was never ready")
         self.counts.requests += 1
         self.counts.prompt_tokens += active.prompt
         self.counts.computed_tokens += active.prompt - hits.cached_tokens

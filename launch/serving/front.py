@@ -232,8 +232,7 @@ class Front:
         return moved
 
     def _follow(self, message: Progress) -> None:
-        known = self._dispatcher.hear(message)
-        if known is None:
+        if self._dispatcher.hear(message) is None:
             return
         request = self._open[message.request]
         if message.stage == Stage.COMPUTED and not request.computed_us:
@@ -242,8 +241,6 @@ class Front:
             self.counts.first_tokens_us.append(message.at_us - due_us)
         elif message.stage == Stage.READY and request.computed_us:
             self.counts.handoffs_us.append(message.at_us - request.computed_us)
-        elif message.stage == Stage.REFUSED and message.group == known.prefill:
-            self._tell(known.decode, Withdrawn(request=message.request))
         if message.request not in self._dispatcher:
             del self._open[message.request]
             self._left(request, served=message.stage == Stage.DONE)

@@ -52,6 +52,12 @@ class ServeReport(TypedDict):
     """From the end of a prompt's last chunk until all of it was on the device where it is decoded."""
     first_token_ms: Percentiles
     """From when a request came until its prompt was computed."""
+    retractions: int
+    """How often a request left the device of a group that decodes, so that an older one could go on."""
+    resumes: int
+    """How often one came back with all that it had."""
+    resumes_from_storage: int
+    """How many of them came back out of storage."""
     router_hit_ratio: float
     """The share of prompt tokens that the chosen groups had, as the router knew when it chose them."""
     prompt_tokens: int
@@ -116,6 +122,9 @@ def make_serve_report(
         manifests_refused=refused,
         handoff_ms=_percentiles_ms(counts.handoffs_us),
         first_token_ms=_percentiles_ms(counts.first_tokens_us),
+        retractions=total(lambda each: each["retractions"]),
+        resumes=total(lambda each: each["resumes"]),
+        resumes_from_storage=total(lambda each: each["resumes_from_storage"]),
         router_hit_ratio=round(counts.routed_hit_tokens / max(1, counts.routed_tokens), 4),
         prompt_tokens=counts.prompt_tokens,
         computed_tokens=total(lambda each: each["computed_tokens"]),
@@ -197,7 +206,9 @@ def _rows(report: ServeReport) -> list[tuple[str, str, bool]]:
         ("  offered again", f"{handoffs['resent']:,}", False),
         ("  the rest computed here", f"{handoffs['recomputed']:,}", False),
         ("handoff p50, p99", times(report["handoff_ms"]), False),
-        ("first token p50, p99", times(report["first_token_ms"]), True),
+        ("first token p50, p99", times(report["first_token_ms"]), False),
+        ("put aside and taken up", f"{report['retractions']:,}, {report['resumes']:,}", False),
+        ("  out of storage", f"{report['resumes_from_storage']:,}", True),
         ("prompt tokens", f"{prompt:,}", False),
         ("  computed", share(report["computed_tokens"]), False),
         ("  hit on the device (L1)", share(hits["device"]), False),

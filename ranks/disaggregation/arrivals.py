@@ -2,12 +2,14 @@
 
 The engine expects a request and hears of it again when it can be admitted: with everything that the
 other group had, or with what of it could be had. What falls short is asked for again, then the other
-group is asked to offer it anew, and then the rest is computed here. A request never fails for it. Every
-rank does the same in the same step, and `send` is called with the same on each: one of them sends.
+group is asked to offer it anew. At last those who may still have whole pages of it are asked for them:
+that group, unless it has withdrawn it or is heard of no more, and the own store. The rest is computed.
+A request never fails for it. Every rank does the same in the same step, and `send` is called with the
+same on each: one of them sends.
 """
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
 from ..rank_cache import RankCache
@@ -16,6 +18,9 @@ from .control import Announce, Control, Handover, Receipt, Resend, Withdrawn
 from .departures import Send, TokenArray
 from .manifest import HandoffManifest, HandoffTerms
 from .refusal import Refusal, Refused
+
+REFUSED_MAX = 1024
+"""How many requests are remembered that are not taken, so that others can be told again."""
 
 
 class Outcome(StrEnum):
@@ -64,10 +69,12 @@ class _Arrival:
     announced: int = 0
     asked: int = 0
     """How many tokens have been fetched, or are being so, while the other group computes."""
-    to_fetch: tuple[int, Extent] | None = None
-    """What is to be fetched next: so many tokens, to that extent. One fetch runs at a time."""
+    to_fetch: deque[tuple[int, Extent, str]] = field(default_factory=deque[tuple[int, Extent, str]])
+    """What is to be fetched: so many tokens, to that extent, from there. One fetch runs at a time."""
     source: str = ""
     manifest: HandoffManifest | None = None
+    is_withdrawn: bool = False
+    """The other group offers nothing of it any more."""
     heard_ms: int = 0
     """When the other group was last heard of, in agreed time; 0 while no time was agreed on."""
 
@@ -98,6 +105,8 @@ class Arrivals:
         self.outcomes: Counter[Outcome] = Counter()
         self.refusals: Counter[Refusal] = Counter()
         """Manifests that could not be gone on with, by why."""
+        self._refused: OrderedDict[str, str] = OrderedDict()
+        """The last requests that this group does not take, and whom it has told."""
 
     def __contains__(self, request: str) -> bool:
         """Say whether a request is on its way in."""
@@ -116,12 +125,23 @@ class Arrivals:
         if arrival is not None:
             self._send(arrival.partner, Receipt(request=request))
 
+    def refuse(self, request: str, partner: str) -> None:
+        """Tell the group whose inbox is at `partner` that its request is not taken here."""
+        self._refused[request] = partner
+        while len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)
+        self._send(partner, Withdrawn(request=request))
+
     def hear(self, message: Control) -> None:
         """Take a message that every rank has."""
         if not isinstance(message, Handover):
             return
         arrival = self._coming.get(message.request)
         if arrival is None:
+            partner = self._refused.get(message.request)
+            if partner is not None and isinstance(message, Announce | HandoffManifest):
+                # It was told before it had heard of the request itself.
+                self._send(partner, Withdrawn(request=message.request))
             return
         arrival.heard_ms = self._cache.inspection.agreed_ms
         match message:
@@ -131,7 +151,10 @@ class Arrivals:
             case HandoffManifest() if arrival.stage in (_Stage.EXPECTED, _Stage.WAITING):
                 self._take(message, arrival)
             case Withdrawn() if arrival.stage in (_Stage.EXPECTED, _Stage.WAITING):
-                self._compute_here(arrival)
+                self._compute_here(arrival, is_there=False)
+            case Withdrawn():
+                # What is on its way may still come; nothing more is asked for.
+                arrival.is_withdrawn = True
             case _:
                 pass
 
@@ -151,16 +174,15 @@ class Arrivals:
         """Take the next step with a request; say whether it can be admitted."""
         if not self._cache.prefetch_done(request):
             return False
-        if arrival.to_fetch is not None:
-            self._fetch(request, arrival, *arrival.to_fetch)
-            arrival.to_fetch = None
+        if arrival.to_fetch:
+            self._fetch(request, arrival, *arrival.to_fetch.popleft())
             return False
         match arrival.stage:
             case _Stage.EXPECTED | _Stage.WAITING if self._is_late(arrival):
-                self._compute_here(arrival)
+                self._compute_here(arrival, is_there=False)
             case _Stage.EXPECTED if arrival.announced > arrival.asked:
                 arrival.asked = arrival.announced
-                arrival.to_fetch = arrival.announced, Extent.KV
+                arrival.to_fetch.append((arrival.announced, Extent.KV, arrival.source))
             case _Stage.EXPECTED | _Stage.WAITING:
                 pass
             case _Stage.SHORT:
@@ -169,15 +191,17 @@ class Arrivals:
             case _ if self._has_all(request, arrival):
                 self._end(request, arrival, _OUTCOMES[arrival.stage])
                 return True
+            case _ if arrival.is_withdrawn:
+                self._compute_here(arrival, is_there=False)
             case _Stage.FETCHING:
                 arrival.stage = _Stage.AGAIN
-                arrival.to_fetch = len(arrival.tokens), Extent.ALL
+                arrival.to_fetch.append((len(arrival.tokens), Extent.ALL, arrival.source))
             case _Stage.AGAIN:
                 arrival.stage, arrival.manifest = _Stage.WAITING, None
                 there = self._cache.received(request, arrival.tokens, arrival.namespace)
                 self._send(arrival.partner, Resend(request=request, from_token=there))
             case _Stage.RESENT:
-                self._compute_here(arrival)
+                self._compute_here(arrival, is_there=True)
         return False
 
     def _take(self, manifest: HandoffManifest, arrival: _Arrival) -> None:
@@ -193,28 +217,31 @@ class Arrivals:
                 )
         except Refused as refused:
             self.refusals[refused.refusal] += 1
-            self._compute_here(arrival)
+            self._compute_here(arrival, is_there=False)
             return
         arrival.stage = _Stage.RESENT if arrival.stage is _Stage.WAITING else _Stage.FETCHING
         arrival.manifest, arrival.source = manifest, manifest.source
-        arrival.to_fetch = manifest.tokens, Extent.ALL
+        arrival.to_fetch.append((manifest.tokens, Extent.ALL, manifest.source))
 
-    def _compute_here(self, arrival: _Arrival) -> None:
-        """Fetch what a match can use of the prompt, and let the engine compute the rest."""
+    def _compute_here(self, arrival: _Arrival, *, is_there: bool) -> None:
+        """Fetch what a match can use of the prompt, and let the engine compute the rest.
+
+        `is_there` says whether the other group's memory still has what it can be used for.
+        """
         arrival.stage, arrival.manifest = _Stage.SHORT, None
-        arrival.to_fetch = len(arrival.tokens), Extent.PAGES
+        sources = (arrival.source, "") if is_there and arrival.source else ("",)
+        length = len(arrival.tokens)
+        arrival.to_fetch = deque((length, Extent.PAGES, source) for source in sources)
 
     def _end(self, request: str, arrival: _Arrival, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1
         self._send(arrival.partner, Receipt(request=request))
 
-    def _fetch(self, request: str, arrival: _Arrival, tokens: int, extent: Extent) -> None:
+    def _fetch(
+        self, request: str, arrival: _Arrival, tokens: int, extent: Extent, source: str
+    ) -> None:
         self._cache.prefetch(
-            request,
-            arrival.tokens[:tokens],
-            arrival.namespace,
-            extent=extent,
-            source=arrival.source,
+            request, arrival.tokens[:tokens], arrival.namespace, extent=extent, source=source
         )
 
     def _has_all(self, request: str, arrival: _Arrival) -> bool:

@@ -175,6 +175,8 @@ class Request:
     """What its saved pages are, where they were not saved here and a prefetch has brought them."""
     lent_to: int | None = None
     """The operation that reads its saved pages, and to which they belong meanwhile."""
+    offered: int = 0
+    """Up to which position of its prefix an offer has last had it backed up."""
     stored: tuple[int, bytes] = 0, b""
     """The last tail of its that a store is known to have: which store, and the tail's key."""
     saved_from: Sequence[int] = ()

@@ -47,6 +47,8 @@ def test_the_report_takes_equal_counts_once_and_adds_bytes_and_pages(tmp_path: P
     assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
     assert report["prompt_tokens"] == 100
     assert report["bytes"] == {"l1_to_l2": 2, "l2_to_l1": 4, "l2_to_l3": 6, "l3_to_l2": 8}
+    told = {name: report[name] for name in ("retractions", "resumes", "resumes_from_storage")}
+    assert told == {"retractions": 4, "resumes": 3, "resumes_from_storage": 2}
     assert report["preempted"] == 1
     assert report["pools"] == {
         "kv": {

@@ -1,5 +1,6 @@
 """A workload that one group prefills and another decodes: every page is compared where it arrives."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,10 +16,10 @@ from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.small_engine.decode_scheduler import DecodeScheduler
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.handed_requests import arrival_of
+from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.prefill_scheduler import PrefillScheduler
 from lockstep.small_engine.profiles import find_profile
 from lockstep.small_engine.request import WorkloadRequest
-from lockstep.small_engine.scheduler import EngineLimits
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.ranks.handoffs import Post, terms_of
 from tests.kit.ranks.served_group import ServedGroup
@@ -26,28 +27,29 @@ from tests.kit.ranks.served_group import ServedGroup
 PAGE_TOKENS = 64
 REQUESTS = 8
 DEVICE_PAGES = 96
+SHORT_PAGES = 40
 
 
-def config_of(profile: str, *, store: str | None) -> CacheConfig:
+def config_of(profile: str, *, store: str | None, device_pages: int = DEVICE_PAGES) -> CacheConfig:
     found = find_profile(profile)
     return CacheConfig(
         model=found.name,
         layout=found.layout(PAGE_TOKENS),
-        components=found.components(PAGE_TOKENS, DEVICE_PAGES, 256),
-        device_pages=DEVICE_PAGES,
+        components=found.components(PAGE_TOKENS, device_pages, 256),
+        device_pages=device_pages,
         host_pages=256,
         store=store,
         peers=None if store else Peers(),
     )
 
 
-def limits() -> EngineLimits:
+def limits(device_pages: int = DEVICE_PAGES, output_tokens_max: int = 6) -> EngineLimits:
     return EngineLimits(
         concurrency=REQUESTS,
         page_tokens=PAGE_TOKENS,
-        device_pages=DEVICE_PAGES,
+        device_pages=device_pages,
         prefill_tokens=512,
-        output_tokens_max=6,
+        output_tokens_max=output_tokens_max,
         idle_s=0.002,
         idle_steps_max=20_000,
     )
@@ -61,9 +63,13 @@ class Served:
     corrupt: int
     compared: int
     outcomes: tuple[tuple[Outcome, int], ...]
+    retracted: int = 0
+    not_resumed: int = 0
 
 
-def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], int]:
+def prefills(
+    post: Post, *, directly: bool, outcome: str = "received"
+) -> Callable[[Cache, ForwardPass], int]:
     def program(cache: Cache, _: ForwardPass) -> int:
         departures = Departures(
             cache, terms_of(cache), post.sender(cache), directly=directly, ttl_s=20.0
@@ -75,16 +81,21 @@ def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], in
             stopped=lambda: departures.outcomes.total() == REQUESTS,
         )
         scheduler.run()
-        return departures.outcomes["received"]
+        return departures.outcomes[outcome]
 
     return program
 
 
-def decodes(post: Post) -> Callable[[Cache, ForwardPass], Served]:
+def decodes(
+    post: Post, bounds: EngineLimits | None = None
+) -> Callable[[Cache, ForwardPass], Served]:
     def program(cache: Cache, _: ForwardPass) -> Served:
         arrivals = Arrivals(cache, terms_of(cache), post.sender(cache), patience_s=20.0)
         scheduler = DecodeScheduler(
-            cache, arrivals, limits(), stopped=lambda: scheduler.counts.requests == REQUESTS
+            cache,
+            arrivals,
+            bounds or limits(),
+            stopped=lambda: scheduler.counts.requests == REQUESTS,
         )
         scheduler.run()
         pools = scheduler.counts.pools.values()
@@ -93,6 +104,8 @@ def decodes(post: Post) -> Callable[[Cache, ForwardPass], Served]:
             corrupt=sum(each.pages_corrupt for each in pools),
             compared=sum(each.pages_verified for each in pools),
             outcomes=tuple(sorted(arrivals.outcomes.items())),
+            retracted=scheduler.counts.retractions,
+            not_resumed=scheduler.counts.retractions - scheduler.counts.resumes,
         )
 
     return program
@@ -106,6 +119,14 @@ def stack() -> Iterator[ExitStack]:
 
 def workload() -> list[WorkloadRequest]:
     return list(islice(synthetic_requests(seed=3), REQUESTS))
+
+
+def growing() -> list[WorkloadRequest]:
+    """Return requests of six pages that have sixteen in the end."""
+    return [
+        WorkloadRequest(index=n, prompt_length=350 + n, output_length=650, hash_ids=(n,))
+        for n in range(REQUESTS)
+    ]
 
 
 @pytest.mark.parametrize("store", [None, "memory://prefill-decode"], ids=["directly", "by a store"])
@@ -128,7 +149,74 @@ def test_every_request_goes_on_with_the_right_bytes(
         groups["prefill"].post(encode(arrival_of(request, "decode")))
     assert [each.result(100) for each in leaving] == [REQUESTS] * ranks[0]
     told = [each.result(100) for each in coming]
-    assert [replace(each, compared=0) for each in told] == [
+    assert [replace(each, compared=0, retracted=0) for each in told] == [
         Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
     ] * ranks[1]
     assert min(each.compared for each in told) > REQUESTS
+
+
+@pytest.mark.parametrize("profile", ["llama", "hybrid-all"])
+def test_a_group_under_pressure_puts_aside_what_it_was_handed_and_loses_none_of_it(
+    stack: ExitStack, profile: str
+) -> None:
+    small = config_of(profile, store=None, device_pages=SHORT_PAGES)
+    groups = {
+        "prefill": stack.enter_context(closing(ServedGroup(config_of(profile, store=None), 1))),
+        "decode": stack.enter_context(closing(ServedGroup(small, 2))),
+    }
+    post = Post(groups)
+    leaving = groups["prefill"].begin(prefills(post, directly=True))
+    coming = groups["decode"].begin(decodes(post, limits(SHORT_PAGES, output_tokens_max=0)))
+
+    for request in growing():
+        groups["decode"].post(encode(arrival_of(request, "prefill")))
+        groups["prefill"].post(encode(arrival_of(request, "decode")))
+
+    assert [each.result(100) for each in leaving] == [REQUESTS]
+    told = [each.result(100) for each in coming]
+    assert [replace(each, compared=0, retracted=0) for each in told] == [
+        Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
+    ] * 2
+    assert min(each.retracted for each in told) > 0
+
+
+def refuses(
+    post: Post, heard: threading.Event, is_over: threading.Event
+) -> Callable[[Cache, ForwardPass], int]:
+    """Return the program of a rank that refuses every request, and says when it has heard of all."""
+
+    def program(cache: Cache, _: ForwardPass) -> int:
+        arrivals = Arrivals(cache, terms_of(cache), post.sender(cache), patience_s=20.0)
+
+        def is_stopped() -> bool:
+            if scheduler.counts.refused == REQUESTS:
+                heard.set()
+            return is_over.is_set()
+
+        scheduler = DecodeScheduler(cache, arrivals, limits(device_pages=1), stopped=is_stopped)
+        scheduler.run()
+        return scheduler.counts.refused
+
+    return program
+
+
+@pytest.mark.parametrize("order", [("prefill", "decode"), ("decode", "prefill")], ids=str)
+def test_a_request_that_is_too_long_to_go_on_is_offered_to_nobody(
+    stack: ExitStack, order: tuple[str, str]
+) -> None:
+    config = config_of("llama", store=None)
+    groups = {name: stack.enter_context(closing(ServedGroup(config, 1))) for name in order}
+    post, heard, is_over = Post(groups), threading.Event(), threading.Event()
+    waits_for = {"decode": heard, "prefill": threading.Event()}
+    waits_for["prefill"].set()
+    leaving = groups["prefill"].begin(prefills(post, directly=True, outcome="withdrawn"))
+    coming = groups["decode"].begin(refuses(post, heard, is_over))
+
+    for name, partner in zip(order, reversed(order), strict=True):
+        for request in workload():
+            groups[name].post(encode(arrival_of(request, partner)))
+        waits_for[name].wait(60)
+    withdrawn = leaving[0].result(100)
+    is_over.set()
+
+    assert withdrawn == coming[0].result(100) == REQUESTS

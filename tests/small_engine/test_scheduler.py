@@ -144,19 +144,17 @@ def test_write_back_is_never_stuck_on_pages_that_the_request_itself_holds() -> N
     assert counts.pages_corrupt == 0
 
 
-@pytest.mark.parametrize("profile", ["gpt-oss", "hybrid-all"])
-def test_when_chunks_leave_no_room_to_decode_the_youngest_request_begins_again(
-    profile: str,
-) -> None:
+def served_three_that_grow(profile: str, *, host_pages: int) -> ReplayCounts:
+    """Serve three requests, of sixteen pages each when they begin to decode and twenty-two at last."""
     settings = replace(
         ROOMY,
         profile=profile,
         concurrency=3,
         device_pages=40,
         window_device_pages=100,
+        host_pages=host_pages,
         output_tokens_max=0,
     )
-    # Sixteen pages each when they begin to decode, and twenty-two in the end.
     requests = [
         WorkloadRequest(
             index=index, prompt_length=1000, output_length=400, hash_ids=(2 * index, 99)
@@ -164,17 +162,37 @@ def test_when_chunks_leave_no_room_to_decode_the_youngest_request_begins_again(
         for index in range(3)
     ]
     cache = opened(settings)
-
     run = scheduler(settings, cache, iter(requests))
     run.run()
     cache.close()
+    return run.counts
 
-    assert run.counts.requests == 3
-    assert run.counts.preempted > 0
-    assert run.counts.preempted_tokens > 0
-    assert run.counts.computed_tokens + hit_tokens(run.counts) == run.counts.prompt_tokens == 3000
-    assert run.counts.output_tokens == 1200
-    assert run.counts.pages_corrupt == 0
+
+@pytest.mark.parametrize("profile", ["gpt-oss", "hybrid-all"])
+def test_when_there_is_no_room_to_decode_the_youngest_request_is_put_aside_and_comes_back(
+    profile: str,
+) -> None:
+    counts = served_three_that_grow(profile, host_pages=4000)
+
+    assert counts.requests == 3
+    assert counts.resumes == counts.retractions > 0
+    assert (counts.preempted, counts.recomputed_tokens) == (0, 0)
+    assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens == 3000
+    assert counts.output_tokens == 1200
+    assert counts.pages_corrupt == 0
+
+
+@pytest.mark.parametrize("profile", ["gpt-oss", "hybrid-all"])
+def test_a_request_that_nothing_has_room_to_save_begins_again(profile: str) -> None:
+    counts = served_three_that_grow(profile, host_pages=8)
+
+    assert counts.requests == 3
+    assert counts.resumes == counts.retractions
+    assert counts.preempted > 0
+    assert counts.recomputed_tokens > 0
+    assert counts.computed_tokens + hit_tokens(counts) == counts.prompt_tokens == 3000
+    assert counts.output_tokens == 1200
+    assert counts.pages_corrupt == 0
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -60,11 +60,14 @@ class BackingUp:
         if worth is not None:
             self.write_through(worth)
 
-    def write_through(self, node: Node, lent: Lent | None = None) -> int | None:
+    def write_through(
+        self, node: Node, lent: Lent | None = None, *, tells: bool = True
+    ) -> int | None:
         """Back up what of the path to `node` is not on the host, from the top as far as there is room.
 
         From the top, since a backed-up child implies a backed-up parent. What is copied are the
-        nodes' device pages, or those that are lent. Returns the operation, if one was needed.
+        nodes' device pages, or those that are lent. Returns the operation, if one was needed. What
+        there is no room for is told in a notice, unless it was told before (`tells`).
         """
         if not self._config.host_pages:
             return None
@@ -76,8 +79,10 @@ class BackingUp:
         room = [residence.available(HOST, each.index) for each in self._components]
         missing, whole = self._full_attention(node, room[0])
         if whole:
-            missing += self._others(node, room, lent)
-        elif missing:
+            missing += self._others(node, room, lent, tells=tells)
+        else:
+            self._no_room(tells=tells)
+        if missing and not whole:
             shorter = residence.hold(HOST, missing[-1][0])
             residence.release(pins)
             pins = shorter
@@ -145,7 +150,6 @@ class BackingUp:
                 missing.append((each, 0))
                 room -= each.width
                 continue
-            self._no_room()
             if room:
                 self._prefixes.split(each, room)
                 assert each.parent is not None
@@ -153,7 +157,9 @@ class BackingUp:
             return missing, False
         return missing, True
 
-    def _others(self, node: Node, room: list[int], lent: Lent | None) -> list[Missing]:
+    def _others(
+        self, node: Node, room: list[int], lent: Lent | None, *, tells: bool
+    ) -> list[Missing]:
         """Return what to back up of the other components, so that a match may end at `node`."""
         found: list[Missing] = []
         if lent is None and not self._prefixes.tree.is_whole(node):
@@ -169,13 +175,14 @@ class BackingUp:
             if any(self.source(each, lent) is None for each in missing):
                 return []
             if pages > room[index]:
-                self._no_room()
+                self._no_room(tells=tells)
                 return []
             found += missing
         return found
 
-    def _no_room(self) -> None:
-        self._outbox.notices.append(NotBegun(Kind.BACKUP))
+    def _no_room(self, *, tells: bool) -> None:
+        if tells:
+            self._outbox.notices.append(NotBegun(Kind.BACKUP))
 
     def _begin(self, receipts: list[Receipt], missing: Sequence[Missing], lent: Lent | None) -> int:
         """Back up what is missing; `receipts` pin what the host has of its path."""

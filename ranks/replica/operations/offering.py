@@ -197,7 +197,9 @@ class Offering:
                 break
             last = each
         if last is not None:
-            self._backing_up.write_through(last)
+            # An offer is asked for in every step, and what it lacks room for is told once.
+            self._backing_up.write_through(last, tells=request.offered != last.end)
+            request.offered = last.end
 
     def _end(self, lacking: Sequence[Segment], last: Node) -> int:
         """Return up to which position full attention is not lacking, of the path to `last`."""

@@ -8,8 +8,9 @@ from lockstep import Cache
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.launch.settings import ReplaySettings
 from lockstep.small_engine.counts import ReplayCounts
+from lockstep.small_engine.limits import EngineLimits
 from lockstep.small_engine.request import WorkloadRequest
-from lockstep.small_engine.scheduler import EngineLimits, Scheduler
+from lockstep.small_engine.scheduler import Scheduler
 from lockstep.small_engine.workload import synthetic_requests
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.ranks.config import CacheConfig, Peers
 from lockstep.ranks.disaggregation.arrivals import Outcome
-from lockstep.ranks.disaggregation.control import Announce, Control
+from lockstep.ranks.disaggregation.control import Announce, Control, Withdrawn, encode
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.handoffs import (
@@ -151,3 +151,57 @@ def test_a_manifest_of_something_else_is_refused_by_name_and_the_request_compute
 def test_a_group_with_other_weights_takes_nothing_and_computes(stack: ExitStack) -> None:
     _, reception = hand_over(stack, weights_version="1")
     assert reception == Reception(0, 0, Outcome.RECOMPUTED, None, ("weights",))
+
+
+GONE = "peer://127.0.0.1:1"
+"""A source that nobody serves."""
+
+
+def stored(stack: ExitStack, store: str) -> CacheConfig:
+    """Let a group write the whole pages of the prompt to a store; return what it was opened with."""
+    config = replace(config_of(store, "llama"), peers=Peers())
+    group = stack.enter_context(closing(ServedGroup(config, 1)))
+    group.admit(NAME, keyed(1, 0, PAGE_TOKENS), reserve=LENGTH)
+    group.compute(NAME, TOKENS, 0, LENGTH)
+    group.until(lambda cache: cache.inspection.idle)
+    return config
+
+
+@pytest.mark.parametrize(
+    "messages", [(Withdrawn(request=NAME),), ()], ids=["withdrawn", "heard of no more"]
+)
+def test_what_the_other_group_has_no_more_the_own_store_may_have(
+    stack: ExitStack, messages: tuple[Control, ...]
+) -> None:
+    config = stored(stack, f"memory://arrivals-without-a-group-{len(messages)}")
+    prefill = stack.enter_context(closing(ServedGroup(config, 1)))
+    decode = stack.enter_context(closing(ServedGroup(config, 1)))
+    post = Post({"prefill": prefill, "decode": decode})
+    coming = decode.begin(take_up(NAME, TOKENS, post, patience_s=0.3))
+
+    for message in (Announce(request=NAME, tokens=0, source=GONE), *messages):
+        decode.post(encode(message))
+
+    whole = LENGTH // PAGE_TOKENS * PAGE_TOKENS
+    assert coming[0].result(60) == Reception(whole, 0, Outcome.RECOMPUTED, None, ())
+
+
+def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is_computed(
+    stack: ExitStack,
+) -> None:
+    config = stored(stack, "memory://arrivals-without-a-source")
+    prefill = stack.enter_context(closing(ServedGroup(config, 1)))
+    decode = stack.enter_context(closing(ServedGroup(config, 1)))
+
+    def tamper(message: Control) -> Control:
+        elsewhere: dict[str, Any] = {"source": GONE}
+        has_source = isinstance(message, HandoffManifest | Announce)
+        return replace(message, **elsewhere) if has_source else message
+
+    post = Post({"prefill": prefill, "decode": decode}, tamper)
+    coming = decode.begin(take_up(NAME, TOKENS, post))
+    leaving = prefill.begin(compute_and_leave(NAME, TOKENS, CHUNKS, post, directly=True))
+
+    whole = LENGTH // PAGE_TOKENS * PAGE_TOKENS
+    assert coming[0].result(60) == Reception(whole, 0, Outcome.RECOMPUTED, None, ())
+    assert leaving[0].result(60) == {"received": 1}

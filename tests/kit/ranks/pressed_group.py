@@ -1,0 +1,117 @@
+"""Groups whose device pool is far too small for what they serve, so that requests come and go."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.replica.tree.node import DEVICE, HOST
+from lockstep.small_engine.counts import ReplayCounts
+from lockstep.small_engine.forward_pass import ForwardPass
+from lockstep.small_engine.limits import EngineLimits
+from lockstep.small_engine.profiles import find_profile
+from lockstep.small_engine.request import WorkloadRequest
+from lockstep.small_engine.scheduler import Scheduler
+
+DEVICE_PAGES = 40
+PAGE_TOKENS = {"llama": 2, "hybrid-all": 4}
+"""Small pages, so that much comes and goes for few tokens."""
+REQUESTS_AT_A_TIME = 12
+"""Each of which needs more than half of the device in the end."""
+
+Turn = Callable[[Cache, Scheduler], bool]
+"""Done on every rank before each step; says whether to stop."""
+
+
+def config_of(profile: str, *, host_pages: int, store: str | None) -> CacheConfig:
+    """Return the settings of a group under pressure."""
+    found, page_tokens = find_profile(profile), PAGE_TOKENS[profile]
+    sizes = found.sizes(page_tokens, DEVICE_PAGES, host_pages)
+    given = {
+        # A window and as many pages as full attention has: it is the device that is short.
+        "window_device_pages": DEVICE_PAGES + 512 // page_tokens,
+        "window_host_pages": host_pages,
+        "state_device_pages": 2 * REQUESTS_AT_A_TIME,
+        "state_host_pages": host_pages // 2,
+    }
+    return CacheConfig(
+        model=found.name,
+        layout=found.layout(page_tokens),
+        components=found.components(
+            page_tokens, DEVICE_PAGES, host_pages, {name: given[name] for name in sizes}
+        ),
+        device_pages=DEVICE_PAGES,
+        host_pages=host_pages,
+        store=store,
+    )
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """What a rank has counted, and what is left of what it had to begin with."""
+
+    ended: bool
+    """Whether every request was served; otherwise it was stopped as it stood."""
+    counts: ReplayCounts
+    requests: int
+    missing: list[list[int]]
+    """By tier and pool, the pages that cannot be had any more."""
+    kept: list[list[int]]
+    """By tier and component, the pages of the tree that may not leave."""
+    in_flight: int
+
+
+def presses(
+    cycles: int, turn: Turn = lambda _, __: False
+) -> Callable[[Cache, ForwardPass], Pressed]:
+    """Return the program of a rank that serves requests until so many were retracted."""
+
+    def program(cache: Cache, _: ForwardPass) -> Pressed:
+        page_tokens, came = cache.config.layout.page_tokens, 0
+        free = pages_free(cache)
+
+        def requests() -> Iterator[WorkloadRequest]:
+            nonlocal came
+            while scheduler.counts.retractions < cycles:
+                yield WorkloadRequest(
+                    index=came,
+                    prompt_length=3 * page_tokens + came % 7,
+                    output_length=20 * page_tokens + came % 5,
+                    hash_ids=(came,),
+                )
+                came += 1
+
+        limits = EngineLimits(
+            concurrency=REQUESTS_AT_A_TIME,
+            page_tokens=page_tokens,
+            device_pages=DEVICE_PAGES,
+            prefill_tokens=512,
+            output_tokens_max=0,
+            idle_s=0.002,
+            idle_steps_max=20_000,
+        )
+        scheduler = Scheduler(cache, requests(), limits, stopped=lambda: turn(cache, scheduler))
+        ended = scheduler.run()
+        if ended:
+            assert cache.flush()
+        cache.inspection.check()
+        left = zip(free, pages_free(cache), strict=True)
+        return Pressed(
+            ended=ended,
+            counts=scheduler.counts,
+            requests=came,
+            missing=[[a - b for a, b in zip(*pools, strict=True)] for pools in left],
+            kept=[list(each) for each in cache.inspection.prefixes.residence.holds.kept_pages],
+            in_flight=len(cache.inspection.in_flight) + len(cache.inspection.requests),
+        )
+
+    return program
+
+
+def pages_free(cache: Cache) -> list[list[int]]:
+    """Return by tier and pool how many pages are free, or can be had of the tree."""
+    prefixes = cache.inspection.prefixes
+    return [
+        [prefixes.residence.available(tier, each.index) for each in prefixes.components]
+        for tier in (DEVICE, HOST)
+    ]

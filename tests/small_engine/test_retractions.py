@@ -1,0 +1,247 @@
+"""Requests that come and go over a pool that is far too small: each has its own bytes at the end."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.executor.executor import RankExecutor
+from lockstep.ranks.replica.attaching import StoreState
+from lockstep.small_engine import retractions
+from lockstep.small_engine.retractions import Place
+from lockstep.small_engine.scheduler import Scheduler
+from tests.kit.left_behind import nothing_left_behind
+from tests.kit.ranks.pressed_group import Pressed, Turn, config_of, presses
+from tests.kit.ranks.served_group import ServedGroup
+
+LARGE, SMALL = 1000, 30
+"""Host pages: for all requests, or for one of them when it has come far."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Let torch compute in the thread of the rank, as launched ranks do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def pressed(
+    stack: ExitStack,
+    profile: str,
+    ranks: int,
+    host_pages: int,
+    *,
+    cycles: int,
+    turn: Turn = lambda _, __: False,
+    store: str = "memory://retractions",
+) -> list[Pressed]:
+    config = config_of(profile, host_pages=host_pages, store=store)
+    group = stack.enter_context(closing(ServedGroup(config, ranks)))
+    return [each.result(1700) for each in group.begin(presses(cycles, turn))]
+
+
+FAULTS = (
+    "pages corrupt",
+    "not served",
+    "not resumed",
+    "recomputed",
+    "began again",
+    "in flight",
+    "missing",
+    "kept",
+)
+
+
+def faults(told: Pressed) -> dict[str, object]:
+    """Return what must be nothing, of what a rank says."""
+    counts = told.counts
+    values = (
+        counts.pages_corrupt,
+        told.requests - counts.requests,
+        counts.retractions - counts.resumes,
+        counts.recomputed_tokens,
+        counts.preempted + counts.loads_failed + counts.saves_failed,
+        told.in_flight,
+        sum(map(sum, told.missing)),
+        sum(map(sum, told.kept)),
+    )
+    return dict(zip(FAULTS, values, strict=True))
+
+
+CYCLES = [pytest.param(150, id="150"), pytest.param(10_000, marks=pytest.mark.slow, id="10,000")]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cycles", CYCLES)
+@pytest.mark.parametrize("profile", ["llama", "hybrid-all"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_whoever_is_put_aside_in_host_memory_comes_back_with_all_that_it_had(
+    stack: ExitStack, profile: str, ranks: int, cycles: int
+) -> None:
+    told = pressed(stack, profile, ranks, LARGE, cycles=cycles)
+
+    assert [faults(each) for each in told] == [dict.fromkeys(FAULTS, 0)] * ranks
+    assert min(each.counts.retractions for each in told) >= cycles
+    assert {each.counts.resumes_from_storage for each in told} == {0}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("cycles", CYCLES)
+@pytest.mark.parametrize("profile", ["llama", "hybrid-all"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_whoever_host_memory_has_no_room_for_comes_back_out_of_storage(
+    stack: ExitStack, profile: str, ranks: int, cycles: int
+) -> None:
+    told = pressed(stack, profile, ranks, SMALL, cycles=cycles)
+
+    assert unsound(told) == []
+    assert min(each.counts.retractions for each in told) >= cycles
+    assert min(each.counts.resumes_from_storage for each in told) > 0
+    # Now and then host memory has no room for what storage would bring.
+    assert min(each.counts.resumes / each.counts.retractions for each in told) > 0.9
+
+
+SOUND = ("pages corrupt", "not served", "in flight", "missing", "kept")
+"""What must be nothing, whatever goes wrong."""
+
+
+def unsound(told: list[Pressed], *, aborted: int = 0) -> list[dict[str, object]]:
+    found = [{name: faults(each)[name] for name in SOUND} for each in told]
+    return [each for each in found if each != dict.fromkeys(SOUND, 0) | {"not served": aborted}]
+
+
+@pytest.mark.parametrize(
+    ("faults_of_store", "profile"),
+    [
+        ("fault.flip=0.2&fault.torn=0.2&fault.wrong=0.2", "llama"),
+        ("fault.flip=0.2&fault.torn=0.2&fault.wrong=0.2", "hybrid-all"),
+        ("fault.lost=0.3&fault.error=0.1", "hybrid-all"),
+    ],
+)
+def test_what_storage_damages_or_loses_of_a_parked_request_is_computed_again(
+    stack: ExitStack, faults_of_store: str, profile: str
+) -> None:
+    store = f"fault+memory://retractions?fault.seed=3&{faults_of_store}"
+    told = pressed(stack, profile, 2, SMALL, cycles=100, store=store)
+
+    assert unsound(told) == []
+    assert min(each.counts.recomputed_tokens for each in told) > 0
+
+
+def detaches_when(place: Place) -> Turn:
+    def turn(cache: Cache, scheduler: Scheduler) -> bool:
+        is_there = place in scheduler.retractions.places.values()
+        if is_there and cache.store_state() is StoreState.ATTACHED:
+            cache.detach_store()
+        return False
+
+    return turn
+
+
+@pytest.mark.parametrize("place", [Place.PARKING, Place.PARKED, Place.FETCHING])
+def test_a_store_that_goes_with_requests_in_it_costs_what_they_had_and_no_request(
+    stack: ExitStack, place: Place
+) -> None:
+    told = pressed(stack, "hybrid-all", 2, SMALL, cycles=60, turn=detaches_when(place))
+
+    assert unsound(told) == []
+    assert min(each.counts.preempted for each in told) > 0
+
+
+def notes_who_stays(stayed: set[str]) -> Turn:
+    """Note who was on its way to storage and is not any more, but still in host memory."""
+    before: dict[str, Place] = {}
+
+    def turn(_: Cache, scheduler: Scheduler) -> bool:
+        places = scheduler.retractions.places
+        saved = {name for name, place in places.items() if place is Place.SAVED}
+        stayed.update(name for name in saved if before.get(name) is Place.PARKING)
+        before.clear()
+        before.update(places)
+        return False
+
+    return turn
+
+
+def test_a_request_that_a_store_does_not_take_in_time_stays_in_host_memory(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retractions, "PARKING_S", 0.0)
+    store = "fault+memory://retractions?fault.delay=1&fault.delay_ms=20"
+    stayed: set[str] = set()
+    turn = notes_who_stays(stayed)
+
+    told = pressed(stack, "llama", 1, SMALL, cycles=60, store=store, turn=turn)
+
+    assert unsound(told) == []
+    assert stayed
+
+
+def break_a_seal(cache: Cache, scheduler: Scheduler) -> bool:
+    """Change a byte of a page that is not full, of the first request that is saved, on rank 0."""
+    if cache.rank or scheduler.counts.loads_failed:
+        return False
+    places = scheduler.retractions.places
+    saved = [name for name, place in places.items() if place is Place.SAVED]
+    executor = cache.inspection.executor
+    assert isinstance(executor, RankExecutor)
+    for name in saved:
+        saved_pages = cache.inspection.requests.known(name).saved
+        for page in () if saved_pages is None else saved_pages[0]:
+            pool = executor.host_pool
+            pool.bytes_tensor.view(-1)[page * pool.layout.page_bytes] ^= 1
+    return False
+
+
+def test_a_saved_page_that_has_changed_costs_its_request_what_it_had_on_every_rank(
+    stack: ExitStack,
+) -> None:
+    told = pressed(stack, "llama", 2, LARGE, cycles=60, turn=break_a_seal)
+
+    assert unsound(told) == []
+    assert min(each.counts.loads_failed for each in told) > 0
+    assert min(each.counts.recomputed_tokens for each in told) > 0
+
+
+def aborts_one(place: Place) -> Turn:
+    """Abort the first request that is seen at a place, on every rank in the same step."""
+    aborted: dict[int, str] = {}
+
+    def turn(cache: Cache, scheduler: Scheduler) -> bool:
+        there = [name for name, at in scheduler.retractions.places.items() if at is place]
+        if there and cache.rank not in aborted:
+            aborted[cache.rank] = there[0]
+            scheduler.abort(there[0])
+        return False
+
+    return turn
+
+
+@pytest.mark.parametrize("place", Place)
+def test_a_request_that_is_aborted_wherever_it_is_aside_leaves_nothing_behind(
+    stack: ExitStack, place: Place
+) -> None:
+    told = pressed(stack, "hybrid-all", 2, SMALL, cycles=80, turn=aborts_one(place))
+
+    assert unsound(told, aborted=1) == []
+
+
+@pytest.mark.parametrize("place", Place)
+def test_a_group_closes_in_peace_with_a_request_aside_wherever_it_is(place: Place) -> None:
+    def stops(_: Cache, scheduler: Scheduler) -> bool:
+        return place in scheduler.retractions.places.values()
+
+    with nothing_left_behind(), ExitStack() as group:
+        told = pressed(group, "hybrid-all", 2, SMALL, cycles=80, turn=stops)
+
+    assert [each.ended for each in told] == [False, False]

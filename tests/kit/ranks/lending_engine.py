@@ -19,6 +19,7 @@ from lockstep.ranks.executor.pools import DevicePool
 from lockstep.ranks.host_cache import HostCache, PagesByPool
 from lockstep.ranks.messages import Inbox
 from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.rank_cache import RankCache
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.replica.requests import LoadState
@@ -175,3 +176,9 @@ class LendingEngine(HostCache):
         """Return what a request lends for its first tokens."""
         pages = -(-tokens // self.config.layout.page_tokens)
         return {pool: table[:pages] for pool, table in self._tables[request].items()}
+
+
+def lending(cache: RankCache) -> LendingEngine:
+    """Return a rank that is asked for what only an engine with pages of its own can do."""
+    assert isinstance(cache, LendingEngine)
+    return cache

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, closing
 from itertools import count, pairwise
 
+from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig, Peers
 from lockstep.ranks.replica.extent import Extent
@@ -29,6 +30,8 @@ def config_of(profile: str, *, store: str | None) -> CacheConfig:
         host_pages=128,
         store=store,
         peers=None if store else Peers(),
+        # A machine that does much else at the time is not what is tried.
+        stop_policy=StopPolicy(base_s=10.0),
     )
 
 

@@ -14,7 +14,7 @@ from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import HOST
 from lockstep.small_engine.contents import KeyedTokens
 from tests.kit.ranks.handoffs import terms_of
-from tests.kit.ranks.lending_engine import LendingEngine
+from tests.kit.ranks.lending_engine import lending
 from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair
 from tests.kit.ranks.served_group import ServedGroup, keyed
 
@@ -147,8 +147,7 @@ def test_an_offer_whose_time_is_over_is_lost_when_its_request_resumes(stack: Exi
     pair.prefill.until(lambda cache: not cache.inspection.in_flight)
 
     def resumed(cache: Cache) -> str:
-        assert isinstance(cache, LendingEngine)
-        return f"{cache.load_state(NAME).value}, {cache.come_back(NAME, LENGTH)}"
+        return f"{cache.load_state(NAME).value}, {lending(cache).come_back(NAME, LENGTH)}"
 
     assert pair.prefill.ask(resumed) == "saved, lost"
     assert pair.prefill.admit(NAME, TOKENS, reserve=LENGTH) <= LENGTH - LENGTH % PAGE_TOKENS
@@ -169,8 +168,8 @@ def test_an_offer_that_can_never_be_whole_is_withdrawn_when_its_time_is_over(
     ]
 
     def leave(cache: Cache) -> bool:
-        assert isinstance(cache, LendingEngine)
-        cache.leave_behind(NAME, "window", cache.needed_from(LENGTH)["window"] // PAGE_TOKENS)
+        needed = lending(cache).needed_from(LENGTH)["window"]
+        lending(cache).leave_behind(NAME, "window", needed // PAGE_TOKENS)
         departures[cache.rank].begin(NAME, "elsewhere")
         return cache.retract(NAME, ids)
 

@@ -10,6 +10,7 @@ from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from ..page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ..page_format.page_layout import PageLayout
+from ..storage_backends.host_port import require_long_enough, split_address
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
 from .replica.tree.eviction_policies import find_policy
@@ -237,14 +238,12 @@ class Peers:
     reached_at: str = ""
     """The host by which readers reach it, if that is another one; it may differ between ranks."""
     secret: str = field(default="", repr=False)
-    """What all groups that read from each other know; needed where other hosts reach the address."""
+    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
+    the address."""
 
     def __post_init__(self) -> None:
-        host, colon, port = self.address.rpartition(":")
-        if not (host and colon and port.isdecimal()):
-            raise ConfigError(
-                f"peers.address is {self.address!r}; it must be host:port, as 127.0.0.1:0"
-            )
+        split_address(self.address)
+        require_long_enough("peers", self.secret.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

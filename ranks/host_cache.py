@@ -88,8 +88,10 @@ class HostCache(RankCache):
     ) -> int:
         """Return how many tokens `load` can bring beyond the `device_tokens` that the engine has.
 
-        Whole pages; 0 for a request whose load has failed, which computes instead. Valid until the
-        next call that may take host pages: `back_up`, or `begin_step`.
+        Whole pages; or all of `tokens`, where `prefetch` with `Extent.ALL` has brought what another
+        group has left of them, also the page that is not full. 0 for a request whose load has failed,
+        which computes instead. Valid until the next call that may take host pages: `back_up`, or
+        `begin_step`.
         """
         self._require_group()
         require_text(namespace)
@@ -102,7 +104,9 @@ class HostCache(RankCache):
         """Bring `tokens`, which `hit` has just promised, from `device_tokens` on.
 
         `device_pages` are the pages for what is brought, in order. They belong to the load until
-        `load_state` says READY or FAILED. A prefetch of the request ends with what has landed.
+        `load_state` says READY or FAILED. A prefetch of the request ends with what has landed. Where
+        `hit` has promised all that another group has left, they are as for `resume`: also the page that
+        is not full, and the slot for the state after `tokens`, and the request goes on from there.
         """
         self._require_group()
         data, start = as_token_bytes(tokens), _start(device_tokens)
@@ -157,7 +161,8 @@ class HostCache(RankCache):
         full yet, and the state that it works on. `load_state` says SAVING until every rank has it all,
         then SAVED; FAILED says that the request goes on as it is. Either way no copy touches the pages
         any more, but for one that hangs: where the request still `lends`, `keep_off` comes before
-        anything overwrites them. Returns False, and it goes on, if host memory has no room.
+        anything overwrites them. Returns False, and it goes on, if host memory has no room. To `offer`
+        or `serve` it whole, lend of a window all that `needed_from` names for its whole pages.
         """
         self._require_group()
         data, runs = as_token_bytes(tokens), self._runs(device_pages)
@@ -172,7 +177,8 @@ class HostCache(RankCache):
         it, and for what it has given up since.
         They belong to the load until `load_state` says READY; its bytes are checked on the way, and
         FAILED says that it has to be computed anew. `Wait.LOST` says that what it shared with others
-        is gone: it is as one that was never admitted then.
+        is gone, or what it had saved, since the time for which it was served is over: it is as one that
+        was never admitted then. `Wait.LOADING` says that others still read what it has saved.
         """
         self._require_group()
         runs, start = self._runs(device_pages), _start(device_tokens)

@@ -42,10 +42,10 @@ class RankCache(Member):
         known from here on; `release` or `abort` forgets it. Nothing is held on the device.
 
         For what another group offers: `extent` is `Extent.KV` while it still computes the prompt, and
-        `Extent.ALL` once it offers all of `tokens`, of which the request then has the tail as well; not
-        where the engine owns the device pages, which only whole pages are loaded into.
-        `source` is the URI of that group where it serves its host memory itself, as its
-        `serving_uri` says; empty for the store. What could not be read before is asked for again.
+        `Extent.ALL` once it offers all of `tokens`, of which the request then has the tail as well. If
+        not all of that is found, what a match can use of `tokens` is brought instead. `source` is the
+        URI of that group where it serves its host memory itself, as its `serving_uri` says; empty for
+        the store. What could not be read before is asked for again.
         """
         self._require_group()
         require_text(namespace)
@@ -70,8 +70,9 @@ class RankCache(Member):
 
         As `offer`, but nothing is written: every rank's host pages are pinned, and its page server
         answers readers, until `withdraw`, or `release`, or until nobody has called this for `ttl_s`
-        seconds of agreed time; then a request of which the tail was served has nothing any more. It
-        grows no further while host memory would be short for those who compute.
+        seconds of agreed time; then a request of which the tail was served has nothing any more: it is
+        FAILED, or, where an engine has lent its device pages and gives them to others, LOST when it
+        resumes. It grows no further while host memory would be short for those who compute.
         """
         self._require_group()
         if self.config.peers is None:

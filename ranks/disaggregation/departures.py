@@ -54,7 +54,8 @@ class _Departure:
     is_complete: bool = False
     """The other group has been sent the manifest."""
     until_ms: int = 0
-    """When nobody waits for the receipt any more, in agreed time; 0 while no time was agreed on."""
+    """When nobody waits any more, in agreed time: that all of it can be had, and then for the receipt.
+    0 while no time was agreed on."""
 
 
 class Departures:
@@ -71,7 +72,8 @@ class Departures:
     ) -> None:
         """`directly` serves pages out of host memory; otherwise they go by the store.
 
-        An offer that nobody gives a receipt for ends after `ttl_s`.
+        An offer that is not whole `ttl_s` after its request was saved ends, and so does one that nobody
+        gives a receipt for within as long after that.
         """
         self._cache = cache
         self._terms = terms
@@ -138,7 +140,9 @@ class Departures:
         for request, departure in list(self._leaving.items()):
             if not departure.is_complete:
                 self._offer(request, departure)
-            elif not departure.until_ms:
+            if departure.goes_on is None:
+                continue
+            if not departure.until_ms:
                 departure.until_ms = now_ms and now_ms + int(1000 * self._ttl_s)
             elif now_ms > departure.until_ms:
                 self._send(departure.to, Withdrawn(request=request))
@@ -158,7 +162,7 @@ class Departures:
             _, departure.there = departure.given.popleft()
         there = departure.there
         if departure.goes_on is not None and there == len(tokens):
-            departure.is_complete = True
+            departure.is_complete, departure.until_ms = True, 0
             self._send(departure.to, self._manifest(request, departure, departure.goes_on))
             return
         if there > departure.told:

@@ -100,6 +100,8 @@ class StorageLoop:
             FetchTransfer: Pace(),
             PersistTransfer: Pace(),
         }
+        self._handed_in = self._accepted = 0
+        """How often orders were handed in, and were accepted by the loop's thread."""
         self._transfers: dict[int, Transfer] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -159,9 +161,10 @@ class StorageLoop:
         if self._trouble is not None:
             return False
         try:
-            self._loop.call_soon_threadsafe(self._accept, orders)
+            self._loop.call_soon_threadsafe(self._take, orders)
         except RuntimeError:
             return False
+        self._handed_in += 1
         return True
 
     def trouble(self) -> str | None:
@@ -169,7 +172,9 @@ class StorageLoop:
         return self._trouble
 
     def is_idle(self) -> bool:
-        """Say whether nothing runs, as far as the engine's thread can tell."""
+        """Say whether nothing runs, and nothing was handed in that is still to run."""
+        if self._accepted != self._handed_in:
+            return False
         return not (self._transfers or self._lookups or self._early)
 
     def counters(self) -> Counters:
@@ -231,6 +236,10 @@ class StorageLoop:
         early, self._early = self._early or [], None
         for orders in early:
             self._accept(orders)
+
+    def _take(self, orders: Sequence[TimedOrder]) -> None:
+        self._accept(orders)
+        self._accepted += 1
 
     def _accept(self, orders: Sequence[TimedOrder]) -> None:
         if self._early is not None and self._trouble is None:

@@ -28,7 +28,7 @@ from .operations.kinds import Copy, Operation, Persist, Prefetch, Serving
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
 from .pages import PageRun
 from .parts import SOUND, Parts
-from .requests import LoadState, Request, received
+from .requests import LoadState, Request
 from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
@@ -122,7 +122,10 @@ class Replica:
 
     def received(self, name: str, namespace: str, tokens: bytes) -> int:
         """Return how many of `tokens` could be admitted, with their tail if it is here. Reads only."""
-        return received(self.match(namespace, tokens), self.requests.get(name), tokens)
+        request = self.requests.get(name)
+        if request is None or request.place.namespace != namespace:
+            return self.match(namespace, tokens).host_tokens
+        return self.saving.received(request, tokens)
 
     def keys(self, namespace: str, tokens: bytes) -> tuple[bytes, bytes]:
         """Return the keys of the last whole page of `tokens` and of their tail. Reads only."""
@@ -172,11 +175,6 @@ class Replica:
 
         With a `source` it is another group that may have it.
         """
-        if extent is Extent.ALL and isinstance(self.device, LentDevice):
-            raise UsageError(
-                f"request {name!r} cannot have its tail brought: the engine owns the device's pages,"
-                " and no command loads a tail into those it lends; prefetch whole pages"
-            )
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {name!r} is admitted already; prefetch before load back")
@@ -274,9 +272,9 @@ class Replica:
         """Copy pages of `tokens` to device pages that the engine lends."""
         request = self.requests.known(name)
         # A call that is refused must change nothing, so it is refused before the prefetch ends.
-        self._lent.require_loadable(request, tokens, start_tokens, runs)
+        goes_on = self._lent.require_loadable(request, tokens, start_tokens, runs)
         self.prefetching.stop(request)
-        self._lent.load(request, tokens, start_tokens, runs)
+        self._lent.load(request, tokens, start_tokens, runs, goes_on=goes_on)
 
     @command
     def back_up(self, name: str, namespace: str, tokens: bytes, runs: Sequence[PageRun]) -> int:

@@ -26,7 +26,6 @@ from .operations.kinds import Operation, Persist, Serving
 from .pages import PageRun, page_run
 from .tail import Tail
 from .tree.holds import Receipt
-from .tree.matching import Match
 from .tree.node import HOST, Node, Place
 from .tree.prefixes import Prefixes
 from .tree.tokens import TOKEN_BYTES, token_hash
@@ -195,6 +194,11 @@ class Request:
         return self.stage not in _WAITING
 
     @property
+    def given_up(self) -> bool:
+        """Whether it is SAVED, and what it had saved does not come back: a resume will say so."""
+        return self.stage is _SAVED and self.node is None
+
+    @property
     def barred(self) -> bool:
         """Whether a copy of its has failed, and nothing has been loaded for it since."""
         return self.stage is _FAILED or self.stage is _BARRED
@@ -203,14 +207,6 @@ class Request:
     def load_state(self) -> LoadState | None:
         """How far its pages have come; None for one that was never admitted."""
         return _LOAD_STATES.get(self.stage)
-
-
-def received(found: Match, request: Request | None, tokens: bytes) -> int:
-    """Return how many of `tokens` an admission could have, with what was brought for the request."""
-    count = len(tokens) // TOKEN_BYTES
-    tail = None if request is None else request.tail
-    has_tail = tail is not None and tail.tokens == count and found.last_host_tokens >= tail.whole
-    return count if has_tail else found.host_tokens
 
 
 def require_name(what: str, name: object) -> None:

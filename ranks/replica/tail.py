@@ -25,8 +25,6 @@ class Tail(NamedTuple):
     key: bytes
     components: tuple[int, ...]
     """The components that have an object of it."""
-    whole: int
-    """How many of its tokens are in whole pages, and so not in it."""
 
     def transfers(
         self, components: Sequence[Component], pages: Sequence[PageRun], *, sealed: bool = False
@@ -51,5 +49,4 @@ def tail_of(
         tokens=len(tokens) // TOKEN_BYTES,
         key=tail_key(last_key, rest),
         components=tuple(each.index for each in components if (rest if each.per_page else tokens)),
-        whole=whole // TOKEN_BYTES,
     )

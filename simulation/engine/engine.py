@@ -18,6 +18,7 @@ from ..rank.memory import SymbolicMemory
 from ..world import World
 from .every_rank import every_rank
 from .model import Model
+from .parking import Parking
 from .prompts import TOKEN_BYTES, Prompts
 from .request import EngineRequest
 from .sampling_apart import Bringing, bring
@@ -57,6 +58,7 @@ class Engine(ABC, Generic[CacheT]):
         self._random = world.stream("workload")
         self._priorities = world.stream("priorities")
         self._prompts = Prompts(world)
+        self._parking = Parking(world)
         self._named = 0
         self._old_names: list[str] = []
         self._caches: list[CacheT] = []

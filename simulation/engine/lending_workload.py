@@ -22,6 +22,7 @@ from ..world import IDLE_S
 from .engine import PATIENCE, Engine
 from .engine_pools import EnginePools, Held
 from .lending_backups import LendingBackups
+from .lending_handoffs import LendingHandoffs
 from .lending_loads import LendingLoads
 from .lending_misuse import misuse
 from .lending_retracts import LendingRetracts
@@ -46,6 +47,7 @@ class LendingWorkload(Engine[HostCache]):
         parts = (self._caches, self._pools, unit, random, coverage, self._ask)
         self._loads, self._backups = LendingLoads(*parts), LendingBackups(*parts)
         self._retracts = LendingRetracts(*parts)
+        self._handoffs = LendingHandoffs(*parts[:3], self._parking.random, *parts[4:])
         self._leaving: dict[str, Held] = {}
         """Requests that were released, and their pages, which are not free yet."""
         self._generation = 0
@@ -151,10 +153,18 @@ class LendingWorkload(Engine[HostCache]):
                 self._answer(request)
             case EngineStage.PUBLISHED:
                 self._release(request)
+            case EngineStage.RETRACTED if request.leaves and not request.tables:
+                self._park(request)
             case EngineStage.RETRACTED:
                 self._look_at_retract(request)
-            case EngineStage.PARKED | EngineStage.GONE:
+            case EngineStage.PARKED:
+                self._take_up(request)
+            case EngineStage.GONE:
                 pass
+        if request.admitted and request.stage in (*_COMPUTES, EngineStage.RETRACTED):
+            length = request.computed or request.bringing
+            served = self._parking.serve(self._caches, request, length)
+            self._coverage["offered or served"] += served
         if request.stage in _COMPUTES and self._random.random() < 0.04:
             self._retract(request)
         if request.stage in _COMPUTES and self._random.random() < 0.015:
@@ -267,7 +277,9 @@ class LendingWorkload(Engine[HostCache]):
                 evict(computing[-1])
 
     def _retract(self, request: EngineRequest) -> None:
-        self._holds_copies |= self._retracts.retract(request)
+        done = self._retracts.retract(request)
+        self._holds_copies |= done
+        request.leaves = done and self._parking.random.random() < 0.4
 
     def _look_at_retract(self, request: EngineRequest) -> None:
         became = self._retracts.look(request)
@@ -278,10 +290,29 @@ class LendingWorkload(Engine[HostCache]):
             request.stage = self._stage(request)
             self._model.check_tables(request)
         elif became == "lost":
-            self._begin_anew(request, max(request.prompt, request.bringing))
-            request.computed, request.stage = 0, EngineStage.ARRIVED
-            request.admitted = request.failed = False
-            request.generation = self._generation
+            self._begin_again(request)
+        elif request.refused > 2 * PATIENCE:
+            self._abort(request)
+
+    def _begin_again(self, request: EngineRequest) -> None:
+        """Let a request of which what was saved is lost compute it again."""
+        self._begin_anew(request, max(request.prompt, request.bringing))
+        request.computed, request.stage = 0, EngineStage.ARRIVED
+        request.admitted = request.failed = False
+        request.generation = self._generation
+
+    def _park(self, request: EngineRequest) -> None:
+        became = self._handoffs.park(request, self._generation)
+        self._coverage[f"parking {became}"] += became != "waits"
+        # Where the store does not take it, it comes back some time.
+        request.leaves = request.refused < PATIENCE
+
+    def _take_up(self, request: EngineRequest) -> None:
+        became = self._handoffs.take_up(request, self._generation)
+        self._coverage[f"parked {became}"] += became != "waits"
+        self._holds_copies |= became == "taken up"
+        if became == "lost":
+            self._begin_again(request)
         elif request.refused > 2 * PATIENCE:
             self._abort(request)
 

@@ -23,27 +23,27 @@ class Parking:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._random = world.stream("parking")
+        self.random = world.stream("parking")
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
         """Draw whether a retracted request is to be parked in storage."""
-        return self._random.random() < 0.2
+        return self.random.random() < 0.2
 
-    def serve(self, caches: Sequence[RankCache], request: EngineRequest) -> bool:
-        """Offer what a request has computed, one way or the other, or withdraw it, now and then."""
-        draw = self._random.random()
+    def serve(self, caches: Sequence[RankCache], request: EngineRequest, length: int) -> bool:
+        """Offer `length` tokens of a request, one way or the other, or withdraw it, now and then."""
+        draw = self.random.random()
         if draw > 0.03:
             return False
-        tokens = request.head(request.computed)
+        tokens = request.head(length)
         if draw < 0.01:
             ask("withdraw", caches, lambda c: c.withdraw(request.name))
         elif draw < 0.02:
-            self._check(request, ask("offer", caches, lambda c: c.offer(request.name, tokens)))
+            self._check(length, ask("offer", caches, lambda c: c.offer(request.name, tokens)))
         else:
-            ttl_s = self._random.choice((0.05, 0.5, 30.0))
+            ttl_s = self.random.choice((0.05, 0.5, 30.0))
             told = ask("serve", caches, lambda c: c.serve(request.name, tokens, ttl_s=ttl_s))
-            self._check(request, told)
+            self._check(length, told)
         return True
 
     def park(self, caches: Sequence[Cache], request: EngineRequest) -> str:
@@ -55,7 +55,7 @@ class Parking:
         if ask("load_state", caches, lambda c: c.load_state(request.name)) is not LoadState.SAVED:
             return "waits"
         stored = ask("offer", caches, lambda c: c.offer(request.name, tokens))
-        self._check(request, stored)
+        self._check(request.computed, stored)
         if stored < request.computed:
             request.refused += 1
             return "refused"
@@ -74,10 +74,10 @@ class Parking:
         done = ask("prefetch_done", caches, lambda c: c.prefetch_done(request.name))
         if not done:
             return "waits"
-        if self._random.random() < 0.2:
+        if self.random.random() < 0.2:
             # An engine may ask again, for all of it or for as much of it as there is.
             request.refused += 1
-            self._prefetch(caches, request, self._random.choice((Extent.ALL, Extent.PAGES)))
+            self._prefetch(caches, request, self.random.choice((Extent.ALL, Extent.PAGES)))
             return "asked again"
         tokens, reserve = request.head(request.computed), request.computed
         answer = ask(
@@ -106,8 +106,8 @@ class Parking:
             lambda c: c.prefetch(request.name, tokens, request.namespace, extent=extent),
         )
 
-    def _check(self, request: EngineRequest, told: int) -> None:
-        whole = told == request.computed or not told % self._page
-        if not (whole and 0 <= told <= request.computed):
-            said = f"of {request.computed} tokens says {told}"
+    def _check(self, length: int, told: int) -> None:
+        whole = told == length or not told % self._page
+        if not (whole and 0 <= told <= length):
+            said = f"of {length} tokens says {told}"
             raise Violated(ImpossibleAnswer("an offer", said))

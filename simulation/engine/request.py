@@ -77,6 +77,8 @@ class EngineRequest:
     """Whether it computed before a reset without the cache knowing that it had pages."""
     failed: bool = False
     """Whether one of its copies has failed; nothing is loaded for it after that."""
+    leaves: bool = False
+    """Whether it is to leave by storage once it is saved."""
     bringing: int = 0
     """How many tokens it has once its load is over, or had when it was retracted."""
     state_comes: bool = False

@@ -28,7 +28,6 @@ from .engine import PATIENCE, Engine
 from .every_rank import NO_PAGE
 from .keeping import Pins, Retracts
 from .misuse import misuse, refuse
-from .parking import Parking
 from .probing import probe
 from .prompts import TOKEN_BYTES
 from .request import EngineRequest, EngineStage
@@ -55,7 +54,6 @@ class Workload(Engine[Cache]):
         super().__init__(world, contents=contents, faults=faults, coverage=coverage, trace=trace)
         self._pins = Pins(world)
         self._retracts = Retracts(world)
-        self._parking = Parking(world)
 
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """See `Engine`."""
@@ -106,7 +104,9 @@ class Workload(Engine[Cache]):
 
     def _act(self, request: EngineRequest) -> None:
         if request.stage in _OFFERED:
-            self._coverage["offered or served"] += self._parking.serve(self._caches, request)
+            self._coverage["offered or served"] += self._parking.serve(
+                self._caches, request, request.computed
+            )
         match request.stage:
             case EngineStage.ARRIVED:
                 self._prefetch(request)

@@ -5,15 +5,13 @@ an index has lies under five keys with the prefix `{lockstep:<name>}`. A server 
 (without persistence, after a restart) leaves an empty index: all is missing, nothing is wrong.
 """
 
-import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from ...errors import ConfigError, StorageError
-from ..uri import without_secrets, without_secrets_of
+from ..redis_scripts import RedisScripts
+from ..uri import without_secrets
 from .contract import (
     SLOTS_MAX,
     Commit,
@@ -25,10 +23,6 @@ from .contract import (
     is_sane,
 )
 
-_TIMEOUT_S: Final = 5.0
-"""How long one answer of the server may take."""
-_CONNECTIONS_MAX: Final = 128
-"""More than there are threads that ask; one that finds none free would fail."""
 _OPTIONS: Final = frozenset({"db", "username", "password", "client_name"})
 _OPTIONS_TLS: Final = "ssl_"
 """What these begin with are the options of a `rediss://` address, and redis-py's to check."""
@@ -157,7 +151,6 @@ class RedisPageIndex:
     def __init__(self, url: str, name: str) -> None:
         self.text = f"{without_secrets(url)} (index {name!r})"
         _check_options(url)
-        self._url = url
         prefix = f"{{lockstep:{name}}}"
         self._entries = f"{prefix}:entries"
         self._used = f"{prefix}:used"
@@ -168,45 +161,13 @@ class RedisPageIndex:
             f"{prefix}:slots",
             f"{prefix}:claims",
         ]
-        self._lock = threading.Lock()
-        self._client: Any = None
-        self._scripts: dict[str, Any] = {}
-        self._errors: tuple[type[Exception], ...] = (OSError,)
+        scripts = {script: _PRELUDE + body for script, body in _SCRIPTS.items()}
+        # Every script may run twice.
+        self._server = RedisScripts(f"index {self.text}", url, scripts, self._keys, repeats=True)
 
     def open(self) -> None:
         """Connect."""
-        try:
-            redis = import_module("redis")
-        except ImportError as error:
-            raise ConfigError(
-                f"index {self.text} needs redis-py; install it with: pip install 'redis>=5.0'"
-            ) from error
-        self._errors = (redis.RedisError, OSError)
-        retry = import_module("redis.retry").Retry
-        no_backoff = import_module("redis.backoff").NoBackoff
-        try:
-            # Every script may run twice, so what was lost with an idle connection is tried again.
-            self._client = redis.Redis.from_url(
-                self._url,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                max_connections=_CONNECTIONS_MAX,
-                retry=retry(no_backoff(), 1, supported_errors=(redis.ConnectionError,)),
-            )
-            self._scripts = {
-                name: self._client.register_script(_PRELUDE + body)
-                for name, body in _SCRIPTS.items()
-            }
-            version = self._set_default("format", _FORMAT)
-        except (*self._errors, ValueError, TypeError, StorageError) as error:
-            self.close()
-            # An error of ours names the index already.
-            why = error.__cause__ if isinstance(error, StorageError) and error.__cause__ else error
-            # A password with a slash in it makes the client repeat a part of it.
-            told = without_secrets_of(self._url, str(why))
-            raise ConfigError(
-                f"index {self.text} cannot be used: {told}; start the server, or give its address"
-            ) from None
+        version = self._server.open(lambda: self._set_default("format", _FORMAT))
         if version != _FORMAT:
             self.close()
             raise ConfigError(
@@ -227,20 +188,20 @@ class RedisPageIndex:
 
     def provide(self, slots: int) -> int:
         """Let there be at least so many slots."""
-        return self._number(self._run("provide", [min(slots, SLOTS_MAX)]))
+        return self._number(self._server.run("provide", [min(slots, SLOTS_MAX)]))
 
     def look_up(self, keys: Sequence[bytes]) -> list[Entry | None]:
         """Return the entry of each key."""
         rows: list[bytes | None] = []
         for some in _cut(keys, _KEYS_AT_A_TIME):
-            rows += self._ask("HMGET", self._entries, *some)
+            rows += self._server.ask("HMGET", self._entries, *some)
         return [_entry(key, row) for key, row in zip(keys, rows, strict=True)]
 
     def confirm(self, keys: Sequence[bytes]) -> list[Entry | None]:
         """Return the entry of each key, and count that as its use."""
         rows: list[bytes | None] = []
         for some in _cut(keys, _KEYS_AT_A_TIME):
-            rows += self._run("confirm", some)
+            rows += self._server.run("confirm", some)
         return [_entry(key, row) for key, row in zip(keys, rows, strict=True)]
 
     def reserve(self, count: int, lease_s: float) -> list[Reservation]:
@@ -248,7 +209,7 @@ class RedisPageIndex:
         lent: list[int] = []
         while len(lent) < 2 * count:
             wanted = min(count - len(lent) // 2, _KEYS_AT_A_TIME)
-            answer = self._run("reserve", [wanted, int(lease_s * 1e6)])
+            answer = self._server.run("reserve", [wanted, int(lease_s * 1e6)])
             lent += map(self._number, answer)
             if len(answer) < 2 * wanted:
                 break
@@ -265,33 +226,37 @@ class RedisPageIndex:
                 row = " ".join([*map(str, numbers), entry.place])
                 replaces, kept = wish.replaces, int(wish.kept)
                 arguments += [entry.key, entry.generation, wish.slot, replaces, kept, row]
-            outcomes += [CommitOutcome(int(each)) for each in self._run("commit", arguments)]
+            outcomes += [CommitOutcome(int(each)) for each in self._server.run("commit", arguments)]
         return outcomes
 
     def release(self, reservations: Sequence[Reservation]) -> None:
         """Give slots back."""
         for some in _cut(reservations, _KEYS_AT_A_TIME):
-            self._run("release", [number for each in some for number in each])
+            self._server.run("release", [number for each in some for number in each])
 
     def drop(self, entries: Sequence[Entry]) -> None:
         """Forget entries of these generations."""
         for some in _cut(entries, _KEYS_AT_A_TIME):
-            self._run("drop", [part for each in some for part in (each.key, each.generation)])
+            self._server.run(
+                "drop", [part for each in some for part in (each.key, each.generation)]
+            )
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Forget the entries of these keys."""
         for some in _cut(keys, _KEYS_AT_A_TIME):
-            self._run("remove", some)
+            self._server.run("remove", some)
 
     def entries(self) -> Iterator[list[Used]]:
         """Yield all entries."""
         cursor = 0
         while True:
-            cursor, rows = self._ask("HSCAN", self._entries, cursor, "COUNT", _KEYS_AT_A_TIME)
+            cursor, rows = self._server.ask(
+                "HSCAN", self._entries, cursor, "COUNT", _KEYS_AT_A_TIME
+            )
             keys = list(rows)
             if keys:
-                uses = self._ask("ZMSCORE", self._used, *keys)
-                seconds, microseconds = self._ask("TIME")
+                uses = self._server.ask("ZMSCORE", self._used, *keys)
+                seconds, microseconds = self._server.ask("TIME")
                 now = int(seconds) * 1_000_000 + int(microseconds)
                 told = zip((_entry(key, rows[key]) for key in keys), uses, strict=True)
                 yield [
@@ -304,38 +269,17 @@ class RedisPageIndex:
 
     def close(self) -> None:
         """Disconnect."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._server.close()
 
     def _set_default(self, name: str, value: str) -> str:
         """Return a setting of the index, which is `value` now if there was none."""
-        return bytes(self._run("set_default", [name, value])).decode("ascii", "replace")
+        return bytes(self._server.run("set_default", [name, value])).decode("ascii", "replace")
 
     def _number(self, answer: bytes | str) -> int:
         try:
             return int(answer)
         except ValueError as error:
             raise StorageError(f"index {self.text} is damaged: {error}") from error
-
-    def _ask(self, *command: Any) -> Any:
-        with self._asking() as client:
-            return client.execute_command(*command)
-
-    def _run(self, script: str, arguments: Sequence[Any]) -> Any:
-        with self._asking() as client:
-            return self._scripts[script](keys=self._keys, args=arguments, client=client)
-
-    @contextmanager
-    def _asking(self) -> Generator[Any]:
-        """Lend the client, and turn what it raises into `StorageError`."""
-        if self._client is None:
-            raise StorageError(f"index {self.text} is not open")
-        try:
-            yield self._client
-        except self._errors as error:
-            raise StorageError(f"index {self.text} does not answer: {error}") from error
 
 
 def _check_options(url: str) -> None:

@@ -23,11 +23,11 @@ from typing import Final
 from ...errors import ConfigError, UsageError
 from ...page_format.object_name import ObjectName
 from ..base import Capabilities, Counters, Read, ReadOutcome, StoredObject, Write, WriteOutcome
+from ..host_port import split_address
 from ..tally import Tally
 from ..uri import StoreUri
 from .calls import look_up, read_objects
 from .group import PeerGroup
-from .wire import split_address
 
 CONNECT_S: Final = 5.0
 INFLIGHT_BYTES: Final = 64 << 20
@@ -131,7 +131,7 @@ def from_uri(uri: StoreUri) -> PeerBackend:
     uri.only_options(("secret", "connect_s", "inflight_bytes"))
     try:
         split_address(uri.host)
-    except ValueError:
+    except ConfigError:
         raise ConfigError(
             f"store {uri.text!r} must name a rank as peer://host:port, and an IPv6 address as"
             " peer://[address]:port"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import StorageError
+from ..host_port import split_address
 from .handshake import greet_server, receive_exactly
 from .requests import Question, Reading, Request
 from .streams import Parser, Receiver, Sender
@@ -29,7 +30,6 @@ from .wire import (
     decode,
     decode_prefix,
     encode,
-    split_address,
 )
 
 SILENT_S: Final = 5.0

@@ -35,8 +35,9 @@ from typing import Final, NamedTuple, cast
 
 import msgpack
 
-from ...errors import StorageError
+from ...errors import ConfigError, StorageError
 from ...page_format.object_shape import PARTS_MAX
+from ..host_port import split_address
 
 VERSION: Final = 1
 CONTROL_BYTES_MAX: Final = 256 << 10
@@ -195,22 +196,6 @@ def decode_rank(raw: bytes) -> PeerRank:
     return _rank(_unpacked(memoryview(raw)))
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[host]:port`; raises `ValueError` if it is neither."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise ValueError(f"{address!r} is not host:port")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if (":" in host) is not bracketed:
-        raise ValueError(f"{address!r} is not host:port; an IPv6 address is written [address]:port")
-    return (host[1:-1] if bracketed else host), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return host and port as one text, which `split_address` takes apart."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _hello(fields: "_Fields") -> Hello:
     rank, namespace = fields.number(), fields.text()
     ranks = tuple(map(_rank, fields.items(RANKS_MAX)))
@@ -228,7 +213,7 @@ def _rank(raw: object) -> PeerRank:
         each.end()
     try:
         split_address(address)
-    except ValueError as error:
+    except ConfigError as error:
         raise StorageError(str(error)) from None
     return PeerRank(address, shards)
 

@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from lockstep import Bounds, CacheConfig, Column, ConfigError, PageLayout, StopPolicy, Timeouts
+from lockstep import (
+    Bounds,
+    CacheConfig,
+    Column,
+    ConfigError,
+    PageLayout,
+    Peers,
+    StopPolicy,
+    Timeouts,
+)
 
 LAYOUT = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=4, elements=1),))
 
@@ -15,6 +24,21 @@ def test_a_wait_that_is_not_bounded_is_refused(field: str, value: float) -> None
     """Rule R10: each wait has a deadline."""
     with pytest.raises(ConfigError, match=field):
         Timeouts(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"secret": "fifteen letters"}, "the secret of peers has 15 bytes, must be 16 or more"),
+        ({"address": "10.0.0.4"}, "write host:port"),
+        ({"address": "10.0.0.4:99999"}, "must be 0 to 65535"),
+    ],
+)
+def test_peers_have_an_address_and_a_secret_that_nobody_guesses(
+    settings: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Peers(**settings)
 
 
 @pytest.mark.parametrize("field", ["base_s", "per_ki_token_s", "cap_s"])

@@ -1,5 +1,6 @@
 """Rule R14: messages that reach single ranks are commands once all ranks have them, in one step."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -182,6 +183,18 @@ def test_a_message_stays_in_the_inbox_until_the_engine_has_taken_it() -> None:
     assert ranks.inboxes[0].waiting == 1
     assert taken(ranks) == (b"arrival",)
     assert ranks.inboxes[0].waiting == 0
+
+
+def test_an_idle_member_waits_until_a_message_comes(depth: int) -> None:
+    """It does not step as fast as it can, and what comes does not wait for it."""
+    ranks = RanksInTurn(1, depth=depth, inboxes=True)
+    assert ranks.inboxes is not None
+    comes = threading.Timer(0.1, ranks.inboxes[0].note, (1, b"arrival"))
+    comes.start()
+    ranks.caches[0].step(idle_s=60.0)
+    comes.join()
+
+    assert (b"arrival",) in steps(ranks, 1)
 
 
 def test_a_cache_without_an_inbox_has_no_messages(depth: int) -> None:

@@ -5,13 +5,10 @@ directory has lies under three keys with the prefix `{lockstep:groups:<name>}`. 
 them leaves an empty directory, to which groups come back as they find that they cannot renew.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
-from ....errors import ConfigError, StorageError
-from ....storage_backends.uri import without_secrets, without_secrets_of
+from ....storage_backends.redis_scripts import RedisScripts
+from ....storage_backends.uri import without_secrets
 from .directory import (
     Lease,
     Listing,
@@ -21,9 +18,6 @@ from .directory import (
     require_lease,
     to_record,
 )
-
-_TIMEOUT_S: Final = 5.0
-"""How long one answer of the server may take."""
 
 _PRELUDE: Final = """
 local members, leases, counters = KEYS[1], KEYS[2], KEYS[3]
@@ -82,82 +76,42 @@ class RedisDirectory:
     def __init__(self, url: str, name: str = "default") -> None:
         """`name` keeps several directories in one database apart."""
         self.text = f"{without_secrets(url)} (groups {name!r})"
-        self._url = url
         prefix = f"{{lockstep:groups:{name}}}"
-        self._keys = [f"{prefix}:{each}" for each in ("members", "leases", "counters")]
-        self._client: Any = None
-        self._scripts: dict[str, Any] = {}
-        self._errors: tuple[type[Exception], ...] = (OSError,)
+        keys = [f"{prefix}:{each}" for each in ("members", "leases", "counters")]
+        scripts = {script: _PRELUDE + body for script, body in _SCRIPTS.items()}
+        what = f"directory {self.text}"
+        self._server = RedisScripts(what, url, scripts, keys, repeats=False)
 
     def open(self) -> None:
         """Connect, and see that the server answers."""
-        try:
-            redis = import_module("redis")
-        except ImportError as error:
-            raise ConfigError(
-                f"directory {self.text} needs redis-py; install it with: pip install 'redis>=5.0'"
-            ) from error
-        self._errors = (redis.RedisError, OSError)
-        try:
-            self._client = redis.Redis.from_url(
-                self._url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
-            )
-            self._scripts = {
-                name: self._client.register_script(_PRELUDE + body)
-                for name, body in _SCRIPTS.items()
-            }
-            self._client.ping()
-        except (*self._errors, ValueError, TypeError) as error:
-            self.close()
-            # A password with a slash in it makes the client repeat a part of it.
-            told = without_secrets_of(self._url, str(error))
-            raise ConfigError(
-                f"directory {self.text} cannot be used: {told}; start the server, or give its address"
-            ) from None
+        self._server.open(lambda: self._server.ask("PING"))
 
     def register(self, registration: Registration, lease_s: float) -> Lease:
         """List a group, in the place of one of its name."""
         require_lease(lease_s)
         name = registration.name
-        life = self._run("register", name, int(lease_s * 1e6), to_record(registration))
+        life = self._server.run("register", [name, int(lease_s * 1e6), to_record(registration)])
         return Lease(name, int(life))
 
     def renew(self, lease: Lease, lease_s: float) -> bool:
         """Let a lease last longer, if it is not over."""
         require_lease(lease_s)
-        return bool(self._run("renew", lease.name, int(lease_s * 1e6), lease.life))
+        return bool(self._server.run("renew", [lease.name, int(lease_s * 1e6), lease.life]))
 
     def leave(self, lease: Lease) -> None:
         """Take a group off the list."""
-        self._run("leave", lease.name, lease.life)
+        self._server.run("leave", [lease.name, lease.life])
 
     def groups(self) -> Listing:
         """Return who is there."""
-        version, rows = self._run("groups")
+        version, rows = self._server.run("groups")
         members = (_member(bytes(row)) for row in rows)
         known = [each for each in members if each is not None]
         return Listing(int(version), tuple(sorted(known, key=lambda each: each.registration.name)))
 
     def close(self) -> None:
         """Disconnect."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _run(self, script: str, *arguments: object) -> Any:
-        with self._asking() as client:
-            return self._scripts[script](keys=self._keys, args=arguments, client=client)
-
-    @contextmanager
-    def _asking(self) -> Generator[Any]:
-        """Lend the client, and turn what it raises into `StorageError`."""
-        if self._client is None:
-            raise StorageError(f"directory {self.text} is not open")
-        try:
-            yield self._client
-        except self._errors as error:
-            told = without_secrets_of(self._url, str(error))
-            raise StorageError(f"directory {self.text} does not answer: {told}") from error
+        self._server.close()
 
 
 def _member(row: bytes) -> Member | None:

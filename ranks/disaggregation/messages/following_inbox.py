@@ -5,11 +5,10 @@ import logging
 import threading
 
 from ....errors import ConfigError
+from ....storage_backends.host_port import require_secret, split_address
 from ...messages import Backlog
 from ..refusal import Refusal, Refused
-from .addresses import split_address
 from .frames import Connection, Kind
-from .handshake import require_secret
 from .loop_thread import LoopThread
 from .numbering import InboxBounds
 

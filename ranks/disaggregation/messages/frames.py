@@ -1,7 +1,7 @@
 """What the processes that send, number and receive messages tell each other over TCP.
 
-A connection begins with a handshake (`handshake`). From then on each side sends frames: the length in
-four bytes, big-endian, and one msgpack array of a kind and that kind's fields.
+A connection begins with a handshake (`storage_backends/handshake.py`). From then on each side sends
+frames: the length in four bytes, big-endian, and one msgpack array of a kind and that kind's fields.
 
     kind      who                     fields
     FOLLOW    a rank to rank 0        the start of the group, its rank, how many messages it has
@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import msgpack
 
+from ....storage_backends.handshake import NotAdmitted, Why, admit, introduce
 from ..refusal import Refusal, Refused
-from .handshake import admit, introduce
 
 VERSION: Final = 1
 _MAGIC: Final = b"LOCKMSGS"
@@ -35,6 +35,13 @@ SENTENCE_MAX: Final = 512
 """The most characters of a sentence that is told."""
 
 _LENGTH = struct.Struct(">I")
+
+_REFUSALS: Final = {
+    Why.STRANGER: Refusal.MALFORMED,
+    Why.VERSION: Refusal.VERSION,
+    Why.SECRET: Refusal.SECRET,
+    Why.FULL: Refusal.FULL,
+}
 
 
 class Kind(IntEnum):
@@ -81,6 +88,9 @@ class Connection:
         connection = cls(reader, writer, bytes_max=bytes_max)
         try:
             await introduce(connection, magic=_MAGIC, version=VERSION, secret=secret)
+        except NotAdmitted as error:
+            connection.abort()
+            raise Refused(_REFUSALS[error.why], str(error)) from None
         except BaseException:
             connection.abort()
             raise
@@ -88,7 +98,10 @@ class Connection:
 
     async def admit(self, secret: bytes) -> None:
         """Let whoever has connected show that it knows the secret, and show the same."""
-        await admit(self, magic=_MAGIC, version=VERSION, secret=secret)
+        try:
+            await admit(self, magic=_MAGIC, version=VERSION, secret=secret)
+        except NotAdmitted as error:
+            raise Refused(_REFUSALS[error.why], str(error)) from None
 
     async def read(self, count: int) -> bytes:
         """See `ByteStream`."""

@@ -15,10 +15,9 @@ import msgpack
 from ....coordinator.bootstrap import agree_that_all_are_ready
 from ....coordinator.collective import Collective
 from ....errors import LockstepError
+from ....storage_backends.host_port import require_secret, split_address
 from ...messages import Inbox
-from .addresses import split_address
 from .following_inbox import FollowingInbox
-from .handshake import require_secret
 from .leading_inbox import LeadingInbox
 from .numbering import InboxBounds
 

@@ -5,9 +5,9 @@ import logging
 from contextlib import suppress
 
 from ....errors import ConfigError
+from ....storage_backends.host_port import joined_address, split_address
 from ...messages import Backlog
 from ..refusal import Refusal, Refused
-from .addresses import joined_address, split_address
 from .frames import Connection, Kind
 from .loop_thread import LoopThread
 from .numbering import InboxBounds, Numbering
@@ -50,6 +50,8 @@ class LeadingInbox:
         """By follower: set when there may be more to hand on."""
         self._leads: dict[int, Connection] = {}
         self._serving = set[asyncio.Task[None]]()
+        self._greetings = set[Connection]()
+        """Those of whom it is not known yet whether they have the secret."""
         self._server: asyncio.Server | None = None
         self._loop = LoopThread("lockstep-inbox")
         try:
@@ -89,18 +91,23 @@ class LeadingInbox:
         return host, self._server.sockets[0].getsockname()[1]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer, bytes_max=self._bounds.message_bytes)
+        if len(self._greetings) >= self._bounds.greetings:
+            connection.abort()
+            return
+        self._greetings.add(connection)
         # A task that the server itself begins logs an error when it is cancelled, in some Pythons.
-        serving = asyncio.create_task(self._serve(reader, writer))
+        serving = asyncio.create_task(self._serve(connection))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, connection: Connection) -> None:
         """Serve one connection to its end."""
-        connection = Connection(reader, writer, bytes_max=self._bounds.message_bytes)
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await connection.admit(self._secret)
-                if len(self._serving) > self._bounds.connections:
+                self._greetings.discard(connection)
+                if len(self._serving) - len(self._greetings) > self._bounds.connections:
                     full = f"{self._bounds.connections} are connected, which is as many as may be"
                     raise Refused(Refusal.FULL, full)
                 await connection.send(Kind.BOUND, self._bounds.message_bytes)
@@ -112,6 +119,7 @@ class LeadingInbox:
             # Whoever it was connects again, and says again what was not answered.
             pass
         finally:
+            self._greetings.discard(connection)
             connection.abort()
 
     async def _part(self, connection: Connection, refused: Refused) -> None:

@@ -29,6 +29,8 @@ class InboxBounds:
     """Senders whose repetitions are known; the one that was silent for the longest is forgotten."""
     connections: int = 256
     """Senders and ranks that are connected at a time."""
+    greetings: int = 64
+    """Connections at a time that have not shown yet that they know the secret; more are cut off."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

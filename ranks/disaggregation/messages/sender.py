@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ....errors import ConfigError, UsageError
+from ....storage_backends.host_port import require_secret, split_address
 from ..refusal import Refusal, Refused
-from .addresses import split_address
-from .handshake import require_secret
 from .loop_thread import LoopThread
 from .sending_line import Letter, SendingLine
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from ....storage_backends.host_port import split_address
 from ..refusal import Refusal, Refused
-from .addresses import split_address
 from .frames import Connection, Kind, refused_as
 from .numbering import SENDER_BYTES, SEQUENCE_SPAN
 

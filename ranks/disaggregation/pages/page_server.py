@@ -18,8 +18,9 @@ from typing import Final
 
 from ....errors import ConfigError, StorageError, UsageError
 from ....storage_backends.complaints import Trouble
+from ....storage_backends.host_port import joined_address, split_address
 from ....storage_backends.peer.handshake import greet_reader
-from ....storage_backends.peer.wire import Hello, PeerRank, encode, join_address, split_address
+from ....storage_backends.peer.wire import Hello, PeerRank, encode
 from ...executor.storage_transfers import RankObjects
 from ...orders import ObjectTransfer
 from .offers import OfferedPage, Offers, OnQuiet, Operation
@@ -44,8 +45,10 @@ class ServerBounds:
     """After so long a reader is cut off that still reads a page which is withdrawn."""
     stall_s: float = 30.0
     """After so long a reader is cut off that takes nothing of what it has asked for."""
+    greetings: int = 64
+    """The most at a time who have not shown yet that they know the secret."""
     greeting_s: float = 5.0
-    """How long a reader may take to show that it knows the secret."""
+    """How long each of them may take to show it."""
 
 
 class PageServer:
@@ -78,7 +81,7 @@ class PageServer:
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
         host = reached_at or split_address(address)[0]
-        self.rank = PeerRank(join_address(host, port), self._pages.shards)
+        self.rank = PeerRank(joined_address(host, port), self._pages.shards)
         """What the other ranks of the group are to know, for `open`."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -202,10 +205,10 @@ class PageServer:
                     _log.warning("no reader can connect: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(self._greetings) >= self._bounds.readers:
+            if len(self._greetings) >= self._bounds.greetings:
                 sock.close()
                 continue
-            task = self._loop.create_task(self._greet(sock, join_address(*place[:2])))
+            task = self._loop.create_task(self._greet(sock, joined_address(*place[:2])))
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
 
@@ -238,7 +241,7 @@ def _bind(address: str, secret: str, reached_at: str) -> tuple[socket.socket, in
         family, kind, protocol, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (ValueError, OSError) as error:
+    except (ConfigError, OSError) as error:
         raise ConfigError(f"pages cannot be served at {address!r}: {error}") from None
     found = ipaddress.ip_address(str(place[0]).partition("%")[0])
     if not (secret or found.is_loopback):

@@ -4,7 +4,8 @@ The engine names pages of a request in a command, and leaves them as they are un
 ended on every rank. To the replica they are opaque. They go into the order and into nothing else,
 since they may differ between ranks, and the digest must not.
 
-    before it computes   `hit` says how much host memory can bring, `load` brings it
+    before it computes   `hit` says how much host memory can bring, `load` brings it; with the tail
+                         that another group has left, and that a prefetch has brought, it is all
     after it computed    `back_up` copies whole pages to the host
     before it overwrites `fence` ends the backups that read the request's pages, on this rank
     under pressure       `retract` saves all that a request has, and `resume` brings it back
@@ -22,13 +23,13 @@ from ..notices import Hit
 from ..operations.agenda import Agenda
 from ..operations.backing_up import BackingUp
 from ..operations.kinds import Copy, LoadBack, Loading, Resume, Retract
-from ..operations.lent import Lent, require_all, require_prefix
+from ..operations.lent import Lent, lent_for_all, require_all, require_prefix
 from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
 from ..tree.components.base import Component
-from ..tree.matching import Missing, lacking, match
+from ..tree.matching import Missing, lacking
 from ..tree.node import DEVICE, HOST, Node
 from ..tree.prefixes import Prefixes
 from ..tree.tokens import TOKEN_BYTES
@@ -93,16 +94,23 @@ class LentDevice:
 
     def require_loadable(
         self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
-    ) -> None:
-        """Raise `UsageError` for a load that was not promised or has no place. Reads only."""
+    ) -> bool:
+        """Raise `UsageError` for a load that was not promised or has no place. Reads only.
+
+        Returns whether the request goes on after all of `tokens`, with the tail that was brought.
+        """
+        self.require_no_copy(request)
         unit = self._config.page_tokens
+        if self._goes_on(request, tokens):
+            computed = len(tokens) // TOKEN_BYTES
+            lent_for_all(request.id, self._components, runs, start_tokens, computed, unit)
+            return True
         first, last = start_tokens // unit, self._prefixes.tree.whole_pages(tokens)
         if start_tokens % unit or not 0 <= first < last or last - first != len(runs[0]):
             raise UsageError(
                 f"request {request.id!r} lends {len(runs[0])} device pages for the pages {first} to"
                 f" {last} of {unit} tokens each, from token {start_tokens}"
             )
-        self.require_no_copy(request)
         found = self._restorable(request, tokens) // unit
         if found < last:
             raise UsageError(
@@ -111,28 +119,45 @@ class LentDevice:
             )
         starts = self._starts(first, last)
         Lent(request.id, first, last, runs).require(self._components, starts)
+        return False
 
     def load(
-        self, request: Request, tokens: bytes, start_tokens: int, runs: Sequence[PageRun]
+        self,
+        request: Request,
+        tokens: bytes,
+        start_tokens: int,
+        runs: Sequence[PageRun],
+        *,
+        goes_on: bool,
     ) -> None:
-        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent."""
-        self._requests.witness_tokens("load", request.id, tokens)
+        """Copy the pages of `tokens` from `start_tokens` on to the device pages that are lent.
+
+        Whole pages, or, if the request `goes_on`, all that it had where another group has left it.
+        """
+        self._requests.witness_tokens("load", request.id, tokens, int(goes_on))
         prefixes, unit = self._prefixes, self._config.page_tokens
-        first = start_tokens // unit
-        root = prefixes.root(request.place)
-        node = prefixes.walk_to(root, tokens)[-1]
-        if first:
-            prefixes.cut(node, first)
-        prefixes.cut_for(node)
-        self._clock.tick()
-        prefixes.use(node)
-        starts = self._starts(first, node.end)
-        missing = self._lacking(self._components, node, starts)
-        pages = self._for(missing, Lent(request.id, first, node.end, runs))
-        self._loading_back.begin(request, node, missing, pages, lent=True)
-        self.copies.began(request, request.waits_for)
-        stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0]))
-        self._tell(request, tokens, (node.end - first - stored) * unit, stored * unit)
+        root, first = prefixes.root(request.place), start_tokens // unit
+        nodes = prefixes.walk_to(root, tokens)
+        node = nodes[-1] if nodes else root
+        lent, end = Lent(request.id, first, node.end, runs), node.end * unit
+        if goes_on:
+            end = len(tokens) // TOKEN_BYTES
+            lost = self._bring_back(request, node, lent, [0] * len(self._components))
+            assert lost is None
+        else:
+            self._saving.drop_tail(request)
+            if first:
+                prefixes.cut(node, first)
+            prefixes.cut_for(node)
+            self._clock.tick()
+            prefixes.use(node)
+            missing = self._lacking(self._components, node, self._starts(first, node.end))
+            pages = lent.pages_for(missing, self._components)
+            self._loading_back.begin(request, node, missing, pages, lent=True)
+            self.copies.began(request, request.waits_for)
+        stored = max(0, min(node.end, request.fetched[1]) - max(first, request.fetched[0])) * unit
+        stored += end - node.end * unit
+        self._tell(request, tokens, end - start_tokens - stored, stored)
 
     def require_lent(self, name: str, tokens: bytes, runs: Sequence[PageRun]) -> None:
         """Raise `UsageError` if a request lends too few pages for a backup. Reads only."""
@@ -148,7 +173,7 @@ class LentDevice:
         self._requests.witness_tokens("back up", request.id, tokens)
         if not request.admitted:
             self._tell(request, tokens, 0, 0)
-        self._requests.move(request, Event.COMPUTE)
+        self._begin_to_compute(request)
         if not self._prefixes.tree.whole_pages(tokens) or not self._config.host_pages:
             return 0
         node = self._publish(request, tokens)
@@ -185,7 +210,7 @@ class LentDevice:
         unit, computed = self._config.page_tokens, len(tokens) // TOKEN_BYTES
         require_all(request.id, self._components, runs, -(-computed // unit), state=computed > 0)
         self._requests.witness_tokens("retract", request.id, tokens)
-        self._requests.move(request, Event.COMPUTE)
+        self._begin_to_compute(request)
         if not self._config.host_pages:
             return False
         node = self._publish(request, tokens)
@@ -215,40 +240,20 @@ class LentDevice:
         `runs` are by component the pages of the positions from `device_tokens` on, up to what it had
         computed, and the slot for its state.
         """
-        if request.stage is not Stage.SAVED or request.node is None:
+        if request.stage is not Stage.SAVED:
             raise UsageError(f"request {request.id!r} is not retracted; nothing can be resumed")
-        if request.saved is None:
-            # What it has saved is being written or served.
-            return Wait.LOADING
-        node, saved, unit = request.node, request.saved, self._config.page_tokens
-        first = device_tokens // unit
-        if device_tokens % unit or first > node.end:
-            raise UsageError(
-                f"request {request.id!r} resumes from token {device_tokens}, and shares whole pages of"
-                f" {unit} tokens up to {node.end * unit}"
-            )
-        count = -(-request.computed // unit) - first
-        require_all(request.id, self._components, runs, count, state=request.computed > 0)
-        shared, lent = self._saving.shared, Lent(request.id, first, node.end, runs)
-        starts = list(map(max, request.saved_from, map(lent.needed_from, self._components)))
-        for start in starts:
-            self._prefixes.cut(node, start)
-        needed = self._lacking(shared, node, starts)
-        if any(each.values[HOST][index] is None for each, index in needed):
-            # A backup of it that somebody else had begun has failed.
+        unit, computed = self._config.page_tokens, request.computed
+        lent = lent_for_all(request.id, self._components, runs, device_tokens, computed, unit)
+        wait: Wait | None = Wait.LOST
+        if request.node is not None:
+            if request.saved is None:
+                # What it has saved is being written or served.
+                return Wait.LOADING
+            wait = self._bring_back(request, request.node, lent, request.saved_from)
+        if wait is Wait.LOST:
+            # It was given up, or a backup of it that somebody else had begun has failed.
             self._saving.lose(request, Event.LOSE)
-            return Wait.LOST
-        tail = [run[len(run) - len(host) :] for run, host in zip(runs, saved, strict=True)]
-        self._clock.tick()
-        self._prefixes.use(node)
-        pins, request.locks = request.locks, []
-        request.saved, request.node, request.prefix = None, None, 0
-        pages = self._for(needed, lent)
-        brought = TailPages(tail, saved, sealed=True)
-        self._loading_back.begin(request, node, needed, pages, brought, lent=True)
-        self.copies.began(request, request.waits_for)
-        self._prefixes.residence.release(pins)
-        return None
+        return wait
 
     def release(self, request: Request) -> bool:
         """See `Device`."""
@@ -271,8 +276,42 @@ class LentDevice:
         told = Hit(request.id, asked, on_device, host_tokens, storage_tokens)
         self._outbox.notices.append(told)
 
+    def _goes_on(self, request: Request, tokens: bytes) -> bool:
+        return not request.barred and self._saving.continues(request, tokens)
+
     def _restorable(self, request: Request, tokens: bytes) -> int:
-        return 0 if request.barred else match(self._prefixes, request.place, tokens).host_tokens
+        return 0 if request.barred else self._saving.received(request, tokens)
+
+    def _bring_back(
+        self, request: Request, node: Node, lent: Lent, starts: Sequence[int]
+    ) -> Wait | None:
+        """Load the prefix that ends at `node`, and what the request has saved; None once that began.
+
+        Of each component from `starts` on, or from where the engine lends pages for it.
+        """
+        assert request.saved is not None
+        prefixes, saved, sealed = self._prefixes, request.saved, request.tail is None
+        starts = list(map(max, starts, map(lent.needed_from, self._components)))
+        for start in starts:
+            prefixes.cut(node, start)
+        needed = self._lacking(self._saving.shared, node, starts)
+        if any(each.values[HOST][index] is None for each, index in needed):
+            return Wait.LOST
+        tail = [run[len(run) - len(host) :] for run, host in zip(lent.runs, saved, strict=True)]
+        self._clock.tick()
+        prefixes.use(node)
+        pins, request.locks = request.locks, []
+        request.saved, request.tail, request.node, request.prefix = None, None, None, 0
+        pages, brought = lent.pages_for(needed, self._components), TailPages(tail, saved, sealed)
+        self._loading_back.begin(request, node, needed, pages, brought, lent=True)
+        self.copies.began(request, request.waits_for)
+        prefixes.residence.release(pins)
+        return None
+
+    def _begin_to_compute(self, request: Request) -> None:
+        """Note that a request computes: a tail that was brought for it is of no use any more."""
+        self._saving.drop_tail(request)
+        self._requests.move(request, Event.COMPUTE)
 
     def _publish(self, request: Request, tokens: bytes) -> Node:
         """Return the node for the whole pages of what was computed, used now.
@@ -310,15 +349,6 @@ class LentDevice:
         """Return what is to be brought for the path to `node`, by component from `starts` on."""
         lacks = lacking(components, node, DEVICE)
         return [(each, index) for each, index in lacks if each.start >= starts[index]]
-
-    def _for(self, missing: Sequence[Missing], lent: Lent) -> list[PageRun]:
-        """Return by component the lent pages for what is to be brought."""
-        pages = [page_run() for _ in self._components]
-        for each, index in missing:
-            run = lent.of(each, self._components[index])
-            assert run is not None
-            pages[index].extend(run)
-        return pages
 
     def _loaded(self, operation: Loading) -> None:
         self._loading_back.settle(operation)

@@ -17,7 +17,6 @@ from ..operations.loading_back import LoadingBack, TailPages
 from ..operations.saving import Saving
 from ..pages import PageRun, page_run
 from ..requests import Event, LoadState, Request, Requests, Stage
-from ..tail import tail_of
 from ..tree.holds import Receipt
 from ..tree.matching import Missing, lacking, reach
 from ..tree.node import DEVICE, HOST, Node
@@ -91,12 +90,10 @@ class OwnedDevice:
         prefixes = self._prefixes
         root = prefixes.root(request.place)
         nodes = prefixes.walk_to(root, tokens)
-        if request.tail is not None:
+        if self._saving.continues(request, tokens):
             end = nodes[-1] if nodes else root
-            answer = self._take_up(request, end, tokens, reserve_tokens, priority)
-            if answer is not None:
-                return answer
-            self._saving.drop_tail(request)
+            return self._take_up(request, end, tokens, reserve_tokens, priority)
+        self._saving.drop_tail(request)
         on_device, best_end = self._reach(nodes)
         best = next((node for node in nodes if node.end == best_end), root)
         prefixes.cut_for(best)
@@ -209,25 +206,19 @@ class OwnedDevice:
 
     def _take_up(
         self, request: Request, node: Node, tokens: bytes, reserve_tokens: int, priority: int
-    ) -> Admission | Wait | None:
-        """Admit a request with the tail that was brought for it, to go on where another group left it.
-
-        None if it is not the tail of these tokens, or not all that goes before it is there.
-        """
-        tree, on_device = self._prefixes.tree, node.end
-        known = tail_of(self._components, tree.keys(node)[-1], tokens, tree.page_bytes)
-        if node.end != tree.whole_pages(tokens) or known != request.tail:
-            return None
+    ) -> Admission | Wait:
+        """Admit a request with the tail that was brought for it, to go on where another left it."""
+        on_device, computed = node.end, len(tokens) // TOKEN_BYTES
         for each in node.path():
             if each.values[DEVICE][0] is None:
                 on_device = each.start
         wait = self._bring_back(request, node, reserve_tokens)
         if wait is not None:
-            return None if wait is Wait.LOST else wait
-        request.node, request.prefix, request.computed = node, node.end, known.tokens
+            return wait
+        request.node, request.prefix, request.computed = node, node.end, computed
         request.priority = priority
-        self._journal.record("take up", request.id, node.end, known.tokens, reserve_tokens)
-        return self._admission(request, on_device, node.end, tokens, known.tokens)
+        self._journal.record("take up", request.id, node.end, computed, reserve_tokens)
+        return self._admission(request, on_device, node.end, tokens, computed)
 
     def _bring_back(self, request: Request, node: Node, reserve_tokens: int) -> Wait | None:
         """Load the prefix that ends at `node`, and what the request has saved; None once that began."""

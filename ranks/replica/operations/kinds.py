@@ -290,6 +290,10 @@ class Prefetch(Operation):
     source: str = ""
     """The group that it is brought from; empty for the store."""
     extent: Extent = Extent.PAGES
+    asked: Extent = Extent.PAGES
+    """The extent that the engine asked for."""
+    prompt: bytes = b""
+    """The tokens of which what a match can use is brought instead, if not everything is there."""
     tail: Tail | None = None
     """What is to be brought for the request itself, if all that goes before it is."""
     waits_since_ms: int

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....errors import UsageError
-from ..pages import PageRun
+from ..pages import PageRun, page_run
 from ..tree.components.base import Component
+from ..tree.matching import Missing
 from ..tree.node import Node
 
 NO_PAGE = -1
@@ -36,6 +37,17 @@ class Lent:
             return run if there else None
         mine = run[node.start - self.first : node.end - self.first]
         return mine if len(mine) == node.width and NO_PAGE not in mine else None
+
+    def pages_for(
+        self, missing: Sequence[Missing], components: Sequence[Component]
+    ) -> list[PageRun]:
+        """Return by component the pages for what is to be brought, all of which are lent."""
+        pages = [page_run() for _ in components]
+        for node, index in missing:
+            run = self.of(node, components[index])
+            assert run is not None
+            pages[index].extend(run)
+        return pages
 
     def needed_from(self, component: Component) -> int:
         """Return from which position on a request that goes on after `last` uses what is lent.
@@ -73,6 +85,29 @@ def require_all(
                 f"request {name!r} lends {len(run) - run.count(NO_PAGE)} pages of pool"
                 f" {component.pool!r} for all that it has computed, which takes {count}"
             )
+
+
+def lent_for_all(  # noqa: PLR0917 - what is lent, and for what.
+    name: str,
+    components: Sequence[Component],
+    runs: Sequence[PageRun],
+    start_tokens: int,
+    computed: int,
+    page_tokens: int,
+) -> Lent:
+    """Return what a request lends for all of the tokens that it has computed, from one on.
+
+    Raises `UsageError` if that is too little, or has no place.
+    """
+    first, last = start_tokens // page_tokens, computed // page_tokens
+    if start_tokens % page_tokens or first > last:
+        raise UsageError(
+            f"request {name!r} goes on from token {start_tokens}, and shares whole pages of"
+            f" {page_tokens} tokens up to {last * page_tokens}"
+        )
+    count = -(-computed // page_tokens) - first
+    require_all(name, components, runs, count, state=computed > 0)
+    return Lent(name, first, last, runs)
 
 
 def require_prefix(

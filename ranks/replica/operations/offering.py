@@ -13,7 +13,7 @@ from ...orders import ObjectTransfer
 from ..basis import Basis
 from ..deadlines import AgreedDeadlines
 from ..pages import page_run
-from ..requests import Event, Request, Requests, Stage
+from ..requests import Request, Requests, Stage
 from ..store import Store
 from ..tail import Tail, tail_of
 from ..tree.node import DEVICE, HOST, Node, needed
@@ -147,7 +147,7 @@ class Offering:
             request = self._requests.known(operation.request)
             self.withdraw(request, Outcome.EXPIRED)
             if operation.tail is not None and request.stage is Stage.SAVED:
-                self._saving.lose(request, Event.FAIL)
+                self._saving.give_up(request)
 
     def quiet(self, operation: Serving) -> None:
         """Finish what no reader touches any more; a request that is still saved has its tail back."""
@@ -159,7 +159,7 @@ class Offering:
 
         None where there is nothing to offer.
         """
-        if not request.admitted or not tokens:
+        if not request.admitted or request.given_up or not tokens:
             return None
         root = self._prefixes.root(request.place)
         nodes = self._prefixes.walk_to(root, tokens)

@@ -72,6 +72,7 @@ class Prefetching:
         tokens: bytes,
         extent: Extent = Extent.PAGES,
         source: str = "",
+        asked: Extent | None = None,
     ) -> bool:
         """Begin a prefetch of what would lengthen the part of `tokens` that can be restored."""
         keeps = self._store.keeps(request.place, self._requests.generation, source)
@@ -92,6 +93,8 @@ class Prefetching:
             needs=plan.needs,
             source=source,
             extent=extent,
+            asked=asked or extent,
+            prompt=tokens if extent is Extent.ALL and len(self._prefixes.components) > 1 else b"",
             tail=plan.tail,
             waits_since_ms=self._clock.agreed_ms,
             receipts=plan.pin(self._prefixes),
@@ -176,7 +179,7 @@ class Prefetching:
         if operation.landed == total:
             self._settle(operation, None)
         elif verdict.ceiling is not None and operation.landed >= verdict.ceiling:
-            if operation.extent is Extent.PAGES and not operation.source:
+            if operation.asked is Extent.PAGES and not operation.source:
                 # What another group has promised may be there when it is asked for again.
                 component, key = operation.wanted_keys()[verdict.ceiling]
                 self._store.remember_miss(self._prefixes.components[component].pool, key)
@@ -187,10 +190,10 @@ class Prefetching:
             self._settle(operation, Why.LATE)
 
     def extent_of(self, operation: int) -> Extent:
-        """Return how much a prefetch in flight brings."""
+        """Return how much a prefetch in flight was asked to bring."""
         prefetch = self._agenda.in_flight[operation]
         assert isinstance(prefetch, Prefetch)
-        return prefetch.extent
+        return prefetch.asked
 
     def stop(self, request: Request) -> None:
         """End the request's prefetch, if it has one, with what verdicts have said so far."""
@@ -331,13 +334,15 @@ class Prefetching:
 
     def _end_query(self, operation: Prefetch, outcome: Outcome, why: Why) -> None:
         self._misses(operation, min(operation.floor, operation.anchor.end), why)
-        self._step_down(operation)
+        request = self._step_down(operation)
         self._set_budget(operation, 0)
         if operation.phase is Phase.WAITING:
             # Its tail alone was missing, and nothing was ordered.
             self._agenda.finish(operation, outcome)
         else:
             self._agenda.drop_lookup(operation, outcome)
+        if outcome is not Outcome.ABORTED and why is not Why.LATE:
+            self._bring_usable(request, operation)
         self.begin_waiting()
 
     def _finish(self, operation: Prefetch, outcome: Outcome, why: Why | None = None) -> None:
@@ -348,13 +353,21 @@ class Prefetching:
         self._agenda.finish(operation, outcome)
         self.begin_waiting()
 
-    def _step_down(self, operation: Prefetch) -> None:
-        """Note that an operation is not active any more, and that its request waits for it no more."""
+    def _step_down(self, operation: Prefetch) -> Request | None:
+        """Note that an operation is not active any more; return the request that has waited for it."""
         self.active.pop(operation.id, None)
         self._prefixes.leave(operation.anchor.place)
         request = self._requests.get(operation.request)
-        if request is not None and request.prefetch == operation.id:
-            request.prefetch = None
+        if request is None or request.prefetch != operation.id:
+            return None
+        request.prefetch = None
+        return request
+
+    def _bring_usable(self, request: Request | None, operation: Prefetch) -> None:
+        """Begin to bring what a match can use, where all was asked for and cannot be had."""
+        prompt, source, asked = operation.prompt, operation.source, operation.asked
+        if prompt and request is not None and not request.admitted:
+            self.begin(request, prompt, Extent.PAGES, source, asked)
 
     def _set_budget(self, operation: Prefetch, pages: int) -> None:
         self.budget_used += pages - operation.budget

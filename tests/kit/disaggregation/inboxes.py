@@ -5,13 +5,13 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from lockstep.ranks.disaggregation.messages.addresses import split_address
 from lockstep.ranks.disaggregation.messages.following_inbox import FollowingInbox
 from lockstep.ranks.disaggregation.messages.frames import Connection, Kind, refused_as
 from lockstep.ranks.disaggregation.messages.inbox import OpenInbox
 from lockstep.ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from lockstep.ranks.disaggregation.messages.numbering import SENDER_BYTES, InboxBounds
 from lockstep.ranks.disaggregation.refusal import Refused
+from lockstep.storage_backends.host_port import split_address
 
 PATIENCE_S = 30.0
 """What only an inbox takes that does not work."""

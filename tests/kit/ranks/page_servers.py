@@ -14,6 +14,7 @@ from lockstep.ranks.executor.pools import HostPool
 from lockstep.ranks.executor.storage_transfers import RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer
+from lockstep.storage_backends.host_port import split_address
 from lockstep.storage_backends.peer.handshake import greet_server
 from lockstep.storage_backends.peer.wire import (
     PREFIX_BYTES,
@@ -23,7 +24,6 @@ from lockstep.storage_backends.peer.wire import (
     decode,
     decode_prefix,
     encode,
-    split_address,
 )
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from lockstep.ranks.replica.requests import LoadState
 from lockstep.ranks.replica.tree.node import DEVICE, HOST
 from lockstep.small_engine.contents import KeyedTokens
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
+from tests.kit.ranks.lending_engine import LendingEngine
 
 T = TypeVar("T")
 
@@ -26,14 +27,16 @@ STEPS_MAX = 20_000
 class ServedGroup:
     """The caches of one group, which do the same side by side. Close it."""
 
-    def __init__(self, config: CacheConfig, ranks: int) -> None:
+    def __init__(self, config: CacheConfig, ranks: int, *, lends: bool = False) -> None:
+        """Where it `lends`, an engine owns the device pages, and stands for the cache."""
         self._threads = ThreadPoolExecutor(ranks)
         members = InProcessGroup(ranks)
         self._inboxes = [Backlog() for _ in range(ranks)]
         self._posted = 0
         self._lock = threading.Lock()
+        start = cast("Callable[..., Cache]", LendingEngine.start) if lends else Cache.open
         opening = [
-            self._threads.submit(Cache.open, config, members.member(rank), inbox=inbox)
+            self._threads.submit(start, config, members.member(rank), inbox=inbox)
             for rank, inbox in enumerate(self._inboxes)
         ]
         self.caches = [each.result() for each in opening]

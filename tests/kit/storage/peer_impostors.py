@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from lockstep.storage_backends.host_port import joined_address
 from lockstep.storage_backends.peer.handshake import greet_reader
 from lockstep.storage_backends.peer.wire import (
     PREFIX_BYTES,
@@ -14,7 +15,6 @@ from lockstep.storage_backends.peer.wire import (
     decode,
     decode_prefix,
     encode,
-    join_address,
 )
 from tests.kit.storage.calls import object_name
 
@@ -73,7 +73,7 @@ async def impostor(behave: Behave) -> AsyncGenerator[str]:
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        address = join_address(*listening.getsockname()[:2])
+        address = joined_address(*listening.getsockname()[:2])
 
         async def serve() -> None:
             while True:

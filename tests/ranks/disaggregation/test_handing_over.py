@@ -9,31 +9,23 @@ import pytest
 
 from lockstep.errors import UsageError
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig, Peers
 from lockstep.ranks.executor.executor import RankExecutor
 from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.small_engine.contents import KeyedTokens
-from lockstep.small_engine.profiles import PROFILES, find_profile
-from lockstep.small_engine.request import TokenIds
+from lockstep.small_engine.profiles import PROFILES
+from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair, config_of, hand_over
 from tests.kit.ranks.served_group import ServedGroup, keyed
 
-PAGE_TOKENS = 16
-TTL_S = 60.0
-NAME = "r"
-
-
-def config_of(profile: str, *, store: str | None) -> CacheConfig:
-    found = find_profile(profile)
-    return CacheConfig(
-        model=found.name,
-        layout=found.layout(PAGE_TOKENS),
-        components=found.components(PAGE_TOKENS, 64, 128),
-        device_pages=64,
-        host_pages=128,
-        store=store,
-        peers=None if store else Peers(),
-    )
+OWNED, LENT = (False, False), (True, True)
+LENDS = {
+    "caches": OWNED,
+    "from lent pages": (True, False),
+    "to lent pages": (False, True),
+    "lent pages": LENT,
+}
+"""Whose engines own their device pages: that which computes, and that which goes on."""
+BOTH_ENDS = pytest.mark.parametrize("lends", LENDS.values(), ids=LENDS)
 
 
 @pytest.fixture
@@ -42,59 +34,13 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-class Pair:
-    """A group that prefills and one that decodes, joined by a store or by the first one's memory."""
-
-    def __init__(
-        self, stack: ExitStack, profile: str, ranks: tuple[int, int], *, store: str | None
-    ):
-        config = config_of(profile, store=store)
-        self.prefill = stack.enter_context(closing(ServedGroup(config, ranks[0])))
-        self.decode = stack.enter_context(closing(ServedGroup(config, ranks[1])))
-        self.source = "" if store else self.prefill.caches[0].serving_uri
-
-    def give(self, cache: Cache, ids: TokenIds) -> int:
-        """Let others have what is computed; return how much of it they can have by now."""
-        return cache.serve(NAME, ids, ttl_s=TTL_S) if self.source else cache.offer(NAME, ids)
-
-    def offered(self, tokens: KeyedTokens, length: int) -> None:
-        """Wait until others can have the first `length` tokens, in whole pages or with the tail."""
-        ids, goal = tokens.ids[:length], length // PAGE_TOKENS * PAGE_TOKENS
-        self.prefill.until(lambda cache: goal <= self.give(cache, ids))
-
-    def prefetched(self, tokens: KeyedTokens, length: int, extent: Extent) -> None:
-        """Bring what is offered to the host of the group that decodes."""
-        ids = tokens.ids[:length]
-        self.decode.ask(lambda c: c.prefetch(NAME, ids, extent=extent, source=self.source))
-        self.decode.until(lambda cache: cache.prefetch_done(NAME))
-
-    def save(self, tokens: KeyedTokens) -> None:
-        """Take the request that has computed all of its tokens off the device, and offer it whole."""
-        ids = tokens.ids
-        assert self.prefill.ask(lambda cache: cache.retract(NAME, ids))
-        self.prefill.until(lambda cache: cache.load_state(NAME) is LoadState.SAVED)
-        self.prefill.until(lambda cache: len(ids) == self.give(cache, ids))
-
-
-def hand_over(pair: Pair, tokens: KeyedTokens, chunks: tuple[int, ...]) -> int:
-    """Move a request that is computed in chunks; return how many tokens are cached where it goes on."""
-    length = len(tokens.ids)
-    assert pair.prefill.admit(NAME, KeyedTokens(tokens.ids[:0], PAGE_TOKENS), reserve=length) == 0
-    for start, stop in pairwise((0, *chunks, length)):
-        pair.prefill.compute(NAME, tokens, start, stop)
-        pair.offered(tokens, stop)
-        pair.prefetched(tokens, stop, Extent.KV)
-    pair.save(tokens)
-    pair.prefetched(tokens, length, Extent.ALL)
-    return pair.decode.admit(NAME, tokens, reserve=length + PAGE_TOKENS)
-
-
 @pytest.mark.parametrize("store", [None, "memory://handing-over"], ids=["directly", "by a store"])
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1), (1, 2), (4, 2)], ids=str)
+@BOTH_ENDS
 def test_a_request_goes_on_at_any_tp_size_with_all_that_it_had(
-    stack: ExitStack, ranks: tuple[int, int], store: str | None
+    stack: ExitStack, ranks: tuple[int, int], store: str | None, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, "hybrid-all", ranks, store=store and f"{store}-{ranks[0]}-{ranks[1]}")
+    pair = Pair(stack, "hybrid-all", ranks, store=store, lends=lends)
     tokens = keyed(1, 5 * PAGE_TOKENS + 7, PAGE_TOKENS)
     assert hand_over(pair, tokens, (2 * PAGE_TOKENS, 4 * PAGE_TOKENS)) == len(tokens.ids)
     assert pair.decode.wrong_pages(NAME, tokens, len(tokens.ids)) == 0
@@ -102,10 +48,11 @@ def test_a_request_goes_on_at_any_tp_size_with_all_that_it_had(
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "hybrid-all"])
 @pytest.mark.parametrize("rest", [0, 3], ids=["at a page", "within a page"])
+@BOTH_ENDS
 def test_every_kind_of_model_is_handed_over_whole(
-    stack: ExitStack, profile: str, rest: int
+    stack: ExitStack, profile: str, rest: int, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, profile, (2, 1), store=None)
+    pair = Pair(stack, profile, (2, 1), store=None, lends=lends)
     tokens = keyed(2, 4 * PAGE_TOKENS + rest, PAGE_TOKENS)
     assert hand_over(pair, tokens, (2 * PAGE_TOKENS,)) == len(tokens.ids)
     assert pair.decode.wrong_pages(NAME, tokens, len(tokens.ids)) == 0
@@ -113,10 +60,11 @@ def test_every_kind_of_model_is_handed_over_whole(
 
 @pytest.mark.parametrize("store", [None, "memory://at-once"], ids=["directly", "by a store"])
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
 def test_a_request_of_which_nothing_was_brought_before_is_handed_over_whole(
-    stack: ExitStack, profile: str, store: str | None
+    stack: ExitStack, profile: str, store: str | None, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, profile, (2, 1), store=store and f"{store}-{profile}")
+    pair = Pair(stack, profile, (2, 1), store=store, lends=lends)
     # Longer than the window of gpt-oss, of which the last pages alone are brought.
     tokens = keyed(8, 11 * PAGE_TOKENS + 3, PAGE_TOKENS)
     length = len(tokens.ids)
@@ -130,8 +78,11 @@ def test_a_request_of_which_nothing_was_brought_before_is_handed_over_whole(
     assert pair.decode.wrong_pages(NAME, tokens, length) == 0
 
 
-def test_what_was_served_is_free_again_when_the_request_leaves(stack: ExitStack) -> None:
-    pair = Pair(stack, "hybrid-all", (2, 2), store=None)
+@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
+def test_what_was_served_is_free_again_when_the_request_leaves(
+    stack: ExitStack, lends: tuple[bool, bool]
+) -> None:
+    pair = Pair(stack, "hybrid-all", (2, 2), store=None, lends=lends)
     tokens = keyed(3, 3 * PAGE_TOKENS + 5, PAGE_TOKENS)
     hand_over(pair, tokens, (PAGE_TOKENS,))
     pair.prefill.ask(lambda cache: cache.release(NAME))
@@ -140,10 +91,11 @@ def test_what_was_served_is_free_again_when_the_request_leaves(stack: ExitStack)
     assert pair.prefill.kept() == [[0, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
 def test_a_request_that_another_group_has_not_offered_whole_computes_the_rest(
-    stack: ExitStack,
+    stack: ExitStack, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, "llama", (2, 2), store=None)
+    pair = Pair(stack, "llama", (2, 2), store=None, lends=lends)
     tokens = keyed(4, 4 * PAGE_TOKENS + 5, PAGE_TOKENS)
     pair.prefill.admit(NAME, KeyedTokens(tokens.ids[:0], PAGE_TOKENS), reserve=len(tokens.ids))
     pair.prefill.compute(NAME, tokens, 0, 2 * PAGE_TOKENS)
@@ -200,10 +152,11 @@ def test_a_group_of_other_weights_finds_nothing_to_read(stack: ExitStack) -> Non
 
 
 @pytest.mark.parametrize("store", [None, "memory://broken-seal"], ids=["directly", "by a store"])
+@pytest.mark.parametrize("lends", [OWNED, LENT], ids=["caches", "lent pages"])
 def test_a_tail_that_is_not_what_was_saved_is_handed_to_nobody(
-    stack: ExitStack, store: str | None
+    stack: ExitStack, store: str | None, lends: tuple[bool, bool]
 ) -> None:
-    pair = Pair(stack, "llama", (2, 2), store=store)
+    pair = Pair(stack, "llama", (2, 2), store=store, lends=lends)
     tokens = keyed(7, 2 * PAGE_TOKENS + 5, PAGE_TOKENS)
     ids = tokens.ids
     pair.prefill.admit(NAME, KeyedTokens(ids[:0], PAGE_TOKENS), reserve=len(ids))

@@ -4,9 +4,15 @@ from typing import cast
 
 import pytest
 
+from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
+from lockstep.ranks.executor.inflight_bytes import InflightBytes
+from lockstep.ranks.executor.late_calls import LateCallsLog
 from lockstep.ranks.executor.sources import SOURCES_MAX, Sources
 from lockstep.ranks.executor.storage_loop import StorageLoop
 from lockstep.storage_backends.base import Counters
+from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from tests.kit.ranks.executor_parts import PATIENCE_S
+from tests.kit.ranks.page_servers import objects_of
 
 
 class IdleLoop:
@@ -42,3 +48,20 @@ def test_what_was_seen_of_a_group_is_counted_after_others_have_its_place(groups:
     sources.stop()
     assert sources.join(1.0)
     assert sources.counters().reads_corrupt == groups
+
+
+def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_seen_that() -> None:
+    """Others would have its place, and what was asked be missing."""
+    layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=4),))
+    objects = objects_of(layout, ShardPlace.of(0, 1), pages=1)
+    loop = StorageLoop(
+        lambda: MemoryBackend(Shelf()), objects, lambda _: None, InflightBytes(1), LateCallsLog()
+    )
+    was_idle = loop.is_idle()
+    loop.submit([])
+    asked = loop.is_idle()
+    loop.open(PATIENCE_S)
+    loop.stop(PATIENCE_S)
+
+    assert loop.join(PATIENCE_S)
+    assert (was_idle, asked, loop.is_idle()) == (True, False, True)

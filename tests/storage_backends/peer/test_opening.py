@@ -10,7 +10,9 @@ from lockstep.page_format.object_name import ObjectName
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.orders import KV_POOL
 from lockstep.storage_backends.base import ReadOutcome, WriteOutcome
-from lockstep.storage_backends.peer import handshake
+from lockstep.storage_backends.handshake import greeting
+from lockstep.storage_backends.peer.handshake import MAGIC
+from lockstep.storage_backends.peer.wire import VERSION
 from lockstep.storage_backends.registry import make_backend
 from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
 from tests.kit.ranks.page_servers import serving, serving_keys
@@ -56,8 +58,8 @@ async def test_another_secret_is_refused_by_name_of_the_remedy_and_told_to_nobod
     with serving(LAYOUT, secret=theirs) as group:
         said = await refusal(f"{group.uri}?secret={ours}")
 
-    assert "has another secret; give both groups the same one (secret=)" in said
-    assert "is refused: it has another secret; give both groups the same one" in caplog.text
+    assert "has another secret; give both the same one (secret=)" in said
+    assert "is refused: the other side has another secret; give both the same one" in caplog.text
     assert SHARED not in said + caplog.text
 
 
@@ -66,9 +68,9 @@ async def test_a_server_that_does_not_know_the_secret_is_found_out_before_it_is_
 
     async def pretend(reader: Impostor) -> None:
         loop = asyncio.get_running_loop()
-        await reader.say(handshake.greeting())
+        await reader.say(greeting(MAGIC, VERSION))
         heard.append(await loop.sock_recv(reader.sock, 44 + 32))
-        await reader.say(bytes([handshake.Verdict.WELCOME]) + bytes(32))
+        await reader.say(b"\0" + bytes(32))
         await reader.hung_up()
 
     async with impostor(pretend) as address:
@@ -82,13 +84,13 @@ async def test_another_version_is_refused_with_both_versions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def newer(reader: Impostor) -> None:
-        await reader.say(handshake.GREETING.pack(handshake.MAGIC, 99, 0, bytes(32)))
+        await reader.say(greeting(MAGIC, 99))
         await reader.hung_up()
 
     async with impostor(newer) as address:
         said = await refusal(f"peer://{address}")
 
-    assert "speaks version 99 of the protocol and this process 1; run the same version" in said
+    assert "speaks version 99 of the protocol, and this one 1; run the same version" in said
 
 
 async def test_what_is_no_rank_at_all_is_refused() -> None:
@@ -97,7 +99,7 @@ async def test_what_is_no_rank_at_all_is_refused() -> None:
         await reader.hung_up()
 
     async with impostor(something_else) as address:
-        assert "there is no rank of Lockstep; check host and port" in await refusal(
+        assert "is not what this one looks for; check host and port" in await refusal(
             f"peer://{address}"
         )
 

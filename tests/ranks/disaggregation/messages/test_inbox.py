@@ -11,13 +11,13 @@ import pytest
 
 from lockstep.coordinator.collectives.in_process import InProcessGroup
 from lockstep.errors import ConfigError, UsageError
-from lockstep.ranks.disaggregation.messages.addresses import split_address
 from lockstep.ranks.disaggregation.messages.frames import Kind
 from lockstep.ranks.disaggregation.messages.inbox import InboxSettings, OpenInbox, open_inbox
 from lockstep.ranks.disaggregation.messages.numbering import SEQUENCE_SPAN, InboxBounds
 from lockstep.ranks.disaggregation.messages.sender import MessageSender, SenderSettings
 from lockstep.ranks.disaggregation.refusal import Refusal, Refused
 from lockstep.ranks.messages import Inbox
+from lockstep.storage_backends.host_port import split_address
 from tests.kit.disaggregation.inboxes import LIFE, NAME, PATIENCE_S, SECRET, Inboxes, run
 from tests.kit.disaggregation.relay import Relay
 from tests.kit.ranks.in_turn import RanksInTurn
@@ -355,6 +355,27 @@ def test_whoever_says_something_else_is_cut_off_and_nobody_else_is(said: bytes) 
         run(speak(inboxes))
 
         assert inboxes.say((1, b"m")) == [1]
+
+
+async def first_byte(reader: asyncio.StreamReader) -> bytes:
+    """Return the first byte of a greeting, or nothing from whoever hangs up."""
+    with contextlib.suppress(ConnectionError):
+        return await reader.read(1)
+    return b""
+
+
+def test_those_who_show_no_secret_are_few_at_a_time_and_take_no_place_of_others() -> None:
+    async def strangers(inboxes: Inboxes) -> tuple[list[bytes], list[int | Refused]]:
+        opened = [await asyncio.open_connection(*split_address(inboxes.address)) for _ in range(3)]
+        greeted = [await first_byte(reader) for reader, _ in opened]
+        opened[0][1].transport.abort()
+        said = await asyncio.to_thread(inboxes.say, (1, b"m"))
+        for _, writer in opened:
+            writer.transport.abort()
+        return greeted, said
+
+    with Inboxes(secret=SECRET, bounds=InboxBounds(connections=1, greetings=2)) as inboxes:
+        assert run(strangers(inboxes)) == ([b"L", b"L", b""], [1])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a rank serves, until when, and to whom; with readers that do as a test says."""
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from lockstep.page_format.object_shape import part_table
 from lockstep.page_format.page_layout import Column, PageLayout, ShardPlace
 from lockstep.ranks.disaggregation.pages.page_server import PageServer, ServerBounds
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer
+from lockstep.storage_backends.host_port import split_address
 from lockstep.storage_backends.peer.wire import (
     REQUESTS_MAX,
     Ask,
@@ -444,8 +446,19 @@ class TestReaders:
         group = serve(SMALL, ServerBounds(readers=1))
         connect(group)
 
-        with pytest.raises(StorageError, match="has as many readers as it may have"):
+        with pytest.raises(StorageError, match="has as many connections as it may have"):
             stack.enter_context(raw_reader(group.servers[0].address))
+
+    def test_those_who_show_no_secret_are_few_at_a_time(
+        self, serve: Serve, stack: ExitStack
+    ) -> None:
+        group = serve(SMALL, ServerBounds(greetings=1, greeting_s=60.0))
+        place = split_address(group.servers[0].address)
+        first, second = (
+            stack.enter_context(socket.create_connection(place, timeout=30.0)) for _ in range(2)
+        )
+
+        assert (first.recv(1), second.recv(1)) == (b"L", b"")
 
     def test_hello_tells_all_ranks_and_what_each_has(self, stack: ExitStack) -> None:
         group = stack.enter_context(serving(SMALL, 1))
@@ -466,8 +479,8 @@ class TestBinding:
             ("0.0.0.0:0", "", "which other hosts can reach, and there is no secret"),
             ("[::]:0", "", "which other hosts can reach, and there is no secret"),
             ("0.0.0.0:0", SHARED, "say by which host they reach it"),
-            ("nowhere", "", "'nowhere' is not host:port"),
-            ("127.0.0.1:99999", "", "is not host:port"),
+            ("nowhere", "", "'nowhere' is no address; write host:port"),
+            ("127.0.0.1:99999", "", "must be 0 to 65535"),
             ("host.invalid:0", "", "pages cannot be served at 'host.invalid:0'"),
         ],
     )

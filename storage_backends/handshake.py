@@ -13,20 +13,37 @@ nobody changes what others send.
 """
 
 import hmac
-import ipaddress
 import secrets
 import struct
+from enum import Enum, auto
 from typing import Final, Protocol
 
-from ....errors import ConfigError
-from ..refusal import Refusal, Refused
+from ..errors import LockstepError
 
 _GREETING: Final = struct.Struct(">8sHH32s")
 _PROOF_BYTES: Final = 32
-_WELCOME, _WRONG_SECRET = b"\0", b"\1"
+_WELCOME, _WRONG_SECRET, _FULL = b"\0", b"\1", b"\2"
 
-SECRET_BYTES_MIN: Final = 16
-"""A shorter secret can be guessed by whoever has heard one handshake."""
+
+class Why(Enum):
+    """The reasons why two sides do not go on."""
+
+    STRANGER = auto()
+    """The other side is there for something else."""
+    VERSION = auto()
+    """It speaks another version of the protocol."""
+    SECRET = auto()
+    """It has another secret."""
+    FULL = auto()
+    """The side that listens has as many connections as it may have."""
+
+
+class NotAdmitted(LockstepError):
+    """Two sides do not go on; the sentence says what was found, and the remedy."""
+
+    def __init__(self, why: Why, sentence: str) -> None:
+        super().__init__(sentence)
+        self.why = why
 
 
 class ByteStream(Protocol):
@@ -41,71 +58,61 @@ class ByteStream(Protocol):
         ...
 
 
-def require_secret(host: str, secret: bytes) -> None:
-    """Raise `ConfigError` for a secret that is too short, or none where a host is not this machine."""
-    if secret and len(secret) < SECRET_BYTES_MIN:
-        raise ConfigError(
-            f"the secret of messages has {len(secret)} bytes, must be {SECRET_BYTES_MIN} or more"
-        )
-    if not secret and not is_loopback(host):
-        raise ConfigError(
-            f"{host} is not this machine alone, and messages have no secret; give all groups and"
-            " routers the same one, or use 127.0.0.1"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can be meant by a host. A name other than `localhost` is not."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 async def introduce(stream: ByteStream, *, magic: bytes, version: int, secret: bytes) -> None:
     """Do the part of the side that has connected.
 
-    Raises `Refused`: MALFORMED where something else listens, VERSION, or SECRET.
+    Raises `NotAdmitted` where nothing comes of it.
     """
-    ours = _greeting(magic, version)
+    ours = greeting(magic, version)
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
     await stream.write(_proof(secret, b"connecting", ours, theirs))
     answer = await stream.read(1 + _PROOF_BYTES)
+    if answer[:1] == _FULL:
+        raise NotAdmitted(Why.FULL, "the other side has as many connections as it may have")
     known = hmac.compare_digest(answer[1:], _proof(secret, b"listening", ours, theirs))
     if answer[:1] != _WELCOME or not known:
-        raise Refused(Refusal.SECRET, "the other side has another secret; give both the same one")
+        raise NotAdmitted(Why.SECRET, "the other side has another secret; give both the same one")
 
 
-async def admit(stream: ByteStream, *, magic: bytes, version: int, secret: bytes) -> None:
-    """Do the part of the side that listens; raises `Refused` as `introduce` does."""
-    ours = _greeting(magic, version)
+async def admit(
+    stream: ByteStream, *, magic: bytes, version: int, secret: bytes, full: bool = False
+) -> None:
+    """Do the part of the side that listens; raises `NotAdmitted` as `introduce` does.
+
+    Where it is `full`, that is said to whoever knows the secret, and to nobody else.
+    """
+    ours = greeting(magic, version)
     await stream.write(ours)
     theirs = await stream.read(_GREETING.size)
     _require_equal(theirs, magic, version)
     proof = await stream.read(_PROOF_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"connecting", theirs, ours)):
         await stream.write(_WRONG_SECRET + bytes(_PROOF_BYTES))
-        raise Refused(Refusal.SECRET, "the other side has another secret; give both the same one")
+        raise NotAdmitted(Why.SECRET, "the other side has another secret; give both the same one")
+    if full:
+        await stream.write(_FULL + bytes(_PROOF_BYTES))
+        raise NotAdmitted(Why.FULL, "there are as many connections as there may be")
     await stream.write(_WELCOME + _proof(secret, b"listening", theirs, ours))
 
 
-def _require_equal(greeting: bytes, magic: bytes, version: int) -> None:
-    said, theirs, _, _ = _GREETING.unpack(greeting)
+def _require_equal(said_first: bytes, magic: bytes, version: int) -> None:
+    said, theirs, _, _ = _GREETING.unpack(said_first)
     if said != magic:
-        raise Refused(
-            Refusal.MALFORMED, "the other side is not what this one looks for; check host and port"
+        raise NotAdmitted(
+            Why.STRANGER, "the other side is not what this one looks for; check host and port"
         )
     if theirs != version:
-        raise Refused(
-            Refusal.VERSION,
+        raise NotAdmitted(
+            Why.VERSION,
             f"the other side speaks version {theirs} of the protocol, and this one {version}; run the"
             " same version of Lockstep in both",
         )
 
 
-def _greeting(magic: bytes, version: int) -> bytes:
+def greeting(magic: bytes, version: int) -> bytes:
+    """Return a new greeting."""
     return _GREETING.pack(magic, version, 0, secrets.token_bytes(32))
 
 

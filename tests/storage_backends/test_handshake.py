@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lockstep.ranks.disaggregation.messages.handshake import admit, introduce, is_loopback
-from lockstep.ranks.disaggregation.refusal import Refusal, Refused
+from lockstep.errors import ConfigError
+from lockstep.storage_backends.handshake import NotAdmitted, Why, admit, introduce
+from lockstep.storage_backends.host_port import is_loopback, joined_address, split_address
 from tests.kit.disaggregation.inboxes import SECRET, run
 
 MAGIC = b"LOCKTEST"
@@ -36,25 +37,25 @@ def connecting(secret: bytes = SECRET, *, version: int = 1, magic: bytes = MAGIC
     return lambda pipe: introduce(pipe, magic=magic, version=version, secret=secret)
 
 
-def listening(secret: bytes = SECRET, *, version: int = 1, magic: bytes = MAGIC) -> Side:
-    return lambda pipe: admit(pipe, magic=magic, version=version, secret=secret)
+def listening(secret: bytes = SECRET, *, version: int = 1, full: bool = False) -> Side:
+    return lambda pipe: admit(pipe, magic=MAGIC, version=version, secret=secret, full=full)
 
 
-def meet(one: Side, other: Side) -> tuple[list[Refusal | None], list[bytes]]:
+def meet(one: Side, other: Side) -> tuple[list[Why | None], list[bytes]]:
     """Let two sides meet; return by which name each is refused, and what each has said."""
 
-    async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> Refusal | None:
+    async def side(work: Side, pipe: Pipe, reader: asyncio.StreamReader) -> Why | None:
         try:
             await work(pipe)
-        except Refused as refused:
-            return refused.refusal
+        except NotAdmitted as refused:
+            return refused.why
         except EOFError:
             return None
         finally:
             reader.feed_eof()
         return None
 
-    async def both() -> tuple[list[Refusal | None], list[bytes]]:
+    async def both() -> tuple[list[Why | None], list[bytes]]:
         there, back = asyncio.StreamReader(), asyncio.StreamReader()
         pipes = Pipe(back, there), Pipe(there, back)
         outcomes = await asyncio.gather(side(one, pipes[0], there), side(other, pipes[1], back))
@@ -74,21 +75,30 @@ def test_sides_with_one_secret_admit_each_other(secret: bytes) -> None:
 def test_sides_with_different_secrets_refuse_each_other(mine: bytes, theirs: bytes) -> None:
     outcomes, _ = meet(connecting(mine), listening(theirs))
 
-    assert outcomes == [Refusal.SECRET, Refusal.SECRET]
+    assert outcomes == [Why.SECRET, Why.SECRET]
 
 
 def test_another_version_is_refused_by_name_before_anything_is_proved() -> None:
     outcomes, said = meet(connecting(version=2), listening(version=1))
 
-    assert outcomes == [Refusal.VERSION, Refusal.VERSION]
+    assert outcomes == [Why.VERSION, Why.VERSION]
     assert {len(each) for each in said} == {GREETING_BYTES}
 
 
 def test_a_connection_for_another_purpose_is_refused() -> None:
     outcomes, said = meet(connecting(magic=b"LOCKPEER"), listening())
 
-    assert outcomes == [Refusal.MALFORMED, Refusal.MALFORMED]
+    assert outcomes == [Why.STRANGER, Why.STRANGER]
     assert {len(each) for each in said} == {GREETING_BYTES}
+
+
+@pytest.mark.parametrize(("secret", "told"), [(SECRET, Why.FULL), (SECRET[::-1], Why.SECRET)])
+def test_that_there_is_no_room_is_told_to_those_who_know_the_secret(
+    secret: bytes, told: Why
+) -> None:
+    outcomes, _ = meet(connecting(secret), listening(full=True))
+
+    assert outcomes == [told, told]
 
 
 def test_nothing_that_was_said_once_is_said_again() -> None:
@@ -116,13 +126,13 @@ def test_a_listener_that_hands_back_the_proof_that_it_was_shown_is_refused() -> 
     """A proof names the role of who shows it."""
     outcomes, _ = meet(connecting(), echo)
 
-    assert outcomes[0] is Refusal.SECRET
+    assert outcomes[0] is Why.SECRET
 
 
 def test_whoever_connects_without_the_secret_is_shown_no_proof() -> None:
     outcomes, said = meet(claim, listening())
 
-    assert outcomes[1] is Refusal.SECRET
+    assert outcomes[1] is Why.SECRET
     assert said[1][GREETING_BYTES:] == b"\1" + bytes(PROOF_BYTES)
 
 
@@ -145,3 +155,20 @@ def test_only_what_no_other_machine_can_reach_counts_as_this_machine(
     host: str, alone: bool
 ) -> None:
     assert is_loopback(host) is alone
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [("h", 1, "h:1"), ("127.0.0.1", 0, "127.0.0.1:0"), ("::1", 9, "[::1]:9")],
+)
+def test_addresses_are_put_together_and_taken_apart(host: str, port: int, address: str) -> None:
+    assert joined_address(host, port) == address
+    assert split_address(address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "h", "h:", ":1", "h:x", "h:65536", "::1:9", "[::1:9", "h:-1", "h:²"]
+)
+def test_what_is_no_address_is_told_from_one(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no address|the port of"):
+        split_address(address)

@@ -1,0 +1,184 @@
+"""A rank of an engine that owns its device pages, and lends them to a `HostCache`.
+
+It is asked for what a `Cache` is asked for, so that both run the same programs. Its pages have other
+numbers on each rank, and it overwrites what a request gives back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lockstep.coordinator.collective import Collective
+from lockstep.ranks.agreed_pools import shard_layouts
+from lockstep.ranks.config import CacheConfig, Recurrent
+from lockstep.ranks.executor.engine_pages import EnginePages
+from lockstep.ranks.executor.pools import DevicePool
+from lockstep.ranks.host_cache import HostCache, PagesByPool
+from lockstep.ranks.messages import Inbox
+from lockstep.ranks.orders import KV_POOL
+from lockstep.ranks.rank_cache import RankCache
+from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.operations.lent import NO_PAGE
+from lockstep.ranks.replica.requests import LoadState
+from lockstep.ranks.replica.tree.tokens import Tokens
+
+Table = dict[str, list[int]]
+
+
+@dataclass
+class Allocated:
+    """The tensors of an engine, and which of their pages are free."""
+
+    pools: Mapping[str, DevicePool]
+    free: Table
+
+    @classmethod
+    def of(cls, config: CacheConfig, rank: int, ranks: int) -> "Allocated":
+        """Return as many pages as `config` has for a device."""
+        counts = {each.pool: each.device_pages for each in config.components}
+        counts[KV_POOL] = config.device_pages
+        shards = shard_layouts(config, rank, ranks)
+        pools = {
+            name: DevicePool(shard, counts[name], torch.device("cpu"))
+            for name, shard in shards.items()
+        }
+        order = 1 if rank % 2 else -1
+        return cls(pools, {name: list(range(count))[::order] for name, count in counts.items()})
+
+    def lent(self) -> dict[str, EnginePages]:
+        """Return the tensors as a `HostCache` has them."""
+        return {
+            name: EnginePages(
+                pool.layout,
+                {
+                    each.column.name: list(pool.column(each.column.name))
+                    for each in pool.layout.columns
+                },
+            )
+            for name, pool in self.pools.items()
+        }
+
+    def give_back(self, table: Table) -> None:
+        """Take pages back, and overwrite them."""
+        for name, pages in table.items():
+            mine = [page for page in pages if page != NO_PAGE]
+            for each in self.pools[name].layout.columns:
+                self.pools[name].column(each.column.name)[:, mine] = 77
+            self.free[name] += mine
+
+
+class LendingEngine(HostCache):
+    """One rank of the engine, with the cache below it."""
+
+    _device: Allocated
+    _tables: dict[str, Table]
+    _leaving: dict[str, Table]
+
+    @classmethod
+    def start(cls, config: CacheConfig, member: Collective, *, inbox: Inbox) -> "LendingEngine":
+        """Begin with the device pages that `config` would give a `Cache`."""
+        device = Allocated.of(config, member.rank, member.world_size)
+        none = tuple(replace(each, device_pages=0) for each in config.components)
+        without = replace(config, device_pages=0, components=none)
+        made = cls.open(without, device.lent(), member, inbox=inbox)
+        assert isinstance(made, LendingEngine)
+        made._device, made._tables, made._leaving = device, {}, {}
+        return made
+
+    @property
+    def device_pools(self) -> Mapping[str, DevicePool]:
+        """See `Cache`."""
+        return self._device.pools
+
+    def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
+        """See `Cache`."""
+        return np.array(self._tables[request][pool], dtype=np.int32)
+
+    def load_back(
+        self, request: str, tokens: Tokens, namespace: str = "", *, reserve_tokens: int = 0
+    ) -> Admission | Wait:
+        """Load what the cache has of a request, beside pages for what it computes itself."""
+        found = self.hit(request, tokens, namespace)
+        self._allocate(request, found, max(found, reserve_tokens))
+        if found:
+            self.load(request, tokens[:found], self._lends(request, found))
+        return Admission(0, found, 0, None)
+
+    def insert(self, request: str, tokens: Tokens, *, final: bool = True) -> int:
+        """Back up whole pages, but for the state, which the request changes in place."""
+        del final
+        lent = self._lends(request, len(tokens) - len(tokens) % self.config.layout.page_tokens)
+        states = [each.pool for each in self.config.components if isinstance(each, Recurrent)]
+        return self.back_up(request, tokens, lent | dict.fromkeys(states, ()))
+
+    def retract(
+        self, request: str, tokens: Tokens, device_pages: "PagesByPool | None" = None
+    ) -> bool:
+        """Take a request off the device."""
+        lent = self._lends(request, len(tokens)) if device_pages is None else device_pages
+        return super().retract(request, tokens, lent)
+
+    def leave_behind(self, request: str, pool: str, position: int) -> None:
+        """Give up a page of a window, as an engine may whose next token does not read it."""
+        table = self._tables[request][pool]
+        self._device.give_back({pool: table[: position + 1]})
+        table[: position + 1] = [NO_PAGE] * (position + 1)
+
+    def come_back(self, request: str, tokens: int) -> Wait | None:
+        """Resume a request that had computed so many tokens."""
+        self._allocate(request, tokens, tokens)
+        answer = self.resume(request, self._lends(request, tokens))
+        if answer is not None:
+            self._device.give_back(self._tables.pop(request))
+        return answer
+
+    def release(self, request: str) -> bool:
+        """Forget a request; its pages come back once no copy touches them."""
+        freed, table = super().release(request), self._tables.pop(request, {})
+        if freed:
+            self._device.give_back(table)
+        else:
+            self._leaving[request] = table
+        return freed
+
+    def abort(self, request: str) -> None:
+        """See `Cache`."""
+        self.release(request)
+
+    def step(self, *, idle_s: float = 0.0) -> None:
+        """Take a step, and pages back from requests that have left or are saved."""
+        self.begin_loads()
+        self.begin_backups()
+        super().step(idle_s=idle_s)
+        for request in self.collect_freed():
+            self._device.give_back(self._leaving.pop(request))
+        for request in list(self._tables):
+            if self.load_state(request) is LoadState.SAVED:
+                self._device.give_back(self._tables.pop(request))
+
+    def _allocate(self, request: str, cached: int, total: int) -> None:
+        unit = self.config.layout.page_tokens
+        first, count = self.needed_from(cached), -(-total // unit)
+        self._tables[request] = {
+            pool: self._take(pool, NO_PAGE, first[pool] // unit, count) for pool in first
+        }
+        for each in self.config.components:
+            if isinstance(each, Recurrent):
+                self._tables[request][each.pool] = self._take(each.pool, NO_PAGE, 0, 1)
+
+    def _take(self, pool: str, none: int, gone: int, count: int) -> list[int]:
+        return [none] * gone + [self._device.free[pool].pop() for _ in range(count - gone)]
+
+    def _lends(self, request: str, tokens: int) -> dict[str, Sequence[int]]:
+        """Return what a request lends for its first tokens."""
+        pages = -(-tokens // self.config.layout.page_tokens)
+        return {pool: table[:pages] for pool, table in self._tables[request].items()}
+
+
+def lending(cache: RankCache) -> LendingEngine:
+    """Return a rank that is asked for what only an engine with pages of its own can do."""
+    assert isinstance(cache, LendingEngine)
+    return cache

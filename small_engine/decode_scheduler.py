@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..ranks.disaggregation.arrivals import Arrivals
-from ..ranks.disaggregation.control import Arrival, decode
+from ..ranks.disaggregation.control import Arrival
 from .active_request import ActiveRequest
-from .handed_requests import request_of
+from .forward_pass import Forward
+from .handed_requests import control_messages, request_of
 from .scheduler import EngineLimits, Scheduler
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ class DecodeScheduler(Scheduler):
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped, forward=forward)
         self._handovers = arrivals
         self._expected: dict[str, ActiveRequest] = {}
         """Those that another group computes."""
@@ -39,7 +41,7 @@ class DecodeScheduler(Scheduler):
         return super()._queues | {"expected": list(self._expected.values())}
 
     def _arrivals(self) -> bool:
-        messages = [decode(each) for each in self._cache.messages()]
+        messages = control_messages(self._cache, self._handovers.refusals)
         for message in messages:
             if isinstance(message, Arrival):
                 self._expect(message)
@@ -58,6 +60,12 @@ class DecodeScheduler(Scheduler):
             self._expected[active.name] = active
             prompt = active.tokens.ids[: active.prompt]
             self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
+
+    def abort(self, name: str) -> None:
+        """See `Scheduler`; the other group is told that it is not waited for."""
+        self._handovers.forget(name)
+        self._expected.pop(name, None)
+        super().abort(name)
 
     def _begin_prefill(self, active: ActiveRequest) -> None:
         if active.hit_tokens < active.prompt:

@@ -8,11 +8,12 @@ that has it, or does not want it.
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..ranks.disaggregation.control import Arrival, decode
+from ..ranks.disaggregation.control import Arrival
 from ..ranks.disaggregation.departures import Departures, GoesOn
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
-from .handed_requests import request_of
+from .forward_pass import Forward
+from .handed_requests import control_messages, request_of
 from .request import output_tokens
 from .scheduler import EngineLimits, Scheduler
 
@@ -31,8 +32,9 @@ class PrefillScheduler(Scheduler):
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped, forward=forward)
         self._leaving: list[ActiveRequest] = []
         """Those that have computed their prompts and still hold device pages, or are being saved."""
         self._offered: dict[str, ActiveRequest] = {}
@@ -45,7 +47,7 @@ class PrefillScheduler(Scheduler):
         return super()._queues | {"leaving": self._leaving, "offered": offered}
 
     def _arrivals(self) -> bool:
-        messages = [decode(each) for each in self._cache.messages()]
+        messages = control_messages(self._cache, self._handovers.refusals)
         for message in messages:
             if isinstance(message, Arrival):
                 self._enter(message)
@@ -98,10 +100,12 @@ class PrefillScheduler(Scheduler):
         self._count(active)
         return True
 
+    def abort(self, name: str) -> None:
+        """See `Scheduler`; the other group is told, and computes the request itself."""
+        self._handovers.withdraw(name)
+        self._let_go(name)
+
     def _let_go(self, name: str) -> None:
         self._offered.pop(name, None)
-        for queue in (self._waiting, self._leaving, self._prefilling):
-            for active in [each for each in queue if each.name == name]:
-                queue.remove(active)
-        self._loading = [each for each in self._loading if each.name != name]
-        self._cache.abort(name)
+        self._leaving = [each for each in self._leaving if each.name != name]
+        super().abort(name)

@@ -29,7 +29,7 @@ from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .chunks import Chunks
 from .counts import ReplayCounts
-from .forward_pass import ForwardPass, TokenSpan
+from .forward_pass import Forward, ForwardPass, TokenSpan
 from .request import Requested, WorkloadRequest
 
 if TYPE_CHECKING:
@@ -67,12 +67,16 @@ class Scheduler:
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        """`on_done` is told how many requests have left; `stopped` is asked once in every step."""
+        """`on_done` is told how many requests have left; `stopped` is asked once in every step.
+
+        `forward` is the model, a `ForwardPass` by default.
+        """
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
-        self._forward = ForwardPass(cache)
+        self._forward: Forward = forward or ForwardPass(cache)
         self._chunks = Chunks.of(cache.config)
         self._requests = requests
         self._limits = limits
@@ -93,23 +97,37 @@ class Scheduler:
         Raises `InternalError` if no request moves for `idle_steps_max` steps.
         """
         while not self._stopped():
-            moved = self._arrivals()
-            moved |= self._ended_loads()
-            moved |= self._admissions()
-            self._no_room = False
-            moved |= self._decode()
-            moved |= self._prefill()
-            moved |= self._departures()
-            if self._exhausted and not self._in_system:
+            moved = self.turn()
+            if self._exhausted and not self.in_system:
                 return True
-            moved = moved or self._preempt()
-            # A group that serves others waits for requests as long as none comes.
-            self._idle_steps = 0 if moved or not self._in_system else self._idle_steps + 1
-            self.counts.idle_steps += not moved
-            if self._idle_steps > self._limits.idle_steps_max:
-                raise InternalError(self._what_is_stuck())
             self._cache.step(idle_s=0.0 if moved else self._limits.idle_s)
         return False
+
+    def turn(self) -> bool:
+        """Do all of one step but its round; say whether anything has moved. See `run`."""
+        moved = self._arrivals()
+        moved |= self._ended_loads()
+        moved |= self._admissions()
+        self._no_room = False
+        moved |= self._decode()
+        moved |= self._prefill()
+        moved |= self._departures()
+        moved = moved or self._preempt()
+        # A group that serves others waits for requests as long as none comes.
+        self._idle_steps = 0 if moved or not self.in_system else self._idle_steps + 1
+        self.counts.idle_steps += not moved
+        if self._idle_steps > self._limits.idle_steps_max:
+            raise InternalError(self._what_is_stuck())
+        return moved
+
+    def abort(self, name: str) -> None:
+        """Let go of a request wherever it stands; of one that is not here, too."""
+        for queue in (self._waiting, self._prefilling):
+            for active in [each for each in queue if each.name == name]:
+                queue.remove(active)
+        self._loading = [each for each in self._loading if each.name != name]
+        self._decoding = [each for each in self._decoding if each.name != name]
+        self._cache.abort(name)
 
     @property
     def _queues(self) -> dict[str, Sequence[ActiveRequest]]:
@@ -122,12 +140,13 @@ class Scheduler:
         }
 
     @property
-    def _in_system(self) -> int:
+    def in_system(self) -> int:
+        """How many requests are here."""
         return sum(map(len, self._queues.values()))
 
     def _arrivals(self) -> bool:
         moved = False
-        while not self._exhausted and self._in_system < self._limits.concurrency:
+        while not self._exhausted and self.in_system < self._limits.concurrency:
             request = next(self._requests, None)
             if request is None:
                 self._exhausted = True

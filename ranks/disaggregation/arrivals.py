@@ -97,7 +97,7 @@ class Arrivals:
         self._coming: dict[str, _Arrival] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.refusals: Counter[Refusal] = Counter()
-        """Manifests that could not be gone on with, by why."""
+        """Messages that could not be read or gone on with, by why."""
 
     def __contains__(self, request: str) -> bool:
         """Say whether a request is on its way in."""

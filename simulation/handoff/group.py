@@ -29,6 +29,7 @@ from ..engine.probing import probe
 from ..epoch import Build, begin_epoch
 from ..faults import FaultSource
 from ..rank.peers import Peers, ServingGroup
+from ..rank.serving import Serving
 from ..rank.shards import Shards
 from ..rank.shared_store import SharedObjects, SharedStore, SharedStores
 from .forward import SymbolicForward
@@ -193,7 +194,7 @@ class Group:
             raise Violated(self._findings[0])
 
     def _serve(self, flipped: int | None) -> ServingGroup:
-        servers = {}
+        servers: dict[str, Serving] = {}
         for executor, shards in zip(self.epoch.executors, self._shards, strict=True):
             executor.address = ADDRESS
             executor.serving.shards, executor.serving.strangers = shards, 0

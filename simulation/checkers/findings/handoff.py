@@ -17,7 +17,7 @@ class NotServed(Finding):
         return Said(
             f"the group that decodes has served {self.served} of {self.wanted} requests, and"
             f" {self.after_s:.1f} s after the last one came it serves no more",
-            f"{self.wanted - self.served} requests hang: whoever waits for them waits for ever.",
+            f"Of all requests {self.wanted - self.served} hang: whoever waits for them waits for ever.",
         )
 
 

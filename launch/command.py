@@ -1,4 +1,4 @@
-"""The command `lockstep`: replay, serve-sim, simulate, simulate-router, demo, bench, store.
+"""The command `lockstep`: replay, serve-sim, three simulations, demo, bench, store.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
@@ -18,6 +18,7 @@ from ..version import VERSION
 from .amounts import LINE_MAX, printable
 from .bench import bench
 from .environment import prepare_for_mooncake
+from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
@@ -110,6 +111,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
 app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
 app.command("simulate-router")(simulate_router)
+app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
 
 
 @app.command("demo", epilog=EXIT_STATUSES)
@@ -154,7 +156,7 @@ def simulate(
     faults: Annotated[
         str | None,
         typer.Option(
-            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash.",
+            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash, retracts.",
             show_default="mixed, or what --revive needs",
         ),
     ] = None,

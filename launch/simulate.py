@@ -1,6 +1,7 @@
 """Exploring schedules from the command line: a report, a summary, and a status."""
 
 import traceback
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +91,13 @@ def _find_bug(name: str) -> RevivedBug:
 
 def list_bugs() -> None:
     """Print the bugs that can be revived."""
-    width = max(map(len, REVIVED_BUGS))
-    for bug in REVIVED_BUGS.values():
+    print_bugs(REVIVED_BUGS.values())
+
+
+def print_bugs(bugs: Collection[RevivedBug]) -> None:
+    """Print bugs, each with what it is about."""
+    width = max(len(bug.name) for bug in bugs)
+    for bug in bugs:
         print(f"{bug.name:{width}}  {bug.about}")
 
 

@@ -4,6 +4,7 @@ import platform
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ from ..storage_backends.wrappers.claimed import ClaimedBackend
 from ..version import VERSION
 from .agreed_pools import AgreedPool, agreed_pools, namespace_of, pool_layouts, size_settings
 from .config import CacheConfig
-from .disaggregation.pages.page_server import PageServer
+from .disaggregation.pages.page_server import PageServer, ServerBounds
 from .executor.engine_pages import EnginePages
 from .executor.executor import RankExecutor
 from .executor.host_memory import check_host_memory
@@ -239,7 +240,16 @@ def _page_server(
         writer=EVERYTHING,
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
-    server = PageServer(objects, peers.address, secret=peers.secret, reached_at=peers.reached_at)
+    # A reader that stalls must not keep pages until they count as pages that nobody ever lets go of.
+    bounds = ServerBounds()
+    quiet_s = min(bounds.quiet_s, config.timeouts.quiesce_s / 2)
+    server = PageServer(
+        objects,
+        peers.address,
+        secret=peers.secret,
+        reached_at=peers.reached_at,
+        bounds=replace(bounds, quiet_s=quiet_s),
+    )
     executor.serve_with(server)
     return server
 

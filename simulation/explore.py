@@ -1,18 +1,16 @@
 """Exploring: schedules of many seeds, over a few processes, and one report."""
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypedDict
 
 from .epoch import SOUND_BUILD
 from .result import ScheduleResult, Violation
-from .revived.revived import find_bug
+from .revived.revived import RevivedBug, find_bug
 from .schedule import run_schedule
+from .seeds import quiet_log, run_all
 from .world import BOTH
 
 
@@ -50,6 +48,9 @@ class ExplorationReport(TypedDict):
     violations: list[ReportedViolation]
     schedules_per_s: float
 
+
+_RESUMED = {"retract resumed": "in host memory", "parked taken up": "through storage"}
+"""By what a schedule counts: where requests were that came back."""
 
 _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",
@@ -89,10 +90,7 @@ def explore(
         l1=l1,
         revive=revive,
     )
-    if revive is None:
-        results = list(_results(run, seeds, processes))
-    else:
-        results = list(_until_found(run, seeds, processes))
+    results = list(run_all(run, seeds, processes, until_found=revive is not None))
     elapsed_s = time.perf_counter() - began
     return _report(results, elapsed_s, revive)
 
@@ -100,7 +98,8 @@ def explore(
 def print_report(report: ExplorationReport) -> None:
     """Print what a person wants to know of `report`: the counts, then each violation."""
     if report["revived"] is not None:
-        _print_revived(report, report["revived"])
+        bug = find_bug(report["revived"])
+        print_revived(bug, report["violations"], report["schedules"], report["steps"])
         return
     print(
         f"{report['schedules']} schedules, {report['steps']} steps, {report['rounds']} rounds, "
@@ -110,25 +109,36 @@ def print_report(report: ExplorationReport) -> None:
     for title, name in _PRINTED.items():
         counts = report[name]
         print(f"{title}: " + (", ".join(f"{key} {n}" for key, n in counts.items()) or "none"))
-    for violation in report["violations"]:
+    cycles = {way: report["coverage"].get(way, 0) for way in _RESUMED}
+    if any(cycles.values()):
+        through = ", ".join(f"{count} {_RESUMED[way]}" for way, count in cycles.items())
+        print(f"{sum(cycles.values())} retract and resume cycles: {through}")
+    print_violations(report["violations"])
+
+
+def print_violations(violations: Sequence[ReportedViolation]) -> None:
+    """Print what was found, each with the command that shows it again."""
+    for violation in violations:
         print(f"seed {violation['seed']}, step {violation['step']}: {violation['what']}")
         print(f"  replay: {violation['replay']}")
-    if not report["violations"]:
+    if not violations:
         print("no violation")
 
 
-def _print_revived(report: ExplorationReport, name: str) -> None:
-    bug = find_bug(name)
+def print_revived(
+    bug: RevivedBug, violations: Sequence[ReportedViolation], schedules: int, steps: int
+) -> None:
+    """Print what was found of a bug that was put back."""
     print(f"revived bug {bug.name}: {bug.about}")
-    for violation in report["violations"]:
+    for violation in violations:
         print(f"what broke: {violation['plain']}")
         print(
-            f"found by seed {violation['seed']}, the {_ordinal(report['schedules'])} schedule, in step"
+            f"found by seed {violation['seed']}, the {_ordinal(schedules)} schedule, in step"
             f" {violation['step']}: {violation['what']}"
         )
         print(f"replay: {violation['replay']}")
-    if not report["violations"]:
-        print(f"not found in {report['schedules']} schedules, {report['steps']} steps")
+    if not violations:
+        print(f"not found in {schedules} schedules, {steps} steps")
 
 
 def _ordinal(number: int) -> str:
@@ -151,7 +161,7 @@ def _run(
 ) -> ScheduleResult:
     chosen = seed % 2 if depth is None else depth
     build = SOUND_BUILD if revive is None else find_bug(revive).build()
-    with _quiet_log():
+    with quiet_log():
         return run_schedule(
             seed,
             ranks=ranks,
@@ -162,49 +172,6 @@ def _run(
             l1=l1,
             build=build,
         )
-
-
-@contextmanager
-def _quiet_log() -> Generator[None]:
-    """Keep warnings about simulated faults out of the log."""
-    log = logging.getLogger("lockstep")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-def _results(
-    run: "partial[ScheduleResult]", seeds: range, processes: int
-) -> Iterator[ScheduleResult]:
-    if processes <= 1 or len(seeds) < 8:
-        yield from map(run, seeds)
-        return
-    with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(run, seeds, chunksize=max(1, min(16, len(seeds) // (4 * processes))))
-
-
-def _until_found(
-    run: "partial[ScheduleResult]", seeds: range, processes: int
-) -> Iterator[ScheduleResult]:
-    """Yield results in the order of the seeds, up to the first with a violation."""
-    # Most bugs show in the first few, for which it is not worth starting processes.
-    alone = len(seeds) if processes <= 1 else 8
-    for seed in seeds[:alone]:
-        result = run(seed)
-        yield result
-        if result.violation is not None:
-            return
-    if alone >= len(seeds):
-        return
-    with ProcessPoolExecutor(processes) as pool:
-        for result in pool.map(run, seeds[alone:], chunksize=4):
-            yield result
-            if result.violation is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return
 
 
 def _report(
@@ -230,33 +197,36 @@ def _report(
         counters["coverage"] += result.coverage
         if result.violation is not None:
             violations.append(result.violation)
-    put_back = "" if revived is None else f" --revive {revived}"
     return ExplorationReport(
         revived=revived,
         schedules=schedules,
-        l1=_sorted(counters["l1"]),
-        profiles=_sorted(counters["profiles"]),
+        l1=in_order(counters["l1"]),
+        profiles=in_order(counters["profiles"]),
         steps=steps,
         rounds=rounds,
         epochs=epochs,
         collectives_per_step_max=collectives_max,
-        operations=_sorted(counters["operations"]),
-        outcomes=_sorted(counters["outcomes"]),
-        faults=_sorted(counters["faults"]),
-        coverage=_sorted(counters["coverage"]),
-        violations=[
-            ReportedViolation(
-                seed=each.seed,
-                step=each.step,
-                what=str(each.finding),
-                plain=each.finding.say().plain,
-                replay=each.replay + put_back,
-            )
-            for each in violations
-        ],
+        operations=in_order(counters["operations"]),
+        outcomes=in_order(counters["outcomes"]),
+        faults=in_order(counters["faults"]),
+        coverage=in_order(counters["coverage"]),
+        violations=[reported(each, revived) for each in violations],
         schedules_per_s=schedules / elapsed_s if elapsed_s else 0.0,
     )
 
 
-def _sorted(counts: Counter[str]) -> dict[str, int]:
+def reported(violation: Violation, revived: str | None) -> ReportedViolation:
+    """Return a violation as the report has it, with the bug that was put back, if one was."""
+    put_back = "" if revived is None else f" --revive {revived}"
+    return ReportedViolation(
+        seed=violation.seed,
+        step=violation.step,
+        what=str(violation.finding),
+        plain=violation.finding.say().plain,
+        replay=violation.replay + put_back,
+    )
+
+
+def in_order(counts: Counter[str]) -> dict[str, int]:
+    """Return counts by name."""
     return dict(sorted(counts.items()))

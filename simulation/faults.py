@@ -42,6 +42,8 @@ class Mishap(StrEnum):
     """A write outlives its deadline, reading its host page all the while."""
     FAILED_COPY = "failed_copy"
     """A copy between device and host ends with an error."""
+    SPOILED_SAVE = "spoiled_save"
+    """A host page that a request has saved changes while it lies there."""
     HUNG_COPY = "hung_copy"
     """A copy outlives its deadline."""
     REPEATED_REPORT = "repeated_report"
@@ -120,6 +122,12 @@ class FaultProfile:
     """The kinds of fault that may be switched on."""
     calm: float = 0.04
     """The share of schedules without any fault."""
+    always: frozenset[Mishap] = frozenset()
+    """The kinds that are on in every schedule."""
+    retracted: float = 0.03
+    """How often an engine retracts a request that computes, where it can."""
+    parked: float = 0.2
+    """How often it lets one that is retracted go to storage."""
 
 
 _STORAGE = frozenset(
@@ -156,6 +164,14 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         about="storage faults, and ranks that die",
         faults=_STORAGE | GROUP_FAULTS.keys() | {Mishap.SAMPLED_APART},
         calm=0.0,
+    ),
+    "retracts": FaultProfile(
+        about="pools that are far too small, and requests that are retracted and resumed all the time",
+        faults=frozenset({Mishap.TINY_POOLS}),
+        calm=0.0,
+        always=frozenset({Mishap.TINY_POOLS}),
+        retracted=0.5,
+        parked=0.4,
     ),
 }
 """The profiles that `lockstep simulate --faults` knows."""
@@ -229,7 +245,8 @@ def draw_plan(random: Random, apart: Random, *, profile: str, ranks: int, steps:
         allowed = frozenset[Mishap]()
 
     def chosen(fault: Mishap, share: float) -> bool:
-        return random.random() < share and fault in allowed
+        struck = random.random() < share or fault in FAULT_PROFILES[profile].always
+        return struck and fault in allowed
 
     rates = {
         fault: rate * random.uniform(0.3, 2.0)

@@ -184,7 +184,7 @@ def draw_world(
         limits=policies.limits,
         pipeline_depth=depth,
         bounds=_draw_bounds(random, policies.pinned_pages, tiny=plan.tiny_bounds),
-        timeouts=_draw_timeouts(random, fence_s=owner.choice((0.001, 0.006))),
+        timeouts=draw_timeouts(random, fence_s=owner.choice((0.001, 0.006))),
     )
     return World(
         seed=seed,
@@ -239,7 +239,8 @@ def _draw_stop_policy(random: Random) -> StopPolicy:
     )
 
 
-def _draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
+def draw_timeouts(random: Random, *, fence_s: float) -> Timeouts:
+    """Draw short ones, so that a schedule meets them."""
     return Timeouts(
         round_s=0.004,
         lookup_s=random.choice((0.05, 0.3)),

@@ -12,6 +12,7 @@ from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.teller import Teller
 from ..ranks.disaggregation.telling import Stage
 from .active_request import ActiveRequest
+from .forward_pass import Forward
 from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
 from .limits import EngineLimits
@@ -32,8 +33,17 @@ class DecodeScheduler(GroupScheduler):
         teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        super().__init__(cache, limits, teller=teller, on_done=on_done, stopped=stopped)
+        super().__init__(
+            cache,
+            limits,
+            arrivals.refusals,
+            teller=teller,
+            on_done=on_done,
+            stopped=stopped,
+            forward=forward,
+        )
         self._handovers = arrivals
         self._expected: dict[str, ActiveRequest] = {}
         """Those that another group computes."""

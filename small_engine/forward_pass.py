@@ -7,7 +7,7 @@ for a prefix can be compared with what belongs there.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,24 @@ class TokenSpan:
     tokens: KeyedTokens
     start: int
     stop: int
+
+
+class Forward(Protocol):
+    """What an engine's model does with the pages of its requests."""
+
+    def compute(self, spans: Sequence[TokenSpan]) -> None:
+        """Compute tokens of different requests, each of which has pages for its own."""
+        ...
+
+    def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
+        """Give the page that is not full yet its contents, for a request that is to be moved."""
+        ...
+
+    def verify(
+        self, request: str, tokens: KeyedTokens, computed: int, *, moved: bool = False
+    ) -> dict[str, ComparedPages]:
+        """Compare what the token at position `computed` needs; return it by pool."""
+        ...
 
 
 class ForwardPass:

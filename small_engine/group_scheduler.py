@@ -1,13 +1,17 @@
 """The scheduler of a group that is told of its requests by messages, in the same step on every rank."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..ranks.disaggregation.control import Arrival, Control, decode
+from ..ranks.disaggregation.control import Arrival, Control
+from ..ranks.disaggregation.refusal import Refusal
 from ..ranks.disaggregation.teller import Teller
 from ..ranks.disaggregation.telling import Drain, EventsWanted, Stage
 from .active_request import ActiveRequest
+from .forward_pass import Forward
+from .handed_requests import control_messages
 from .limits import EngineLimits
 from .scheduler import Scheduler
 
@@ -22,14 +26,20 @@ class GroupScheduler(Scheduler):
         self,
         cache: "Cache",
         limits: EngineLimits,
+        refusals: Counter[Refusal],
         *,
         teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        """`teller` is rank 0's, where anybody wants to know how requests go."""
-        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped)
+        """`teller` is rank 0's, where anybody wants to know how requests go.
+
+        Messages that cannot be read are counted in `refusals`.
+        """
+        super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped, forward=forward)
         self._teller = teller
+        self._refusals = refusals
 
     @abstractmethod
     def _enter(self, arrival: Arrival) -> None:
@@ -40,7 +50,7 @@ class GroupScheduler(Scheduler):
         """Take what another group says of a request."""
 
     def _arrivals(self) -> bool:
-        messages = [decode(each) for each in self._cache.messages()]
+        messages = control_messages(self._cache, self._refusals)
         for message in messages:
             match message:
                 case Arrival():

@@ -1,11 +1,14 @@
 """Requests that come to a group as messages: what of a workload's request a message says."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import msgpack
 import numpy as np
 
-from ..ranks.disaggregation.control import Arrival
+from ..ranks.disaggregation.control import Arrival, Control, decode
+from ..ranks.disaggregation.refusal import Refusal, Refused
+from ..ranks.rank_cache import RankCache
 from .request import Requested, TokenIds
 
 
@@ -18,6 +21,17 @@ class HandedRequest:
     prompt_length: int
     output_length: int
     prompt_tokens: TokenIds
+
+
+def control_messages(cache: RankCache, refusals: Counter[Refusal]) -> list[Control]:
+    """Return what has been said to this group since the last step; what cannot be read is counted."""
+    messages: list[Control] = []
+    for data in cache.messages():
+        try:
+            messages.append(decode(data))
+        except Refused as refused:
+            refusals[refused.refusal] += 1
+    return messages
 
 
 def arrival_of(request: Requested, partner: str, *, name: str = "") -> Arrival:

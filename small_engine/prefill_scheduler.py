@@ -14,6 +14,7 @@ from ..ranks.disaggregation.teller import Teller
 from ..ranks.disaggregation.telling import Stage
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
+from .forward_pass import Forward
 from .group_scheduler import GroupScheduler
 from .handed_requests import request_of
 from .limits import EngineLimits
@@ -38,8 +39,17 @@ class PrefillScheduler(GroupScheduler):
         teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        super().__init__(cache, limits, teller=teller, on_done=on_done, stopped=stopped)
+        super().__init__(
+            cache,
+            limits,
+            departures.refusals,
+            teller=teller,
+            on_done=on_done,
+            stopped=stopped,
+            forward=forward,
+        )
         self._leaving: list[ActiveRequest] = []
         """Those that have computed their prompts and still hold device pages, or are being saved."""
         self._offered: dict[str, ActiveRequest] = {}
@@ -102,7 +112,8 @@ class PrefillScheduler(GroupScheduler):
         return True
 
     def abort(self, name: str) -> None:
-        """See `Scheduler`."""
+        """See `Scheduler`; the other group is told, and computes the request itself."""
+        self._handovers.withdraw(name)
         self._offered.pop(name, None)
         self._leaving = [each for each in self._leaving if each.name != name]
         super().abort(name)

@@ -35,7 +35,7 @@ from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest, turn_of
 from .chunks import Chunks
 from .counts import ReplayCounts
-from .forward_pass import ForwardPass, TokenSpan
+from .forward_pass import Forward, ForwardPass, TokenSpan
 from .limits import EngineLimits
 from .request import Requested, WorkloadRequest
 from .retractions import Retractions
@@ -61,12 +61,16 @@ class Scheduler:
         *,
         on_done: Callable[[int], None] = lambda _: None,
         stopped: Callable[[], bool] = lambda: False,
+        forward: Forward | None = None,
     ) -> None:
-        """`on_done` is told how many requests have left; `stopped` is asked once in every step."""
+        """`on_done` is told how many requests have left; `stopped` is asked once in every step.
+
+        `forward` is the model, a `ForwardPass` by default.
+        """
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
-        self._forward = ForwardPass(cache)
+        self._forward: Forward = forward or ForwardPass(cache)
         self.retractions = Retractions(cache, self._forward, self.counts)
         """Read by whoever wants to know who is aside."""
         self._chunks = Chunks.of(cache.config)
@@ -90,27 +94,35 @@ class Scheduler:
         Raises `InternalError` if no request moves for `idle_steps_max` steps.
         """
         while not self._stopped():
-            moved = self._arrivals()
-            moved |= self._ended_loads()
-            moved |= self._ended_saves()
-            moved |= self._admissions()
-            self._short = []
-            moved |= self._decode()
-            moved |= self._prefill()
-            moved |= self._departures()
-            if self._exhausted and not self._in_system:
+            moved = self.turn()
+            if self._exhausted and not self.in_system:
                 return True
-            moved |= self._make_room(moved)
-            # A group that serves others waits for requests as long as none comes.
-            self._idle_steps = 0 if moved or not self._in_system else self._idle_steps + 1
-            self.counts.idle_steps += not moved
-            if self._idle_steps > self._limits.idle_steps_max:
-                raise InternalError(self._what_is_stuck())
             self._cache.step(idle_s=0.0 if moved else self._limits.idle_s)
         return False
 
+    def turn(self) -> bool:
+        """Do all of one step but its round; say whether anything has moved. See `run`."""
+        moved = self._arrivals()
+        moved |= self._ended_loads()
+        moved |= self._ended_saves()
+        moved |= self._admissions()
+        self._short = []
+        moved |= self._decode()
+        moved |= self._prefill()
+        moved |= self._departures()
+        moved |= self._make_room(moved)
+        # A group that serves others waits for requests as long as none comes.
+        self._idle_steps = 0 if moved or not self.in_system else self._idle_steps + 1
+        self.counts.idle_steps += not moved
+        if self._idle_steps > self._limits.idle_steps_max:
+            raise InternalError(self._what_is_stuck())
+        return moved
+
     def abort(self, name: str) -> None:
-        """Let a request go wherever it stands. Every rank does so in the same step."""
+        """Let go of a request wherever it stands; of one that is not here, too.
+
+        Every rank does so in the same step.
+        """
         for queue in (self._waiting, self._loading, self._prefilling, self._decoding):
             for active in [each for each in queue if each.name == name]:
                 queue.remove(active)
@@ -129,12 +141,13 @@ class Scheduler:
         }
 
     @property
-    def _in_system(self) -> int:
+    def in_system(self) -> int:
+        """How many requests are here."""
         return sum(map(len, self._queues.values()))
 
     def _arrivals(self) -> bool:
         moved = False
-        while not self._exhausted and self._in_system < self._limits.concurrency:
+        while not self._exhausted and self.in_system < self._limits.concurrency:
             request = next(self._requests, None)
             if request is None:
                 self._exhausted = True

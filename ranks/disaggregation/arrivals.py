@@ -104,7 +104,7 @@ class Arrivals:
         self._coming: dict[str, _Arrival] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.refusals: Counter[Refusal] = Counter()
-        """Manifests that could not be gone on with, by why."""
+        """Messages that could not be read or gone on with, by why."""
         self._refused: OrderedDict[str, str] = OrderedDict()
         """The last requests that this group does not take, and whom it has told."""
 

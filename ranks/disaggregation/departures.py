@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..rank_cache import RankCache
 from .control import Announce, Control, Handover, Receipt, Resend, Withdrawn
 from .manifest import HandoffManifest, HandoffTerms, PoolContents
+from .refusal import Refusal
 
 TokenArray = npt.NDArray[np.int32]
 """Token ids. They are kept as they are given, so they must not change."""
@@ -54,8 +55,8 @@ class _Departure:
     is_complete: bool = False
     """The other group has been sent the manifest."""
     until_ms: int = 0
-    """When nobody waits any more, in agreed time: that all of it can be had, and then for the receipt.
-    0 while no time was agreed on."""
+    """When nobody waits any more for a receipt, or for more of it to go out, in agreed time; 0 while no
+    time was agreed on."""
 
 
 class Departures:
@@ -72,8 +73,8 @@ class Departures:
     ) -> None:
         """`directly` serves pages out of host memory; otherwise they go by the store.
 
-        An offer that is not whole `ttl_s` after its request was saved ends, and so does one that nobody
-        gives a receipt for within as long after that.
+        An offer that nobody gives a receipt for ends after `ttl_s`, and so does one that does not come
+        any further in so long.
         """
         self._cache = cache
         self._terms = terms
@@ -83,6 +84,8 @@ class Departures:
         self._leaving: dict[str, _Departure] = {}
         self.outcomes: Counter[str] = Counter()
         """How many have ended: `received`, `expired`, `withdrawn`."""
+        self.refusals: Counter[Refusal] = Counter()
+        """Messages that could not be read, by why."""
 
     def __contains__(self, request: str) -> bool:
         """Say whether a request is on its way out."""
@@ -94,13 +97,15 @@ class Departures:
 
     def computed(self, request: str, tokens: TokenArray) -> None:
         """Note that these are published (`insert`); whole pages of them can travel from now on."""
-        self._leaving[request].tokens = tokens
+        departure = self._leaving[request]
+        departure.tokens, departure.until_ms = tokens, 0
 
     def saved(self, request: str, tokens: TokenArray, goes_on: GoesOn) -> None:
         """Note that the request is SAVED (`retract`) with all that it has computed here."""
         departure = self._leaving[request]
         # What was there before was whole pages, of which there may be as many.
         departure.tokens, departure.goes_on, departure.there = tokens, goes_on, 0
+        departure.until_ms = 0
         departure.given.clear()
 
     def hear(self, message: Control) -> list[str]:
@@ -140,10 +145,10 @@ class Departures:
         for request, departure in list(self._leaving.items()):
             if not departure.is_complete:
                 self._offer(request, departure)
-            if departure.goes_on is None:
-                continue
             if not departure.until_ms:
-                departure.until_ms = now_ms and now_ms + int(1000 * self._ttl_s)
+                # What waits for its turn to be computed holds nothing, and may wait.
+                begun = now_ms and len(departure.tokens)
+                departure.until_ms = now_ms + int(1000 * self._ttl_s) if begun else 0
             elif now_ms > departure.until_ms:
                 self._send(departure.to, Withdrawn(request=request))
                 over.append(self._end(request, "expired"))
@@ -160,6 +165,7 @@ class Departures:
             return
         while departure.given and departure.given[0][0] <= seen.rounds - seen.round_pending:
             _, departure.there = departure.given.popleft()
+            departure.until_ms = 0
         there = departure.there
         if departure.goes_on is not None and there == len(tokens):
             departure.is_complete, departure.until_ms = True, 0

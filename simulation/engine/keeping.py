@@ -9,6 +9,7 @@ from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import NotKept
 from ..checkers.findings.finding import Violated
 from ..cluster import ask
+from ..faults import FAULT_PROFILES
 from ..world import World
 from .prompts import Prompts
 from .request import EngineRequest, EngineStage
@@ -73,11 +74,12 @@ class Retracts:
     def __init__(self, world: World) -> None:
         self._world = world
         self._random = world.stream("retract")
+        self._share = FAULT_PROFILES[world.fault_profile].retracted
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
         """Draw whether a request that computes is to be retracted now."""
-        return self._random.random() < 0.03
+        return self._random.random() < self._share
 
     def retract(self, caches: Sequence[Cache], request: EngineRequest) -> bool:
         """Retract a request; False if there is no room for it and it goes on.

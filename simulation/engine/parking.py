@@ -14,6 +14,7 @@ from ...ranks.replica.requests import LoadState
 from ..checkers.findings.answers import ImpossibleAnswer
 from ..checkers.findings.finding import Violated
 from ..cluster import ask
+from ..faults import FAULT_PROFILES
 from ..world import World
 from .request import EngineRequest, EngineStage
 
@@ -24,11 +25,12 @@ class Parking:
     def __init__(self, world: World) -> None:
         self._world = world
         self.random = world.stream("parking")
+        self._share = FAULT_PROFILES[world.fault_profile].parked
         self._page = world.page_tokens
 
     def strikes(self) -> bool:
         """Draw whether a retracted request is to be parked in storage."""
-        return self.random.random() < 0.2
+        return self.random.random() < self._share
 
     def serve(self, caches: Sequence[RankCache], request: EngineRequest, length: int) -> bool:
         """Offer `length` tokens of a request, one way or the other, or withdraw it, now and then."""
@@ -80,6 +82,13 @@ class Parking:
             self._prefetch(caches, request, self.random.choice((Extent.ALL, Extent.PAGES)))
             return "asked again"
         tokens, reserve = request.head(request.computed), request.computed
+        there = ask(
+            "received", caches, lambda c: c.received(request.name, tokens, request.namespace)
+        )
+        if there < reserve and not self._world.may_fit(there, reserve):
+            # What was left behind by a window would have to be computed again.
+            ask("release", caches, lambda c: c.release(request.name))
+            return "lost"
         answer = ask(
             "load_back",
             caches,

@@ -10,7 +10,7 @@ from ...coordinator.ballot import Ended, Progress, Quiesced, QuiesceExpired
 from ..checkers.findings.finding import Record
 from ..clock import Action, VirtualClock
 from ..faults import FaultSource, Mishap
-from .stores import OpenStore
+from .stores import Origin
 
 LATE_US_MAX = 60_000
 """How much later than usual a report may come."""
@@ -26,6 +26,8 @@ class Page:
     pool: str
     key: bytes
     page: int
+    origin: Origin | None = None
+    """The group that it is read from; None stands for the store in use."""
 
 
 @dataclass(slots=True)
@@ -36,8 +38,8 @@ class OrderWork:
     kind: Literal["lookup", "fetch", "persist", "copy", "serve"]
     timeout_us: int
     slowness: int = 1
-    store: OpenStore | None = None
-    """The store that the order is for; None for a copy."""
+    store: Origin | None = None
+    """The store or group that the order is for; None for a copy."""
     touching: int = 0
     """How many transfers run now, or can no longer be kept from running."""
     cancelled: bool = False
@@ -48,6 +50,8 @@ class OrderWork:
     """Pages whose transfer has not begun; their slots are claimed all the same."""
     pending: list[bool] = field(default_factory=list[bool])
     """For each page of a fetch, by index, whether it has not landed yet."""
+    reading: list[Page] = field(default_factory=list[Page])
+    """Pages that another group is sending: what still comes after a cancel is thrown away."""
     landed: int = 0
     ceiling: int | None = None
     ok: bool = True

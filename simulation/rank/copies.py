@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...ranks.orders import CopyToDevice, CopyToHost, Direction
+from ...ranks.orders import CopyToDevice, CopyToHost, Direction, ObjectTransfer
 from ...ranks.replica.tree.node import DEVICE, HOST
 from ..checkers.findings.pages import NothingToCopy
 from ..contents import EMPTY, GARBAGE, TORN
@@ -26,6 +26,8 @@ class _Pair:
     source: int
     destinations: Slots
     destination: int
+    sealed: tuple[str, int] | None = None
+    """Pool and host page of what is sealed, and has to be as it was then when it comes back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,7 @@ class Copies:
         self._page_bytes = page_bytes
         self._running: dict[int, _Copy] = {}
         self._held: dict[int, tuple[CopyToHost | CopyToDevice, OrderWork]] = {}
+        self._seals: dict[tuple[str, int], int] = {}
 
     @property
     def holds(self) -> bool:
@@ -90,6 +93,7 @@ class Copies:
                 read,
                 self._memory.named(destination, transfer.pool),
                 written,
+                (transfer.pool, read if to_device else written) if transfer.sealed else None,
             )
             for transfer in order.transfers
             for read, written in zip(transfer.sources, transfer.destinations, strict=True)
@@ -106,6 +110,19 @@ class Copies:
         else:
             delay_us = self._conditions.duration_us(work, 8_000)
             self._conditions.plan(delay_us, partial(self._run, copy))
+
+    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
+        """Say whether the sealed pages of transfers are as they were sealed."""
+        return all(
+            self._is_whole((transfer.pool, page))
+            for transfer in transfers
+            if transfer.sealed
+            for page in transfer.pages
+        )
+
+    def _is_whole(self, page: tuple[str, int]) -> bool:
+        pool, number = page
+        return self._memory.named(HOST, pool).content[number] == self._seals.get(page)
 
     def writes_device(self, operation: int) -> bool:
         """Whether a copy to the device was begun for `operation` and may still write."""
@@ -146,18 +163,28 @@ class Copies:
             self._conditions.plan(self._conditions.duration_us(copy.work, 12_000), end)
 
     def _ended(self, copy: _Copy) -> None:
-        failed = self._conditions.faults.strikes(Mishap.FAILED_COPY) or copy.fenced
+        sealed = [pair.sealed for pair in copy.pairs if pair.sealed is not None]
+        spoiled = copy.to_device and not all(map(self._is_whole, sealed))
+        failed = self._conditions.faults.strikes(Mishap.FAILED_COPY) or copy.fenced or spoiled
         for pair in copy.pairs:
             content = pair.sources.content[pair.source]
-            if content <= EMPTY and not copy.fenced:
+            if content <= EMPTY and not (copy.fenced or spoiled):
                 who = f"operation {copy.work.operation}"
                 self._conditions.find(NothingToCopy(pair.sources.slot(pair.source), who, content))
             pair.destinations.content[pair.destination] = GARBAGE if failed else content
+            if pair.sealed is not None and not copy.to_device:
+                self._seal(pair, content)
         direction = "l2_to_l1" if copy.to_device else "l1_to_l2"
         self.moved[direction] += len(copy.pairs) * self._page_bytes
         self._over(copy)
         self._conditions.end(copy.work, ok=not failed)
         self._conditions.maybe_quiet(copy.work)
+
+    def _seal(self, pair: _Pair, content: int) -> None:
+        assert pair.sealed is not None
+        self._seals[pair.sealed] = content
+        if self._conditions.faults.strikes(Mishap.SPOILED_SAVE):
+            pair.destinations.content[pair.destination] = GARBAGE
 
     def _over(self, copy: _Copy) -> None:
         if not copy.fenced:

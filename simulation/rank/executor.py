@@ -7,7 +7,7 @@ touch. It makes forks at once, as a device does in the order of its stream.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -40,7 +40,7 @@ from .lookups import Lookups
 from .memory import SimulatedStore, Slots, SymbolicMemory
 from .opening import SimulatedStores
 from .serving import Serving
-from .stores import OpenStore
+from .stores import OpenStore, Origin
 
 
 class SimulatedExecutor:
@@ -67,9 +67,13 @@ class SimulatedExecutor:
         self._faults = conditions.faults
         self._random = conditions.random
         self._page_bytes = page_bytes
-        self._copies = copies(conditions, memory, page_bytes)
-        self._serving = Serving(conditions, memory, store)
-        self._lookups = Lookups(conditions, self.stores)
+        self.copies = copies(conditions, memory, page_bytes)
+        self.serving = Serving(conditions, memory, store)
+        self.address = ""
+        """Where other groups read what this rank serves."""
+        self.connect: Callable[[str], Origin] = self._reach_nobody
+        """Returns the group that serves pages at a URI."""
+        self._lookups = Lookups(conditions)
         self._works: dict[int, OrderWork] = {}
         self._corrupt = 0
         self._moved = {"l2_to_l3": 0, "l3_to_l2": 0}
@@ -79,8 +83,9 @@ class SimulatedExecutor:
         for order in orders:
             match order:
                 case LookUp():
-                    work = self._begin(order.operation, "lookup", order.timeout_s)
-                    self._lookups.begin(order, work)
+                    origin = self._origin(order.source)
+                    work = self._begin(order.operation, "lookup", order.timeout_s, origin)
+                    self._lookups.begin(order, work, origin)
                 case Fetch():
                     self._fetch(order)
                 case Put():
@@ -90,13 +95,13 @@ class SimulatedExecutor:
                 case CopyToHost() | CopyToDevice():
                     work = self._begin(order.operation, "copy", order.timeout_s)
                     if self.lends_device:
-                        self._copies.hold(order, work)
+                        self.copies.hold(order, work)
                     else:
-                        self._copies.begin(order, work)
+                        self.copies.begin(order, work)
                 case Fork():
                     self._fork(order)
                 case Fence():
-                    self._copies.fence(order.operations, _us(order.timeout_s))
+                    self.copies.fence(order.operations, _us(order.timeout_s))
                 case Cancel():
                     self._cancel(order)
                 case AttachStore():
@@ -106,7 +111,7 @@ class SimulatedExecutor:
 
     def begin_copies(self, direction: Direction) -> None:
         """Begin the copies of a direction that wait for the engine."""
-        self._copies.begin_held(direction)
+        self.copies.begin_held(direction)
 
     def progress(self) -> list[Progress]:
         """Return what has happened since the last call."""
@@ -114,7 +119,7 @@ class SimulatedExecutor:
 
     def wait(self, timeout_s: float) -> None:
         """Let virtual time pass until something happens."""
-        if not (self.conditions.has_reports or self._copies.holds):
+        if not (self.conditions.has_reports or self.copies.holds):
             self.conditions.clock.advance_to_next(_us(timeout_s))
 
     def stage(self, proposal: Proposal) -> None:
@@ -134,12 +139,12 @@ class SimulatedExecutor:
         return self.sick
 
     def serving_address(self) -> str:
-        """Return nothing: readers are simulated."""
-        return ""
+        """Return where other groups read what this rank serves; empty where they are strangers."""
+        return self.address
 
     def bytes_moved(self) -> BytesMoved:
         """Return the bytes moved so far."""
-        return BytesMoved(**self._moved, **self._copies.moved)
+        return BytesMoved(**self._moved, **self.copies.moved)
 
     def pages_corrupt(self) -> int:
         """Return how many pages a read found damaged."""
@@ -158,16 +163,20 @@ class SimulatedExecutor:
         return {w.operation for w in self._works.values() if w.cancelled and w.touching}
 
     def _begin(
-        self, operation: int, kind: Literal["lookup", "fetch", "persist", "copy"], timeout_s: float
+        self,
+        operation: int,
+        kind: Literal["lookup", "fetch", "persist", "copy"],
+        timeout_s: float,
+        origin: Origin | None = None,
     ) -> OrderWork:
         before = self._works.get(operation)
         if before is not None and before.kind != "lookup":
             self._refuse(operation, f"is ordered to {kind} after {before.kind}")
-        slowness, store = 1, None
-        if kind != "copy":
-            slowness, store = self.conditions.slowness(), self._store
-            store.touch("a transfer")
-        work = OrderWork(operation, kind, _us(timeout_s), slowness, store)
+        slowness = 1
+        if origin is not None:
+            slowness = self.conditions.slowness()
+            origin.touch("a transfer")
+        work = OrderWork(operation, kind, _us(timeout_s), slowness, origin)
         self._works[operation] = work
         return work
 
@@ -175,26 +184,37 @@ class SimulatedExecutor:
     def _store(self) -> OpenStore:
         return self.stores.used
 
+    def _origin(self, source: str) -> Origin:
+        return self.connect(source) if source else self._store
+
+    def _reach_nobody(self, source: str) -> Origin:
+        self.conditions.find(BadOrder(self.conditions.rank, source, "is read, and nobody serves"))
+        return self._store
+
     def _cancel(self, order: Cancel) -> None:
         work = self._works.get(order.operation)
         if work is None:
             self._refuse(order.operation, "is cancelled but was never ordered")
             return
-        self._copies.drop(order.operation)
+        self.copies.drop(order.operation)
         work.cancelled = True
+        if work.kind == "serve":
+            self.serving.withdraw(work, _us(order.timeout_s) // 2)
         for page in work.queue:
             if work.kind == "fetch":
                 self._slots(page.pool).finish_writing(page.page, work.operation)
             else:
                 self._slots(page.pool).finish_reading(page.page)
         work.queue.clear()
+        while work.reading:
+            self._end_read(work, work.reading[-1])
         self.conditions.maybe_quiet(work)
         if work.touching:
             self.conditions.plan(_us(order.timeout_s), partial(self._give_up, work))
 
     def _give_up(self, work: OrderWork) -> None:
         # The replica cannot keep pages that are not its own out of use, so the rank gives up.
-        if self.lends_device and self._copies.writes_device(work.operation):
+        if self.lends_device and self.copies.writes_device(work.operation):
             self.sick = f"the copy {work.operation} to the engine's device pages does not end"
             self.lost_device = True
         self.conditions.give_up_quiet(work)
@@ -212,8 +232,9 @@ class SimulatedExecutor:
     # Fetches and persists are a queue of pages, of which a few are moved at a time.
 
     def _fetch(self, order: Fetch) -> None:
-        work = self._begin(order.operation, "fetch", order.timeout_s)
-        self._queue(work, order.transfers)
+        origin = self._origin(order.source)
+        work = self._begin(order.operation, "fetch", order.timeout_s, origin)
+        self._queue(work, order.transfers, origin if order.source else None)
         if not work.queue:
             work.over = True
             return
@@ -225,7 +246,10 @@ class SimulatedExecutor:
             self._next_read(work)
 
     def _persist(self, order: Put) -> None:
-        work = self._begin(order.operation, "persist", order.timeout_s)
+        work = self._begin(order.operation, "persist", order.timeout_s, self._store)
+        if not self.copies.are_whole(order.transfers):
+            self.conditions.end(work, ok=False)
+            return
         self._queue(work, order.transfers)
         for page in work.queue:
             self._slots(page.pool).claim_to_read(page.page, work.operation)
@@ -237,16 +261,22 @@ class SimulatedExecutor:
         work = self._works.get(order.operation)
         if work is None:
             work = self._works[order.operation] = OrderWork(order.operation, "serve", 0)
-        self._serving.serve(order, work)
+        if self.copies.are_whole(order.transfers):
+            self.serving.serve(order, work)
 
-    def _queue(self, work: OrderWork, transfers: tuple[ObjectTransfer, ...]) -> None:
+    def _queue(
+        self,
+        work: OrderWork,
+        transfers: tuple[ObjectTransfer, ...],
+        origin: Origin | None = None,
+    ) -> None:
         pages: list[Page] = []
         for transfer in transfers:
             if len(transfer.keys) != len(transfer.pages):
                 counts = f"names {len(transfer.keys)} keys and {len(transfer.pages)} pages"
                 self._refuse(work.operation, counts)
             pages += [
-                Page(index, transfer.pool, key, page)
+                Page(index, transfer.pool, key, page, origin)
                 for index, (key, page) in enumerate(
                     zip(transfer.keys, transfer.pages, strict=False), start=len(pages)
                 )
@@ -259,25 +289,31 @@ class SimulatedExecutor:
         if not work.queue:
             return
         page = work.queue.popleft()
-        self._touch(work)
-        self._slots(page.pool).content[page.page] = TORN
-        if self._faults.strikes(Mishap.HUNG_READ):
-            self.conditions.plan_hung(work, partial(self._read_ended, work, page))
-            return
-        delay_us = self.conditions.duration_us(work, 20_000)
-        self.conditions.plan(delay_us, partial(self._read_ended, work, page))
-
-    def _touch(self, work: OrderWork) -> None:
         work.touching += 1
-        if work.store is not None:
-            work.store.touch("a transfer")
+        self._slots(page.pool).content[page.page] = TORN
+        (page.origin or self._store).begin(page.pool, page.key)
+        if page.origin is not None:
+            work.reading.append(page)
+        ended = partial(self._read_ended, work, page)
+        if self._faults.strikes(Mishap.HUNG_READ):
+            self.conditions.plan_hung(work, ended)
+            return
+        self.conditions.plan(self.conditions.duration_us(work, 20_000), ended)
 
-    def _read_ended(self, work: OrderWork, page: Page) -> None:
+    def _end_read(self, work: OrderWork, page: Page) -> int | None:
+        if page.origin is not None:
+            work.reading.remove(page)
         slots = self._slots(page.pool)
         content = None if work.is_closed else self._read_object(page)
         slots.content[page.page] = GARBAGE if content is None else content
         slots.finish_writing(page.page, work.operation)
         work.touching -= 1
+        return content
+
+    def _read_ended(self, work: OrderWork, page: Page) -> None:
+        if page.origin is not None and page not in work.reading:
+            return
+        content = self._end_read(work, page)
         if work.gave_up_quiet:
             self._faults.count(Mishap.LATE_WRITE)
         if content is not None:
@@ -292,14 +328,13 @@ class SimulatedExecutor:
         self.conditions.maybe_quiet(work)
 
     def _read_object(self, page: Page) -> int | None:
-        if self._faults.strikes(Mishap.FAILED_READ):
-            return None
-        content = self._store.read(page.pool, page.key)
-        if content is None:
+        origin = page.origin or self._store
+        content = origin.read(page.pool, page.key)
+        if self._faults.strikes(Mishap.FAILED_READ) or content is None:
             return None
         for fault in (Mishap.MISSING_PAGE, Mishap.CORRUPT_PAGE):
             if self._faults.strikes(fault):
-                self._store.remove(page.pool, page.key)
+                origin.remove(page.pool, page.key)
                 self._corrupt += fault is Mishap.CORRUPT_PAGE
                 return None
         return content
@@ -330,7 +365,8 @@ class SimulatedExecutor:
                 self.conditions.end(work, ok=work.ok)
             return
         page = work.queue.popleft()
-        self._touch(work)
+        work.touching += 1
+        self._store.touch("a transfer")
         if self._faults.strikes(Mishap.HUNG_PERSIST):
             self.conditions.plan_hung(work, partial(self._write_ended, work, page))
             return

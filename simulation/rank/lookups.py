@@ -7,19 +7,18 @@ from ...ranks.executor.restorable import restorable
 from ...ranks.orders import LookUp, Need
 from ..faults import Mishap
 from .conditions import Conditions, OrderWork
-from .opening import SimulatedStores
+from .stores import Origin
 
 
 class Lookups:
-    """Answers what the store of one simulated rank has."""
+    """Answers what a store has, or a group that serves pages, for one simulated rank."""
 
-    def __init__(self, conditions: Conditions, stores: SimulatedStores) -> None:
+    def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
-        self._stores = stores
         self._faults = conditions.faults
         self._random = conditions.random
 
-    def begin(self, order: LookUp, work: OrderWork) -> None:
+    def begin(self, order: LookUp, work: OrderWork, origin: Origin) -> None:
         """Answer an order after a while, or let its time pass."""
         if self._faults.strikes(Mishap.LOOKUP_SILENT):
             self._conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
@@ -27,18 +26,18 @@ class Lookups:
         delay_us = self._conditions.duration_us(work, 25_000)
         if delay_us > work.timeout_us:
             self._conditions.plan(work.timeout_us, partial(self._expire_lookup, work))
-        self._conditions.plan(delay_us, partial(self._answer, work, order))
+        self._conditions.plan(delay_us, partial(self._answer, work, order, origin))
 
-    def _answer(self, work: OrderWork, order: LookUp) -> None:
+    def _answer(self, work: OrderWork, order: LookUp, origin: Origin) -> None:
         if work.cancelled and work.is_closed:
             return
-        pages, beyond = restorable(order, [self._seen(need) for need in order.needs])
+        pages, beyond = restorable(order, [self._seen(need, origin) for need in order.needs])
         work.over = True
         self._conditions.say(Answered(work.operation, pages, beyond))
 
-    def _seen(self, need: Need) -> list[bool]:
-        """Say for each key of a need whether the store claims to have the object."""
-        seen = [bool(key) and self._stores.used.has(need.pool, key) for key in need.keys]
+    def _seen(self, need: Need, origin: Origin) -> list[bool]:
+        """Say for each key of a need whether the origin claims to have the object."""
+        seen = [bool(key) and origin.has(need.pool, key) for key in need.keys]
         absent = [index for index, key in enumerate(need.keys) if key and not seen[index]]
         present = [index for index, there in enumerate(seen) if there]
         if absent and self._faults.strikes(Mishap.LOOKUP_TOO_MANY):

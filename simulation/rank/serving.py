@@ -1,18 +1,37 @@
 """Serving in the simulation: readers of other groups, who come and go at moments of their own.
 
 Each takes a while over a page, and looks at what it gets. No reader begins after the order is
-cancelled, and quiet is reported when the last one has left.
+cancelled, and quiet is reported when the last one has left; those that stay too long are cut off.
+Readers are strangers that are drawn here, or the ranks of another simulated group (`peers`).
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 from ...ranks.orders import Serve
 from ...ranks.replica.tree.node import HOST
 from .conditions import Conditions, OrderWork, Page
 from .memory import SimulatedStore, SymbolicMemory
+from .shards import Shards
 
 READERS = 3
-"""How many reads of a page are drawn at most."""
+"""How many strangers read a page at most."""
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A page that somebody reads."""
+
+    server: "Serving"
+    work: OrderWork
+    page: Page
+    is_cut_off: bool = False
+    is_damaged: bool = False
+    """Whether its bytes change on their way."""
+
+    def end(self) -> int | None:
+        """Stop reading; return what was read, or None where nothing of it can be used."""
+        return self.server.end(self)
 
 
 class Serving:
@@ -22,9 +41,14 @@ class Serving:
         self, conditions: Conditions, memory: SymbolicMemory, store: SimulatedStore
     ) -> None:
         """What the keys of pages mean is known to the `store`."""
+        self.shards = Shards({}, 0, 1)
+        """What this rank has of a page, for readers of other TP sizes."""
+        self.strangers = READERS
         self._conditions = conditions
         self._memory = memory
         self._store = store
+        self._offered: dict[tuple[str, bytes], list[tuple[OrderWork, Page]]] = {}
+        self._readings: list[Reading] = []
 
     def serve(self, order: Serve, work: OrderWork) -> None:
         """Let others read the pages of an order."""
@@ -33,25 +57,70 @@ class Serving:
             for key, slot in zip(transfer.keys, transfer.pages, strict=True):
                 page = Page(len(work.queue), transfer.pool, key, slot)
                 work.queue.append(page)
+                self._offered.setdefault((page.pool, key), []).append((work, page))
                 self._memory.named(HOST, page.pool).claim_to_read(slot, work.operation)
-                for _ in range(conditions.random.randrange(READERS + 1)):
+                for _ in range(conditions.random.randrange(self.strangers + 1)):
                     delay_us = conditions.duration_us(work, 200_000)
-                    conditions.plan(delay_us, partial(self._begin, work, page))
+                    conditions.plan(delay_us, partial(self._visit, work, page))
 
-    def _begin(self, work: OrderWork, page: Page) -> None:
+    def withdraw(self, work: OrderWork, cut_off_us: int) -> None:
+        """Let nobody begin to read under an order any more, and cut off who still reads later."""
+        for page in work.queue:
+            copies = self._offered[page.pool, page.key]
+            copies.remove((work, page))
+            if not copies:
+                del self._offered[page.pool, page.key]
+        if work.touching:
+            self._conditions.plan(cut_off_us, partial(self._cut_off, work))
+
+    def has(self, pool: str, key: bytes) -> bool:
+        """Say whether an object can be read now."""
+        return not self._conditions.closed and (pool, key) in self._offered
+
+    def begin(self, pool: str, key: bytes) -> Reading | None:
+        """Begin to read an object; None if it is not served."""
+        if not self.has(pool, key):
+            return None
+        return self._begin(*self._offered[pool, key][0])
+
+    def end(self, reading: Reading) -> int | None:
+        """See `Reading`."""
+        if reading.is_cut_off or self._conditions.closed:
+            return None
+        content = self._release(reading)
+        return None if reading.is_damaged else content
+
+    def _visit(self, work: OrderWork, page: Page) -> None:
         if work.cancelled:
             return
-        slots = self._memory.named(HOST, page.pool)
-        slots.claim_to_read(page.page, work.operation)
-        work.touching += 1
+        reading = self._begin(work, page)
         delay_us = self._conditions.duration_us(work, 30_000)
-        self._conditions.plan(delay_us, partial(self._end, work, page))
+        self._conditions.plan(delay_us, partial(self._leave, reading))
 
-    def _end(self, work: OrderWork, page: Page) -> None:
+    def _leave(self, reading: Reading) -> None:
+        self.end(reading)
+
+    def _begin(self, work: OrderWork, page: Page) -> Reading:
+        self._memory.named(HOST, page.pool).claim_to_read(page.page, work.operation)
+        work.touching += 1
+        reading = Reading(self, work, page)
+        self._readings.append(reading)
+        return reading
+
+    def _cut_off(self, work: OrderWork) -> None:
+        for reading in [each for each in self._readings if each.work is work]:
+            reading.is_cut_off = True
+            self._release(reading)
+
+    def _release(self, reading: Reading) -> int:
+        self._readings.remove(reading)
+        work, page = reading.work, reading.page
         slots = self._memory.named(HOST, page.pool)
-        wrong = self._store.compare(page.pool, page.key, slots.content[page.page])
+        content = slots.content[page.page]
+        wrong = self._store.compare(page.pool, page.key, content)
         if wrong is not None:
             self._conditions.find(wrong)
         slots.finish_reading(page.page)
         work.touching -= 1
         self._conditions.maybe_quiet(work)
+        return content

@@ -1,5 +1,7 @@
 """The stores of a simulated rank by URI, and one of them as a process has opened it."""
 
+from typing import Protocol
+
 from ..checkers.findings.finding import Record
 from ..checkers.findings.pages import WrongObject
 from ..checkers.findings.storage import ClosedStore
@@ -8,6 +10,35 @@ from .memory import SimulatedStore
 FIRST_STORE = "memory://"
 """The store that a group starts with, if it starts with one."""
 OTHER_STORE = "memory://other"
+
+
+class Origin(Protocol):
+    """Where pages are read from: a store, or another group that serves them."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls that hang come to nothing."""
+        ...
+
+    def touch(self, who: str) -> None:
+        """Note that something begins to use it."""
+        ...
+
+    def has(self, pool: str, key: bytes) -> bool:
+        """Say whether an object is there."""
+        ...
+
+    def begin(self, pool: str, key: bytes) -> None:
+        """Begin to read an object."""
+        ...
+
+    def read(self, pool: str, key: bytes) -> int | None:
+        """End a read; return the content, or None if it was not to be had."""
+        ...
+
+    def remove(self, pool: str, key: bytes) -> None:
+        """Lose one object."""
+        ...
 
 
 class RankStores:
@@ -42,6 +73,11 @@ class OpenStore:
         """See `SimulatedStore`."""
         self.touch("a lookup")
         return self._store.has(pool, key)
+
+    def begin(self, pool: str, key: bytes) -> None:
+        """See `Origin`."""
+        del pool, key
+        self.touch("a transfer")
 
     def read(self, pool: str, key: bytes) -> int | None:
         """See `SimulatedStore`."""

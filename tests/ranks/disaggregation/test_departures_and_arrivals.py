@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from lockstep.ranks.config import CacheConfig, Peers
+from lockstep.ranks.cache import Cache
+from lockstep.ranks.config import CacheConfig, Peers, Timeouts
 from lockstep.ranks.disaggregation.arrivals import Outcome
 from lockstep.ranks.disaggregation.control import Announce, Control, Withdrawn, encode
+from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
+from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.handoffs import (
     FIRST_TOKEN,
@@ -18,7 +21,9 @@ from tests.kit.ranks.handoffs import (
     Reception,
     Tamper,
     compute_and_leave,
+    steps,
     take_up,
+    terms_of,
 )
 from tests.kit.ranks.served_group import ServedGroup, keyed
 
@@ -205,3 +210,37 @@ def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is
     whole = LENGTH // PAGE_TOKENS * PAGE_TOKENS
     assert coming[0].result(60) == Reception(whole, 0, Outcome.RECOMPUTED, None, ())
     assert leaving[0].result(60) == {"received": 1}
+
+
+def test_what_goes_out_no_further_is_let_go_of_though_nobody_says_so(stack: ExitStack) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
+    ids = TOKENS.ids
+
+    def program(cache: Cache, forward: ForwardPass) -> tuple[list[str], dict[str, int]]:
+        departures = Departures(
+            cache, terms_of(cache), lambda to, message: None, directly=True, ttl_s=0.1
+        )
+        cache.load_back(NAME, ids[:0], reserve_tokens=LENGTH)
+        departures.begin(NAME, "decode")
+        forward.compute([TokenSpan(request=NAME, tokens=TOKENS, start=0, stop=CHUNKS[0])])
+        cache.insert(NAME, ids[: CHUNKS[0]], final=False)
+        departures.computed(NAME, ids[: CHUNKS[0]])
+        gone: list[str] = []
+
+        def is_let_go() -> bool:
+            gone.extend(departures.step())
+            return bool(gone)
+
+        steps(cache, departures.hear, is_let_go)
+        cache.abort(NAME)
+        return gone, dict(departures.outcomes)
+
+    ranks = [each.result(60) for each in group.begin(program)]
+    assert ranks == [([NAME], {"expired": 1})] * 2
+
+
+def test_a_reader_that_stalls_is_cut_off_before_its_pages_count_as_lost(stack: ExitStack) -> None:
+    config = replace(config_of(None), timeouts=Timeouts(quiesce_s=1.0))
+    group = stack.enter_context(closing(ServedGroup(config, 1)))
+    executor: Any = group.caches[0].inspection.executor
+    assert executor._server_of_pages._bounds.quiet_s == 0.5

@@ -1,0 +1,102 @@
+"""Bugs in how groups handed requests over, each as what the code did; see `revived`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from ...ranks.cache import Cache
+from ...ranks.messages import Backlog
+from ...ranks.orders import Need, ObjectTransfer
+from ...ranks.replica.basis import Basis
+from ...ranks.replica.operations.agenda import Agenda
+from ...ranks.replica.operations.saving import Saving
+from ...ranks.replica.parts import Parts
+from ...ranks.replica.prefetch.lookups import Lookups
+from ...ranks.replica.prefetch.prefetching import Prefetching
+from ...ranks.replica.requests import Requests
+from ...ranks.replica.store import Store
+from ...ranks.replica.tree.components.base import Component
+from ...ranks.replica.tree.node import Node
+from ...ranks.replica.tree.prefixes import Prefixes
+from ..epoch import Build, make_executor
+from ..rank.copies import Copies
+
+
+def first_pages_of_a_window() -> Build:
+    """A prefetch reads as many of a window's pages as it needs, from the first that it looked up."""
+    return Build(parts=Parts(prefetching=_ReadsFirstPages))
+
+
+class _ReadsFirstPages(Prefetching):
+    def __init__(  # noqa: PLR0917 - as its parent's.
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        agenda: Agenda,
+        store: Store,
+        requests: Requests,
+        saving: Saving,
+    ) -> None:
+        super().__init__(basis, prefixes, agenda, store, requests, saving)
+        self._lookups = _NamesFirstPages(basis.config, prefixes, store)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstPages(Need):
+    def keys_at(self, positions: Sequence[int]) -> tuple[bytes, ...]:
+        return self.keys[: len(positions)]
+
+
+class _NamesFirstPages(Lookups):
+    def _need(
+        self,
+        component: Component,
+        path: list[Node],
+        keys: list[bytes],
+        floor: int,
+        *,
+        heeds: bool,
+    ) -> Need:
+        need = super()._need(component, path, keys, floor, heeds=heeds)
+        if not component.per_page:
+            return need
+        return _FirstPages(**{each.name: getattr(need, each.name) for each in fields(need)})
+
+
+def tails_without_seals() -> Build:
+    """What a request has saved goes out as it lies in host memory, whatever has become of it."""
+    return Build(make=partial(make_executor, copies=_ChecksNoSeals))
+
+
+class _ChecksNoSeals(Copies):
+    def are_whole(self, transfers: Sequence[ObjectTransfer]) -> bool:
+        del transfers
+        return True
+
+
+def heard_by_one_rank_alone() -> Build:
+    """A rank acts on a message as soon as it has come: on a receipt it lets go of the request."""
+    return Build(cache=_HearsAlone, inbox=_HasThemAtOnce)
+
+
+class _HasThemAtOnce(Backlog):
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[bytes] = []
+
+    def note(self, number: int, content: bytes) -> bool:
+        is_new = super().note(number, content)
+        self.new += [content] if is_new else []
+        return is_new
+
+
+class _HearsAlone(Cache):
+    def __init__(self, *parts: Any, inbox: _HasThemAtOnce, **more: Any) -> None:
+        super().__init__(*parts, inbox=inbox, **more)
+        self._new = inbox
+
+    def messages(self) -> tuple[bytes, ...]:
+        super().messages()
+        heard, self._new.new = self._new.new, []
+        return tuple(heard)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from ..ranks.replica.answers import Admission
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedPages:
@@ -80,6 +82,16 @@ class ReplayCounts:
     def pages_corrupt(self) -> int:
         """Over all pools."""
         return sum(each.pages_corrupt for each in self.pools.values())
+
+    def add_served(self, prompt: int, outputs: int, hits: Admission) -> None:
+        """Count a request of so many tokens that was served, and what was cached for it."""
+        self.requests += 1
+        self.prompt_tokens += prompt
+        self.computed_tokens += prompt - hits.cached_tokens
+        self.hit_device_tokens += hits.device_tokens
+        self.hit_host_tokens += hits.host_tokens
+        self.hit_storage_tokens += hits.storage_tokens
+        self.output_tokens += outputs
 
     def add(self, verified: Mapping[str, ComparedPages], *, finished: bool) -> None:
         """Count what was compared for a request that has finished, or that begins."""

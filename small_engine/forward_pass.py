@@ -5,6 +5,7 @@ What it writes is a function of the tokens alone (`contents`), so that whatever 
 for a prefix can be compared with what belongs there.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -59,8 +60,10 @@ class Forward(Protocol):
 class ForwardPass:
     """Computes and checks the pages of one rank's cache."""
 
-    def __init__(self, cache: "Cache") -> None:
+    def __init__(self, cache: "Cache", token_us: float = 0.0) -> None:
+        """A token takes `token_us` microseconds at least; see `EngineLimits`."""
         config = cache.config
+        self._token_s = 1e-6 * token_us
         self._cache = cache
         self._page_tokens = config.layout.page_tokens
         self._contents = {
@@ -81,6 +84,9 @@ class ForwardPass:
         """
         if not spans:
             return
+        until_s = time.perf_counter() + self._token_s * sum(
+            each.stop - each.start for each in spans
+        )
         for pool in (KV_POOL, *self._windows):
             completed = [self._completed(pool, span) for span in spans]
             pages = np.concatenate([pages for pages, _ in completed])
@@ -90,6 +96,8 @@ class ForwardPass:
             self._fill(
                 pool, np.concatenate(slots), [each.tokens.state_key(each.stop) for each in spans]
             )
+        if self._token_s:
+            time.sleep(max(0.0, until_s - time.perf_counter()))
 
     def begin_page(self, request: str, tokens: KeyedTokens, computed: int) -> None:
         """Give the page that is not full yet its contents, which `compute` leaves out.

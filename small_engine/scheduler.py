@@ -23,7 +23,6 @@ everything that a request gets from the cache is verified when it is ready and, 
 its own, once more when it has finished.
 """
 
-import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +69,7 @@ class Scheduler:
         self.counts = ReplayCounts()
         self.refusals: list[str] = []
         self._cache = cache
-        self._forward: Forward = forward or ForwardPass(cache)
+        self._forward: Forward = forward or ForwardPass(cache, limits.token_us)
         self.retractions = Retractions(cache, self._forward, self.counts)
         """Read by whoever wants to know who is aside."""
         self._chunks = Chunks.of(cache.config)
@@ -180,18 +179,17 @@ class Scheduler:
         self._report_done()
 
     def _ended_loads(self) -> bool:
-        ended = [e for e in self._loading if self._load_state(e) is not LoadState.LOADING]
+        ended = [
+            e for e in self._loading if self._cache.load_state(e.name) is not LoadState.LOADING
+        ]
         for active in ended:
             self._loading.remove(active)
-            if self._load_state(active) is LoadState.READY:
+            if self._cache.load_state(active.name) is LoadState.READY:
                 self._ready(active)
             else:
                 self.counts.loads_failed += 1
                 self._begin_again(active)
         return bool(ended)
-
-    def _load_state(self, active: ActiveRequest) -> LoadState:
-        return self._cache.load_state(active.name)
 
     def _ended_saves(self) -> bool:
         lost = self.retractions.step()
@@ -263,7 +261,7 @@ class Scheduler:
         return min((there if self._chunks.one_by_one else active.goal) + 1, active.last)
 
     def _admitted(self, active: ActiveRequest) -> None:
-        if self._load_state(active) is LoadState.READY:
+        if self._cache.load_state(active.name) is LoadState.READY:
             self._ready(active)
         else:
             self._loading.append(active)
@@ -332,17 +330,12 @@ class Scheduler:
 
     def _compute(self, parts: Sequence[tuple[ActiveRequest, int]]) -> None:
         """Compute each request up to the length that goes with it."""
-        spans = [
-            TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
-            for each, end in parts
-        ]
-        began = time.perf_counter()
-        self._forward.compute(spans)
-        if self._limits.token_us:
-            tokens = sum(each.stop - each.start for each in spans)
-            time.sleep(
-                max(0.0, began + 1e-6 * tokens * self._limits.token_us - time.perf_counter())
-            )
+        self._forward.compute(
+            [
+                TokenSpan(request=each.name, tokens=each.tokens, start=each.computed, stop=end)
+                for each, end in parts
+            ]
+        )
         for active, end in parts:
             active.computed = end
 
@@ -390,13 +383,7 @@ class Scheduler:
         hits = active.hits
         if hits is None:
             raise InternalError(f"{active.name} was served and was never ready")
-        self.counts.requests += 1
-        self.counts.prompt_tokens += active.prompt
-        self.counts.computed_tokens += active.prompt - hits.cached_tokens
-        self.counts.hit_device_tokens += hits.device_tokens
-        self.counts.hit_host_tokens += hits.host_tokens
-        self.counts.hit_storage_tokens += hits.storage_tokens
-        self.counts.output_tokens += active.outputs
+        self.counts.add_served(active.prompt, active.outputs, hits)
         self._report_done()
 
     def _report_done(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig, Peers, Timeouts
-from lockstep.ranks.disaggregation.arrivals import Outcome
-from lockstep.ranks.disaggregation.control import Announce, Control, Withdrawn, encode
+from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
+from lockstep.ranks.disaggregation.control import Announce, Control, Receipt, Withdrawn, encode
 from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
@@ -189,6 +189,43 @@ def test_what_the_other_group_has_no_more_the_own_store_may_have(
 
     whole = LENGTH // PAGE_TOKENS * PAGE_TOKENS
     assert coming[0].result(60) == Reception(whole, 0, Outcome.RECOMPUTED, None, ())
+
+
+def test_a_group_that_is_lost_while_it_is_read_from_is_asked_for_nothing_more(
+    stack: ExitStack,
+) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
+    ids = TOKENS.ids
+    said: list[Control] = []
+
+    def program(cache: Cache, _forward: ForwardPass) -> dict[Outcome, int]:
+        terms = terms_of(cache)
+        # Nobody answers here, and the test would wait as long as this for it.
+        arrivals = Arrivals(cache, terms, lambda to, message: said.append(message), patience_s=1e6)
+        end_key, tail_key = cache.keys(ids)
+        manifest = HandoffManifest(
+            request=NAME,
+            namespace_digest=terms.namespace_digest,
+            namespace="",
+            weights_version=terms.weights_version,
+            layout_fingerprint=terms.layout_fingerprint,
+            tokens=LENGTH,
+            end_key=end_key,
+            tail_key=tail_key,
+            pools=(),
+            first_token=FIRST_TOKEN,
+            source=GONE,
+        )
+        arrivals.expect(NAME, ids, "prefill")
+        arrivals.hear(manifest)
+        arrivals.step()
+        arrivals.hear(Withdrawn(request=NAME))
+        steps(cache, arrivals.hear, lambda: bool(arrivals.step()))
+        return dict(arrivals.outcomes)
+
+    ranks = [each.result(60) for each in group.begin(program)]
+    assert ranks == [{Outcome.RECOMPUTED: 1}] * 2
+    assert said == [Receipt(request=NAME)] * 2
 
 
 def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is_computed(

@@ -66,16 +66,17 @@ def variables_of(place: RankEnvironment) -> dict[str, str]:
     }
 
 
-def prepare_for_ray(temporary: Path) -> None:
-    """Keep an embedded Ray to itself: no token in the user's home, no usage reports.
+def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
+    """Keep Ray quiet, and an embedded one to itself: no token in the user's home, no usage reports.
 
     Sets variables of this process, which Ray's own processes inherit; call it before Ray is
-    imported. What the user has set is left alone.
+    imported. What the user has set is left alone, and so is how somebody's cluster knows its users.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    os.environ.setdefault("RAY_TMPDIR", str(temporary))
+    if embedded:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        os.environ.setdefault("RAY_TMPDIR", str(temporary))
 
 
 def prepare_for_mooncake() -> None:

@@ -42,12 +42,12 @@ def meet(environment: RankEnvironment, *, timeout_s: float) -> Store:
         raise PeerLost(
             f"rank {environment.rank} finds no store at {address[0]}:{address[1]}: {why}"
         ) from error
-    return of_attempt(store, environment)
+    return of_attempt(store, environment.attempt)
 
 
-def of_attempt(store: Store, environment: RankEnvironment) -> Store:
+def of_attempt(store: Store, attempt: int = 0) -> Store:
     """Return the part of a store in which the ranks of one attempt meet."""
-    return PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
+    return PrefixStore(f"lockstep/attempt-{attempt}", store)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def launch_with_torch(settings: ReplaySettings) -> int:
         status, died = ended
         if died is not None:
             # Before the others are ended, so that they leave it to this process to say why.
-            claim(of_attempt(store, places[died]))
+            claim(of_attempt(store))
             number = signal.Signals(status - 128).name
             say(f"rank {died} was killed by {number}; the others were ended")
         return status

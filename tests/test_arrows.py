@@ -17,6 +17,7 @@ from tests.kit.source_tree import (
 
 ANYBODY = ("errors.py", "version.py")
 LOADERS = [
+    "ranks/disaggregation/groups/ray_directory.py",
     "ranks/disaggregation/groups/redis_directory.py",
     "storage_backends/page_index/redis.py",
     "storage_backends/registry.py",

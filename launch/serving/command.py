@@ -1,11 +1,11 @@
 """The command `lockstep serve-sim`."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...errors import ConfigError
 from ..options import (
     DevicePages,
     HostPages,
@@ -15,6 +15,7 @@ from ..options import (
     PageTokens,
     PrefillTokens,
     ProfileName,
+    RanksPerNode,
     RayAddress,
     ReportFile,
     Requests,
@@ -105,6 +106,7 @@ def serve_sim(
     verify: Verify = _REPLAY.verify,
     launcher: Launcher = "torch",
     ray_address: RayAddress = None,
+    ranks_per_node: RanksPerNode = None,
     directory: Directory = None,
     seed: Seed = _REPLAY.seed,
     report: ReportFile = None,
@@ -139,15 +141,18 @@ def serve_sim(
         patience_s=patience_s,
         directory=directory or "",
     )
-    run(settings, LaunchChoice(launcher=launcher, ray_address=ray_address))
+    run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 
 
 def run(settings: ServeSettings, choice: LaunchChoice) -> None:
     """Serve, and exit with the status."""
-    if choice.launcher == "ray":
-        raise ConfigError("--launcher ray is not there yet for serve-sim")
     # Importing torch takes seconds.
-    from .groups import ProcessStarter
+    from .groups import GroupStarter, ProcessStarter
     from .launching import serve
 
-    raise typer.Exit(serve(settings, ProcessStarter(), one_host=True))
+    starting: AbstractContextManager[GroupStarter] = nullcontext(ProcessStarter())
+    if choice.launcher == "ray":
+        from .ray_groups import ray_starter
+
+        starting = ray_starter(settings.groups(), choice)
+    raise typer.Exit(serve(settings, starting, one_host=choice.ray_address is None))

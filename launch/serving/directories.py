@@ -3,6 +3,7 @@
 from ...errors import ConfigError
 from ...ranks.disaggregation.groups.directory import GroupDirectory
 from ...ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
+from ...ranks.disaggregation.groups.ray_directory import SCHEME, RayDirectory
 from ...ranks.disaggregation.groups.redis_directory import RedisDirectory
 
 
@@ -13,6 +14,8 @@ def open_directory(where: str) -> GroupDirectory:
         directory = EmbeddedDirectory(where)
     elif where.startswith(("redis://", "rediss://")):
         directory = RedisDirectory(where)
+    elif where.startswith(SCHEME):
+        directory = RayDirectory(where.removeprefix(SCHEME))
     else:
         raise ConfigError(f"--directory is {where!r}, must be a path, or redis://HOST:PORT/DB")
     directory.open()

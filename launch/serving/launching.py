@@ -5,7 +5,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -37,8 +37,10 @@ _REQUESTS_PER_S = 1.0
 """How many come in a second on the mean where a workload has no times."""
 
 
-def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> int:
-    """Serve the workload by groups that `starter` starts; return the status to exit with.
+def serve(
+    settings: ServeSettings, starting: AbstractContextManager[GroupStarter], *, one_host: bool
+) -> int:
+    """Serve the workload by groups that are started for it; return the status to exit with.
 
     Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left; `ConfigError` for what cannot
     work, and `PeerLost` where a group does not start, or no group is left that could go on.
@@ -51,7 +53,8 @@ def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> 
         check_that_writable(replay.report)
     secret = "" if one_host else secrets.token_hex(16)
     with (
-        _directory(settings) as (directory, where),
+        starting as starter,
+        _directory(settings.directory or starter.directory) as (directory, where),
         _lines(starter.host, secret) as lines,
         _started(settings, starter, where, secret) as groups,
     ):
@@ -89,10 +92,10 @@ def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> 
 
 
 @contextmanager
-def _directory(settings: ServeSettings) -> Generator[tuple[GroupDirectory, str]]:
+def _directory(named: str) -> Generator[tuple[GroupDirectory, str]]:
     """Open the directory, one of this run's own unless another is named; yield where it is, too."""
     with tempfile.TemporaryDirectory(prefix="lockstep-groups-") as place:
-        where = settings.directory or str(Path(place) / "groups.db")
+        where = named or str(Path(place) / "groups.db")
         directory = open_directory(where)
         try:
             yield directory, where

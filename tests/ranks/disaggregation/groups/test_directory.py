@@ -17,8 +17,10 @@ from lockstep.ranks.disaggregation.groups.directory import (
     to_record,
 )
 from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
+from lockstep.ranks.disaggregation.groups.ray_directory import RayDirectory
 from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
 from lockstep.ranks.disaggregation.groups.router import Role
+from tests.kit.launch.replays import needs_ray
 from tests.kit.servers.redis_server import RedisServer, redis_server
 
 __all__ = ["redis_server"]
@@ -40,7 +42,10 @@ Connect = Callable[[], GroupDirectory]
 """Opens one more connection to the directory under test, as another process would."""
 
 
-@pytest.fixture(params=["in process", "sqlite", "redis"])
+ON_RAY = pytest.param("ray", marks=[pytest.mark.distributed, needs_ray])
+
+
+@pytest.fixture(params=["in process", "sqlite", "redis", ON_RAY])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect]:
     opened: list[GroupDirectory] = []
     number = next(_numbers)
@@ -55,7 +60,12 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect
         server: RedisServer = request.getfixturevalue("redis_server")
         return RedisDirectory(server.url(), f"test-{number}")
 
-    make = {"in process": in_process, "sqlite": in_a_file, "redis": in_redis}[request.param]
+    def on_ray() -> GroupDirectory:
+        request.getfixturevalue("two_nodes")
+        return RayDirectory(f"test-{number}")
+
+    kinds = {"in process": in_process, "sqlite": in_a_file, "redis": in_redis, "ray": on_ray}
+    make = kinds[request.param]
 
     def one_more() -> GroupDirectory:
         directory = make()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ...errors import ConfigError
+from ..option_values import option
 from ..options import (
     DevicePages,
     HostPages,
@@ -82,6 +84,23 @@ Directory = Annotated[
         show_default="a file of this run's own",
     ),
 ]
+GroupsFrom = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve by groups that are there already, and that this directory lists: as many and as"
+        " large as --prefill and --decode say. They end with the run.",
+        show_default="groups of this run's own",
+        metavar="redis://HOST:PORT/DB",
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of this host at which groups on other hosts reach it.",
+        show_default="the one from which it reaches the directory",
+        metavar="ADDRESS",
+    ),
+]
 
 _REPLAY = ReplaySettings()
 
@@ -108,6 +127,8 @@ def serve_sim(
     ray_address: RayAddress = None,
     ranks_per_node: RanksPerNode = None,
     directory: Directory = None,
+    groups_from: GroupsFrom = None,
+    host: Host = None,
     seed: Seed = _REPLAY.seed,
     report: ReportFile = None,
     output_tokens_max: OutputTokensMax = _REPLAY.output_tokens_max,
@@ -141,11 +162,30 @@ def serve_sim(
         patience_s=patience_s,
         directory=directory or "",
     )
-    run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
+    choice = LaunchChoice(launcher, ray_address, ranks_per_node)
+    raise typer.Exit(run(settings, choice, groups_from, host))
 
 
-def run(settings: ServeSettings, choice: LaunchChoice) -> None:
-    """Serve, and exit with the status."""
+def run(
+    settings: ServeSettings, choice: LaunchChoice, groups_from: str | None, host: str | None
+) -> int:
+    """Serve, and return the status to exit with."""
+    if groups_from is None:
+        return _serve(settings, choice, host)
+    for name, value in (("kill", settings.kill), ("directory", settings.directory)):
+        if value:
+            raise ConfigError(f"{option(name)} is for groups that this command starts")
+    if choice != LaunchChoice():
+        raise ConfigError("--launcher ray is for groups that this command starts")
+    from .found import serve_by_found
+
+    return serve_by_found(settings, groups_from, host or "")
+
+
+def _serve(settings: ServeSettings, choice: LaunchChoice, host: str | None) -> int:
+    """Start groups, and serve by them."""
+    if host is not None:
+        raise ConfigError("--host needs --groups-from")
     # Importing torch takes seconds.
     from .groups import GroupStarter, ProcessStarter
     from .launching import serve
@@ -155,4 +195,4 @@ def run(settings: ServeSettings, choice: LaunchChoice) -> None:
         from .ray_groups import ray_starter
 
         starting = ray_starter(settings.groups(), choice)
-    raise typer.Exit(serve(settings, starting, one_host=choice.ray_address is None))
+    return serve(settings, starting, one_host=choice.ray_address is None)

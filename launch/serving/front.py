@@ -22,11 +22,19 @@ from ...ranks.disaggregation.groups.prefix_index import PrefixIndex
 from ...ranks.disaggregation.groups.router import Refusal, Role
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.sender import MessageSender
-from ...ranks.disaggregation.telling import Drain, EventsTold, Progress, SnapshotTold, Stage
+from ...ranks.disaggregation.telling import (
+    Counted,
+    Drain,
+    EventsTold,
+    Progress,
+    SnapshotTold,
+    Stage,
+)
 from ...small_engine.handed_requests import arrival_of
 from ...small_engine.request import WorkloadRequest
 from ..meeting import JOIN_TIMEOUT_S
 from .groups import StartedGroup
+from .result import GroupResult
 
 MESSAGE_DEADLINE_S = 30.0
 _LISTS_AGAIN_S = 0.25
@@ -83,6 +91,8 @@ class Lines:
 
     inbox: LeadingInbox
     sender: MessageSender
+    results: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    """What groups have told that they have counted, by name."""
 
 
 class Front:
@@ -162,6 +172,10 @@ class Front:
             self._tell(name, Drain())
         return names
 
+    def listen(self) -> None:
+        """Take the messages that come while groups end."""
+        self._hear(time.monotonic())
+
     def _wait(self, following: Due | None) -> None:
         wait_s = _WAITS_S
         if following is not None:
@@ -226,6 +240,8 @@ class Front:
                     self._reader.hear(message, now_s)
                 case Progress():
                     self._follow(message)
+                case Counted():
+                    self._lines.results[message.group] = GroupResult.unpack(message.data)
                 case _:
                     pass
         self._lines.inbox.let_go(self._heard)

@@ -6,8 +6,8 @@ from typing import Protocol
 from torch.distributed.distributed_c10d import Store
 
 from ..first_error import claim, say
-from ..meeting import JOIN_TIMEOUT_S, host_store, of_attempt
-from ..torch_launcher import LOOPBACK, RankProcesses, places_here
+from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
+from ..torch_launcher import RankProcesses, places_here
 from .result import GroupResult, collect
 from .settings import GroupSettings
 

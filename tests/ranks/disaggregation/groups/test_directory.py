@@ -42,7 +42,7 @@ Connect = Callable[[], GroupDirectory]
 """Opens one more connection to the directory under test, as another process would."""
 
 
-ON_RAY = pytest.param("ray", marks=[pytest.mark.distributed, needs_ray])
+ON_RAY = pytest.param("ray", marks=[pytest.mark.distributed, pytest.mark.slow, needs_ray])
 
 
 @pytest.fixture(params=["in process", "sqlite", "redis", ON_RAY])

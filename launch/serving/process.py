@@ -27,12 +27,12 @@ import typer
 from ...errors import LockstepError
 from ..environment import RankEnvironment, read_rank_environment
 from ..first_error import exit_code, say, say_once
-from ..meeting import JOIN_TIMEOUT_S, meet
+from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, meet
 from ..outcome import conclude
 from ..replay import PATIENCE_S, SETTINGS_OPTION, leave
 from ..worker import Watch
 from .group_options import EXIT_STATUSES, group_command
-from .rank import LOOPBACK, run_group_rank
+from .rank import run_group_rank
 from .result import GroupResult
 from .settings import GroupSettings
 

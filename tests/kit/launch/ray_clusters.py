@@ -43,9 +43,9 @@ def two_nodes() -> Generator[TwoNodes]:
 
     # Ray's sockets live below this directory, and their paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True) as place:
-        size = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
+        size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
         head = {**size, "include_dashboard": False, "temp_dir": place}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(NODES - 1):
             cluster.add_node(**size)
         ray.init(cluster.address, log_to_driver=False)

@@ -63,12 +63,8 @@ def test_groups_of_another_layout_are_refused_by_name_and_go_on(tmp_path: Path) 
         status = group.process.poll()
 
     assert ended.status == 2
-    assert ended.said == [
-        (
-            "lockstep: group my-prefill has pages of another layout; start it with the same --profile and"
-            " --page-tokens as this command"
-        )
-    ]
+    assert len(ended.said) == 1
+    assert ended.said[0].startswith("lockstep: group my-prefill has pages of another layout; ")
     assert status is None
 
 

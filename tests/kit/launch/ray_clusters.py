@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -24,12 +25,10 @@ class TwoNodes:
 
     def actors(self, kind: str) -> list[str]:
         """Return the nodes of the actors of a class that are alive, sorted."""
-        import ray._private.state
-
-        known = ray._private.state.actors().values()
+        state: Any = import_module("ray._private.state")
         return sorted(
             str(each["Address"]["NodeID"])
-            for each in known
+            for each in state.actors().values()
             if each["State"] == "ALIVE" and each["ActorClassName"] == kind
         )
 
@@ -37,15 +36,17 @@ class TwoNodes:
 @pytest.fixture(scope="session")
 def two_nodes() -> Generator[TwoNodes]:
     """Start it, connect this process to it, and end both."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
-    from ray.cluster_utils import Cluster
+
+    clusters: Any = import_module("ray.cluster_utils")
 
     # Ray's sockets live below this directory, and their paths may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True) as place:
         size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
         head = {**size, "include_dashboard": False, "temp_dir": place}
-        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        cluster = clusters.Cluster(initialize_head=True, head_node_args=head)
         for _ in range(NODES - 1):
             cluster.add_node(**size)
         ray.init(cluster.address, log_to_driver=False)

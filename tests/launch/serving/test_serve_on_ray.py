@@ -92,7 +92,7 @@ def test_without_a_cluster_one_is_embedded_and_gone_at_the_end(tmp_path: Path) -
         report = tmp_path / "report.json"
         serving = start(errors, *SERVE, *SMALL, "--launcher", "ray", "--report", report)
         opened.callback(serving.kill)
-        serving.wait_until(report.exists)
+        serving.wait_until(report.exists, 200)
         status = serving.process.wait(60)
         survivors, said = serving.survivors_after(10), serving.said()
 
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_an_embedded_cluster_with_all_that_it_has_started(tmp_path: 
         errors = opened.enter_context((tmp_path / "errors").open("w+", encoding="utf-8"))
         serving = start(errors, *SERVE, "--launcher", "ray")
         opened.callback(serving.kill)
-        serving.wait_until(lambda: any("GroupRankActor" in each for each in serving.survivors()))
+        serving.wait_until(lambda: any("GroupRankActor" in e for e in serving.survivors()), 200)
         serving.process.send_signal(signal.SIGINT)
         status = serving.process.wait(60)
         survivors, said = serving.survivors_after(10), serving.said()

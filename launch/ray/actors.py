@@ -209,10 +209,18 @@ def place_groups(
             RankActors(cluster, each, [(str(node), str(host)) for node, host in ray.get(where)])
             for each, where in zip(actors, places, strict=True)
         ]
-    except BaseException:
+    except BaseException as error:
         with suppress(ray.exceptions.RayError):
             ray.util.remove_placement_group(reserved)
+        if isinstance(error, ray.exceptions.RayError):
+            raise ConfigError(
+                f"the cluster cannot run ranks, is Lockstep on every node? {_last_line(error)}"
+            ) from error
         raise
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["it says nothing"])[-1]
 
 
 def _bundles(ranks: int, most: int) -> list[int]:

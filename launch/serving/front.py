@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from ...errors import PeerLost
+from ...errors import PeerLost, StorageError
 from ...ranks.disaggregation.control import Control, Withdrawn, decode, encode
 from ...ranks.disaggregation.dispatcher import Dispatched, Dispatcher, Terms
 from ...ranks.disaggregation.event_reader import EventReader
@@ -192,7 +192,12 @@ class Front:
         if now_s - self._listed_s < _LISTS_AGAIN_S:
             return
         self._listed_s = now_s
-        listed = {each.registration.name: each for each in self._directory.groups().members}
+        try:
+            members = self._directory.groups().members
+        except StorageError:
+            # Those that were there are taken to be there still, until it answers again.
+            return
+        listed = {each.registration.name: each for each in members}
         for name in [each for each in self._lives if each not in listed]:
             self._lose(name)
         for name, member in listed.items():

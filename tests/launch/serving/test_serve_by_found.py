@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import pytest
 from lockstep.errors import ConfigError
 from lockstep.launch.report import read_report
 from lockstep.launch.serving.directories import host_towards
+from lockstep.launch.serving.found import FoundGroup
+from lockstep.launch.serving.front import Front
+from lockstep.launch.serving.launching import open_lines
+from lockstep.ranks.disaggregation.dispatcher import Terms
+from lockstep.ranks.disaggregation.groups.directory import Registration
+from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
+from lockstep.ranks.disaggregation.groups.router import Role
 from tests.kit.launch.replays import Running, run, start
+from tests.kit.servers.redis_server import RedisServer
 from tests.launch.serving.test_serve_sim import SERVE, assert_sound, serve
 
 RANK = (sys.executable, "-m", "lockstep.launch.serving.process")
@@ -86,3 +95,26 @@ def test_an_address_is_the_one_from_which_the_directory_is_reached(
     assert host_towards("redis://127.0.0.1:6379/0", "") == "127.0.0.1"
     assert host_towards("groups.db", "") == "127.0.0.1"
     assert host_towards("redis://127.0.0.1:6379/0", "10.0.0.1") == "10.0.0.1"
+
+
+def test_a_front_goes_on_while_the_directory_does_not_answer() -> None:
+    terms = Terms(model_digest=bytes(32), page_tokens=16, tokens_max=1024)
+    with (
+        RedisServer() as server,
+        open_lines("127.0.0.1", "") as lines,
+        ThreadPoolExecutor(1) as one,
+    ):
+        directory = RedisDirectory(server.url())
+        directory.open()
+        groups = [FoundGroup("mine", lines.results)]
+        front = Front(groups, directory, terms, lines, concurrency=1, outputs_max=1)
+        server.kill()
+        waiting = one.submit(front.wait_for_groups)
+        server.start()
+        address = {"messages": lines.inbox.address}
+        registration = Registration(name="mine", role=Role.PREFILL, addresses=address)
+        directory.register(registration, 600.0)
+        waiting.result(30.0)
+        directory.close()
+
+    assert front.counts.lost == []

@@ -20,6 +20,7 @@ from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDire
 from lockstep.ranks.disaggregation.groups.ray_directory import RayDirectory
 from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
 from lockstep.ranks.disaggregation.groups.router import Role
+from tests.kit.launch.ray_clusters import TwoNodes
 from tests.kit.launch.replays import needs_ray
 from tests.kit.servers.redis_server import RedisServer, redis_server
 
@@ -217,6 +218,27 @@ def test_a_server_that_has_forgotten_all_gets_its_groups_back() -> None:
         assert not directory.renew(lease, LONG_S)
         assert directory.register(PREFILL, LONG_S).life > lease.life
         directory.close()
+
+
+@needs_ray
+def test_a_directory_on_ray_needs_a_process_that_is_connected() -> None:
+    with pytest.raises(ConfigError, match="this process is not connected to it"):
+        RayDirectory("of nobody").open()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@needs_ray
+def test_a_directory_on_ray_that_is_lost_does_not_answer(two_nodes: TwoNodes) -> None:
+    directory = RayDirectory("to be lost")
+    directory.open()
+    directory.register(PREFILL, LONG_S)
+    two_nodes.ray.kill(two_nodes.ray.get_actor("to be lost", namespace="lockstep"))
+
+    with pytest.raises(StorageError, match="ray-actor://to be lost does not answer"):
+        directory.groups()
+
+    directory.close()
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:

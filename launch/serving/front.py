@@ -136,8 +136,9 @@ class Front:
             now_s = time.monotonic()
             self._watch(now_s)
             if self.counts.lost or now_s > deadline:
-                late = ", ".join(name for name in self._groups if name not in self._lives)
-                raise PeerLost(f"not all groups have started: {late}")
+                late = [name for name in self._groups if name not in self._lives]
+                missing = ", ".join([*self.counts.lost, *late])
+                raise PeerLost(f"not all groups have started: {missing}")
             self._lines.inbox.wait(self._heard + 1, _WAITS_S)
 
     def serve(self, requests: Iterable[Due], on_left: Callable[[int], None]) -> None:

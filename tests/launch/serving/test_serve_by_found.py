@@ -3,19 +3,22 @@
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.launch.report import read_report
+from lockstep.errors import ConfigError, PeerLost
+from lockstep.launch.report import Report, read_report
 from lockstep.launch.serving.directories import host_towards
 from lockstep.launch.serving.found import FoundGroup
 from lockstep.launch.serving.front import Front
 from lockstep.launch.serving.launching import open_lines
+from lockstep.launch.serving.result import GroupResult
 from lockstep.ranks.disaggregation.dispatcher import Terms
 from lockstep.ranks.disaggregation.groups.directory import Registration
+from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
 from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
 from lockstep.ranks.disaggregation.groups.router import Role
 from tests.kit.launch.replays import Running, run, start
@@ -24,6 +27,7 @@ from tests.launch.serving.test_serve_sim import SERVE, assert_sound, serve
 
 RANK = (sys.executable, "-m", "lockstep.launch.serving.process")
 SIZES = ("--device-pages", 512, "--host-pages", 2048)
+TERMS = Terms(model_digest=bytes(32), page_tokens=16, tokens_max=1024)
 ONE_RANK_EACH = ("--prefill", "1x1", "--decode", "1x1")
 
 
@@ -97,8 +101,21 @@ def test_an_address_is_the_one_from_which_the_directory_is_reached(
     assert host_towards("redis://127.0.0.1:6379/0", "10.0.0.1") == "10.0.0.1"
 
 
+def test_groups_that_end_at_once_are_all_named() -> None:
+    nothing = GroupResult(
+        report=cast("Report", {}), handoffs={}, manifests_refused={}, departures={}
+    )
+    with open_lines("127.0.0.1", "") as lines, closing(EmbeddedDirectory()) as directory:
+        directory.open()
+        lines.results.update({"one": nothing, "other": nothing})
+        groups = [FoundGroup(name, lines.results) for name in ("one", "other")]
+        front = Front(groups, directory, TERMS, lines, concurrency=1, outputs_max=1)
+
+        with pytest.raises(PeerLost, match="not all groups have started: one, other"):
+            front.wait_for_groups()
+
+
 def test_a_front_goes_on_while_the_directory_does_not_answer() -> None:
-    terms = Terms(model_digest=bytes(32), page_tokens=16, tokens_max=1024)
     with (
         RedisServer() as server,
         open_lines("127.0.0.1", "") as lines,
@@ -107,7 +124,7 @@ def test_a_front_goes_on_while_the_directory_does_not_answer() -> None:
         directory = RedisDirectory(server.url())
         directory.open()
         groups = [FoundGroup("mine", lines.results)]
-        front = Front(groups, directory, terms, lines, concurrency=1, outputs_max=1)
+        front = Front(groups, directory, TERMS, lines, concurrency=1, outputs_max=1)
         server.kill()
         waiting = one.submit(front.wait_for_groups)
         server.start()

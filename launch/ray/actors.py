@@ -219,7 +219,7 @@ def place_groups(
         raise
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["it says nothing"])[-1]
 
 

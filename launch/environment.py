@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from ..errors import ConfigError
 
 MOONCAKE_TIMEOUTS: Final = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 """Seconds that the Mooncake client waits over TCP for the next bytes, and for the first answer."""
+
+SECRET_VARIABLE: Final = "LOCKSTEP_SECRET"  # noqa: S105 - its name alone.
+"""What groups on several hosts show each other, with 16 bytes or more; never an option, since anybody
+on a host sees the options of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +72,33 @@ def variables_of(place: RankEnvironment) -> dict[str, str]:
     }
 
 
-def prepare_for_ray(temporary: Path) -> None:
-    """Keep an embedded Ray to itself: no token in the user's home, no usage reports.
+def prepare_for_ray(temporary: Path, *, embedded: bool) -> None:
+    """Keep Ray quiet, and an embedded one to itself: no token in the user's home, no usage reports.
 
     Sets variables of this process, which Ray's own processes inherit; call it before Ray is
-    imported. What the user has set is left alone.
+    imported. What the user has set is left alone, and so is how somebody's cluster knows its users.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    os.environ.setdefault("RAY_TMPDIR", str(temporary))
+    if embedded:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        os.environ.setdefault("RAY_TMPDIR", str(temporary))
+
+
+def choose_interface(address: str) -> None:
+    """Let gloo use the interface that has this address.
+
+    It would take the one that the host's own name stands for, which on many is loopback, where no other
+    host reaches it. What the user has set is left alone.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in {each.address for each in addresses}:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def read_secret() -> str:
+    """Return what all groups and whoever sends them requests know; empty where nothing is set."""
+    return os.environ.get(SECRET_VARIABLE, "")
 
 
 def prepare_for_mooncake() -> None:

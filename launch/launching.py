@@ -10,13 +10,14 @@ from .settings import ReplaySettings
 def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
     """Check what can be checked before ranks exist, replay, and return the exit status."""
     count_requests(settings.trace, settings.requests)
-    check_pool_memory(settings, ranks_here=settings.ranks)
+    if choice.ray_address is None:
+        check_pool_memory(settings, ranks_here=settings.ranks)
     if settings.report is not None:
         check_that_writable(settings.report)
     if choice.launcher == "ray":
-        from .ray_launcher import launch_with_ray
+        from .ray.replay import launch_with_ray
 
-        return launch_with_ray(settings, choice.ray_address)
+        return launch_with_ray(settings, choice)
     from .torch_launcher import launch_with_torch
 
     return launch_with_torch(settings)

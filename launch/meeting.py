@@ -3,6 +3,8 @@
 It outlives the ranks that use it where a launcher hosts it, so that everything in it has a prefix.
 """
 
+import ipaddress
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,8 +14,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import PeerLost
-from .environment import RankEnvironment
+from .environment import RankEnvironment, choose_interface
 
+LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 180.0
 """How long the ranks wait for each other before the first round."""
 
@@ -42,12 +45,12 @@ def meet(environment: RankEnvironment, *, timeout_s: float) -> Store:
         raise PeerLost(
             f"rank {environment.rank} finds no store at {address[0]}:{address[1]}: {why}"
         ) from error
-    return of_attempt(store, environment)
+    return of_attempt(store, environment.attempt)
 
 
-def of_attempt(store: Store, environment: RankEnvironment) -> Store:
+def of_attempt(store: Store, attempt: int = 0) -> Store:
     """Return the part of a store in which the ranks of one attempt meet."""
-    return PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
+    return PrefixStore(f"lockstep/attempt-{attempt}", store)
 
 
 @contextmanager
@@ -58,6 +61,9 @@ def joined(
 
     `timeout_s` is what a round may take.
     """
+    address = address_towards(environment.master_addr, environment.master_port)
+    if not ipaddress.ip_address(address).is_loopback:
+        choose_interface(address)
     try:
         dist.init_process_group(
             "gloo",
@@ -80,6 +86,18 @@ def joined(
             collective.close()
     finally:
         dist.destroy_process_group()
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the address of this machine from which `host` is reached; loopback if it is not."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            # Nothing is sent: the system only looks up the way.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return LOOPBACK
 
 
 def _tcp_store(host: str, port: int, *, hosting: bool, timeout_s: float) -> Store:

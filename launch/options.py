@@ -11,23 +11,28 @@ from ..errors import ConfigError
 from ..small_engine.profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOINT
 from ..small_engine.profiles import PROFILES
 from ..small_engine.workload import REQUESTS_DEFAULT
-from .option_values import check_choice
+from .option_values import check_choice, check_number, option
 from .settings import DEVICES, ReplaySettings
 
 LAUNCHERS = ("torch", "ray")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LaunchChoice:
     """Says how the ranks are started."""
 
     launcher: str = "torch"
     ray_address: str | None = None
+    ranks_per_node: int | None = None
+    """How many ranks of a group share a node of the cluster at most; None stands for all."""
 
     def __post_init__(self) -> None:
         check_choice("launcher", self.launcher, LAUNCHERS)
-        if self.ray_address is not None and self.launcher != "ray":
-            raise ConfigError("--ray-address needs --launcher ray")
+        for name in ("ray_address", "ranks_per_node"):
+            if getattr(self, name) is not None and self.launcher != "ray":
+                raise ConfigError(f"{option(name)} needs --launcher ray")
+        if self.ranks_per_node is not None:
+            check_number("ranks_per_node", self.ranks_per_node, 1)
 
 
 Run = Callable[[ReplaySettings, LaunchChoice], None]
@@ -124,9 +129,16 @@ Launcher = Annotated[
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        help="Ray cluster to use with --launcher ray.",
+        help="Ray cluster to use with --launcher ray, or auto for the one that runs here.",
         show_default="an embedded one",
         metavar="HOST:PORT",
+    ),
+]
+RanksPerNode = Annotated[
+    int | None,
+    typer.Option(
+        help="Ranks of a group that share a node of the Ray cluster, at most.",
+        show_default="all of them",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the built-in workload.")]
@@ -195,6 +207,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         verify: Verify = _DEFAULT.verify,
         launcher: Launcher = "torch",
         ray_address: RayAddress = None,
+        ranks_per_node: RanksPerNode = None,
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
         depth: Depth = _DEFAULT.depth,
@@ -232,6 +245,6 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
             round_timeout_s=round_timeout_s,
             report=None if report is None else str(report.resolve()),
         )
-        run(settings, LaunchChoice(launcher=launcher, ray_address=ray_address))
+        run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 
     return replay

@@ -59,7 +59,7 @@ def main() -> None:
         ignore_signals()
         rank.fail(error)
     except Interrupted:
-        _leave(EXIT_INTERRUPTED)
+        leave(EXIT_INTERRUPTED)
 
 
 class _Rank:
@@ -102,7 +102,7 @@ class _Rank:
             report = run_rank(settings, self._environment, self._store, watch)
         ignore_signals()
         if report is not None:
-            _leave(conclude(report, path=settings.report, table=settings.table))
+            leave(conclude(report, path=settings.report, table=settings.table))
 
     def _stop_on_signals(self) -> None:
         self._interrupted = note_signals(patience_s=PATIENCE_S)
@@ -116,10 +116,10 @@ class _Rank:
         from .first_error import exit_code, say_once
 
         say_once(error, self._environment, self._store)
-        _leave(exit_code(error))
+        leave(exit_code(error))
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End the process without waiting for threads that an error may have left behind."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,7 +15,7 @@ from subprocess import Popen, TimeoutExpired
 from .environment import RankEnvironment, variables_of
 from .first_error import claim, say
 from .interruption import ignore_signals, raise_on_signals
-from .meeting import JOIN_TIMEOUT_S, host_store, of_attempt
+from .meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
 from .replay import SETTINGS_OPTION
 from .settings import ReplaySettings
 
@@ -23,7 +23,6 @@ SHUTDOWN_TIMEOUT_S = 5.0
 """How long ranks have for an orderly end, once one has failed or after a signal; then they are
 killed."""
 _POLL_S = 0.05
-LOOPBACK = "127.0.0.1"
 
 
 class RankProcesses:
@@ -95,7 +94,7 @@ def launch_with_torch(settings: ReplaySettings) -> int:
         status, died = ended
         if died is not None:
             # Before the others are ended, so that they leave it to this process to say why.
-            claim(of_attempt(store, places[died]))
+            claim(of_attempt(store))
             number = signal.Signals(status - 128).name
             say(f"rank {died} was killed by {number}; the others were ended")
         return status

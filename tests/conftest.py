@@ -6,7 +6,11 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from tests.kit.launch.ray_clusters import two_nodes
 from tests.kit.left_behind import nothing_left_behind
+
+# One for all modules: it takes seconds to start.
+__all__ = ["two_nodes"]
 
 # The same examples on every run, and no deadline for each: a shared machine may stall at any time.
 settings.register_profile("lockstep", derandomize=True, deadline=None)

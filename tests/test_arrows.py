@@ -17,6 +17,7 @@ from tests.kit.source_tree import (
 
 ANYBODY = ("errors.py", "version.py")
 LOADERS = [
+    "ranks/disaggregation/groups/ray_directory.py",
     "storage_backends/redis_scripts.py",
     "storage_backends/registry.py",
     "storage_backends/three_fs/usrbio_rings.py",

@@ -1,11 +1,13 @@
 """The command `lockstep serve-sim`."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...errors import ConfigError
+from ..option_values import option
 from ..options import (
     DevicePages,
     HostPages,
@@ -15,6 +17,7 @@ from ..options import (
     PageTokens,
     PrefillTokens,
     ProfileName,
+    RanksPerNode,
     RayAddress,
     ReportFile,
     Requests,
@@ -81,6 +84,23 @@ Directory = Annotated[
         show_default="a file of this run's own",
     ),
 ]
+GroupsFrom = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve by groups that are there already, and that this directory lists: as many and as"
+        " large as --prefill and --decode say. They end with the run.",
+        show_default="groups of this run's own",
+        metavar="redis://HOST:PORT/DB",
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of this host at which groups on other hosts reach it.",
+        show_default="the one from which it reaches the directory",
+        metavar="ADDRESS",
+    ),
+]
 
 _REPLAY = ReplaySettings()
 
@@ -105,7 +125,10 @@ def serve_sim(
     verify: Verify = _REPLAY.verify,
     launcher: Launcher = "torch",
     ray_address: RayAddress = None,
+    ranks_per_node: RanksPerNode = None,
     directory: Directory = None,
+    groups_from: GroupsFrom = None,
+    host: Host = None,
     seed: Seed = _REPLAY.seed,
     report: ReportFile = None,
     output_tokens_max: OutputTokensMax = _REPLAY.output_tokens_max,
@@ -139,15 +162,37 @@ def serve_sim(
         patience_s=patience_s,
         directory=directory or "",
     )
-    run(settings, LaunchChoice(launcher=launcher, ray_address=ray_address))
+    choice = LaunchChoice(launcher, ray_address, ranks_per_node)
+    raise typer.Exit(run(settings, choice, groups_from, host))
 
 
-def run(settings: ServeSettings, choice: LaunchChoice) -> None:
-    """Serve, and exit with the status."""
-    if choice.launcher == "ray":
-        raise ConfigError("--launcher ray is not there yet for serve-sim")
+def run(
+    settings: ServeSettings, choice: LaunchChoice, groups_from: str | None, host: str | None
+) -> int:
+    """Serve, and return the status to exit with."""
+    if groups_from is None:
+        return _serve(settings, choice, host)
+    for name, value in (("kill", settings.kill), ("directory", settings.directory)):
+        if value:
+            raise ConfigError(f"{option(name)} is for groups that this command starts")
+    if choice != LaunchChoice():
+        raise ConfigError("--launcher ray is for groups that this command starts")
+    from .found import serve_by_found
+
+    return serve_by_found(settings, groups_from, host or "")
+
+
+def _serve(settings: ServeSettings, choice: LaunchChoice, host: str | None) -> int:
+    """Start groups, and serve by them."""
+    if host is not None:
+        raise ConfigError("--host needs --groups-from")
     # Importing torch takes seconds.
-    from .groups import ProcessStarter
+    from .groups import GroupStarter, ProcessStarter
     from .launching import serve
 
-    raise typer.Exit(serve(settings, ProcessStarter(), one_host=True))
+    starting: AbstractContextManager[GroupStarter] = nullcontext(ProcessStarter())
+    if choice.launcher == "ray":
+        from .ray_groups import ray_starter
+
+        starting = ray_starter(settings.groups(), choice)
+    return serve(settings, starting, one_host=choice.ray_address is None)

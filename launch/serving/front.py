@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from ...errors import PeerLost
+from ...errors import PeerLost, StorageError
 from ...ranks.disaggregation.control import Control, Withdrawn, decode, encode
 from ...ranks.disaggregation.dispatcher import Dispatched, Dispatcher, Terms
 from ...ranks.disaggregation.event_reader import EventReader
@@ -22,11 +22,19 @@ from ...ranks.disaggregation.groups.prefix_index import PrefixIndex
 from ...ranks.disaggregation.groups.router import Refusal, Role
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.sender import MessageSender
-from ...ranks.disaggregation.telling import Drain, EventsTold, Progress, SnapshotTold, Stage
+from ...ranks.disaggregation.telling import (
+    Counted,
+    Drain,
+    EventsTold,
+    Progress,
+    SnapshotTold,
+    Stage,
+)
 from ...small_engine.handed_requests import arrival_of
 from ...small_engine.request import WorkloadRequest
 from ..meeting import JOIN_TIMEOUT_S
 from .groups import StartedGroup
+from .result import GroupResult
 
 MESSAGE_DEADLINE_S = 30.0
 _LISTS_AGAIN_S = 0.25
@@ -83,6 +91,8 @@ class Lines:
 
     inbox: LeadingInbox
     sender: MessageSender
+    results: dict[str, GroupResult] = field(default_factory=dict[str, GroupResult])
+    """What groups have told that they have counted, by name."""
 
 
 class Front:
@@ -126,8 +136,9 @@ class Front:
             now_s = time.monotonic()
             self._watch(now_s)
             if self.counts.lost or now_s > deadline:
-                late = ", ".join(name for name in self._groups if name not in self._lives)
-                raise PeerLost(f"not all groups have started: {late}")
+                late = [name for name in self._groups if name not in self._lives]
+                missing = ", ".join([*self.counts.lost, *late])
+                raise PeerLost(f"not all groups have started: {missing}")
             self._lines.inbox.wait(self._heard + 1, _WAITS_S)
 
     def serve(self, requests: Iterable[Due], on_left: Callable[[int], None]) -> None:
@@ -162,6 +173,10 @@ class Front:
             self._tell(name, Drain())
         return names
 
+    def listen(self) -> None:
+        """Take the messages that come while groups end."""
+        self._hear(time.monotonic())
+
     def _wait(self, following: Due | None) -> None:
         wait_s = _WAITS_S
         if following is not None:
@@ -178,7 +193,12 @@ class Front:
         if now_s - self._listed_s < _LISTS_AGAIN_S:
             return
         self._listed_s = now_s
-        listed = {each.registration.name: each for each in self._directory.groups().members}
+        try:
+            members = self._directory.groups().members
+        except StorageError:
+            # Those that were there are taken to be there still, until it answers again.
+            return
+        listed = {each.registration.name: each for each in members}
         for name in [each for each in self._lives if each not in listed]:
             self._lose(name)
         for name, member in listed.items():
@@ -226,6 +246,8 @@ class Front:
                     self._reader.hear(message, now_s)
                 case Progress():
                     self._follow(message)
+                case Counted():
+                    self._lines.results[message.group] = GroupResult.unpack(message.data)
                 case _:
                     pass
         self._lines.inbox.let_go(self._heard)

@@ -6,8 +6,8 @@ from typing import Protocol
 from torch.distributed.distributed_c10d import Store
 
 from ..first_error import claim, say
-from ..meeting import JOIN_TIMEOUT_S, host_store, of_attempt
-from ..torch_launcher import LOOPBACK, RankProcesses, places_here
+from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
+from ..torch_launcher import RankProcesses, places_here
 from .result import GroupResult, collect
 from .settings import GroupSettings
 
@@ -48,6 +48,11 @@ class GroupStarter(Protocol):
         """The address of this process's host by which groups reach it."""
         ...
 
+    @property
+    def directory(self) -> str:
+        """Where groups register if nothing else is said; empty for a file of the run's own."""
+        ...
+
     def start(self, settings: GroupSettings) -> StartedGroup:
         """Start a group; returns at once."""
         ...
@@ -60,7 +65,7 @@ class ProcessGroup:
         self.name = settings.name
         self._store, port = host_store(LOOPBACK, timeout_s=JOIN_TIMEOUT_S)
         places = places_here(settings.replay.ranks, port)
-        self._meeting: Store = of_attempt(self._store, places[0])
+        self._meeting: Store = of_attempt(self._store)
         self._was_killed = False
         self._ranks = RankProcesses("lockstep.launch.serving.process", settings.to_json(), places)
 
@@ -94,6 +99,7 @@ class ProcessStarter:
     """Starts groups as processes of this machine."""
 
     host = LOOPBACK
+    directory = ""
 
     def start(self, settings: GroupSettings) -> StartedGroup:
         """See `GroupStarter`."""

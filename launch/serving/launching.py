@@ -5,7 +5,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -37,51 +37,71 @@ _REQUESTS_PER_S = 1.0
 """How many come in a second on the mean where a workload has no times."""
 
 
-def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> int:
-    """Serve the workload by groups that `starter` starts; return the status to exit with.
+def serve(
+    settings: ServeSettings, starting: AbstractContextManager[GroupStarter], *, one_host: bool
+) -> int:
+    """Serve the workload by groups that are started for it; return the status to exit with.
 
     Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left; `ConfigError` for what cannot
     work, and `PeerLost` where a group does not start, or no group is left that could go on.
     """
-    replay = settings.replay
-    requests = count_requests(replay.trace, replay.requests)
+    requests = checked(settings)
     if one_host:
         _check_memory(settings)
-    if replay.report is not None:
-        check_that_writable(replay.report)
     secret = "" if one_host else secrets.token_hex(16)
     with (
-        _directory(settings) as (directory, where),
-        _lines(starter.host, secret) as lines,
+        starting as starter,
+        _directory(settings.directory or starter.directory) as (directory, where),
+        open_lines(starter.host, secret) as lines,
         _started(settings, starter, where, secret) as groups,
     ):
-        front = Front(
-            groups,
-            directory,
-            _terms(settings),
-            lines,
-            concurrency=replay.concurrency,
-            outputs_max=replay.output_tokens_max,
-        )
-        front.wait_for_groups()
-        began_s = time.monotonic()
-        with progress_bar(shown=True) as on_done:
-            kill = _killing(settings, groups)
+        return serve_by(settings, requests, groups, directory, lines)
 
-            def left(number: int) -> None:
-                on_done(number, requests)
-                kill(number)
 
-            front.serve(_coming(settings), left)
-        wall_s = time.monotonic() - began_s
-        faults: list[str] = []
-        left_over = {each.name: each for each in groups if each.name not in front.counts.lost}
-        # Those that compute are read from until those that decode have ended.
-        for role in (Role.DECODE, Role.PREFILL):
-            names = front.drain(role)
-            faults += _wait_for_ends([left_over[name] for name in names if name in left_over])
-        ended = [each for each in groups if each.status() == 0]
-        results = {each.name: each.result() for each in ended}
+def checked(settings: ServeSettings) -> int:
+    """Return the number of requests. Raises `ConfigError` for what can be known before any group is."""
+    replay = settings.replay
+    if replay.report is not None:
+        check_that_writable(replay.report)
+    return count_requests(replay.trace, replay.requests)
+
+
+def serve_by(
+    settings: ServeSettings,
+    requests: int,
+    groups: Sequence[StartedGroup],
+    directory: GroupDirectory,
+    lines: Lines,
+) -> int:
+    """Serve the workload by these groups until they have ended; return the status to exit with."""
+    replay = settings.replay
+    front = Front(
+        groups,
+        directory,
+        _terms(settings),
+        lines,
+        concurrency=replay.concurrency,
+        outputs_max=replay.output_tokens_max,
+    )
+    front.wait_for_groups()
+    began_s = time.monotonic()
+    with progress_bar(shown=True) as on_done:
+        kill = _killing(settings, groups)
+
+        def left(number: int) -> None:
+            on_done(number, requests)
+            kill(number)
+
+        front.serve(_coming(settings), left)
+    wall_s = time.monotonic() - began_s
+    faults: list[str] = []
+    left_over = {each.name: each for each in groups if each.name not in front.counts.lost}
+    # Those that compute are read from until those that decode have ended.
+    for role in (Role.DECODE, Role.PREFILL):
+        names = front.drain(role)
+        faults += _wait_for_ends(front, [left_over[name] for name in names if name in left_over])
+    ended = [each for each in groups if each.status() == 0]
+    results = {each.name: each.result() for each in ended}
     known = {name: each for name, each in results.items() if each is not None}
     report = make_serve_report(settings, front.counts, known, wall_s)
     console = Console(highlight=False, emoji=False) if replay.table else None
@@ -89,10 +109,10 @@ def serve(settings: ServeSettings, starter: GroupStarter, *, one_host: bool) -> 
 
 
 @contextmanager
-def _directory(settings: ServeSettings) -> Generator[tuple[GroupDirectory, str]]:
+def _directory(named: str) -> Generator[tuple[GroupDirectory, str]]:
     """Open the directory, one of this run's own unless another is named; yield where it is, too."""
     with tempfile.TemporaryDirectory(prefix="lockstep-groups-") as place:
-        where = settings.directory or str(Path(place) / "groups.db")
+        where = named or str(Path(place) / "groups.db")
         directory = open_directory(where)
         try:
             yield directory, where
@@ -101,7 +121,8 @@ def _directory(settings: ServeSettings) -> Generator[tuple[GroupDirectory, str]]
 
 
 @contextmanager
-def _lines(host: str, secret: str) -> Generator[Lines]:
+def open_lines(host: str, secret: str) -> Generator[Lines]:
+    """Take messages at `host`, and be able to send them; who has no part in `secret` cannot."""
     key = secret.encode()
     inbox = LeadingInbox(
         f"{host}:0",
@@ -174,10 +195,11 @@ def _killing(settings: ServeSettings, groups: Sequence[StartedGroup]) -> Callabl
     return kill
 
 
-def _wait_for_ends(groups: Sequence[StartedGroup]) -> list[str]:
+def _wait_for_ends(front: Front, groups: Sequence[StartedGroup]) -> list[str]:
     """Wait until all groups have ended; return what was wrong with how."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while any(each.status() is None for each in groups) and time.monotonic() < deadline:
+        front.listen()
         time.sleep(_POLL_S)
     return [
         f"group {each.name} did not end in order: "

@@ -1,4 +1,7 @@
-"""A rank of a group that serves: `python -m lockstep.launch.serving.process --settings JSON PID`."""
+"""A rank of a group that serves: `torchrun ... -m lockstep.launch.serving.process --role prefill ...`.
+
+`lockstep serve-sim` starts the same module with `--settings JSON PID` in place of options.
+"""
 
 import os
 import sys
@@ -17,54 +20,89 @@ from ..interruption import (
 if __name__ == "__main__":
     end_on_signals()
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
 
 from ...errors import LockstepError
-from ..environment import read_rank_environment
-from ..first_error import exit_code, say_once
-from ..meeting import JOIN_TIMEOUT_S, meet
-from ..replay import PATIENCE_S
+from ..environment import RankEnvironment, read_rank_environment
+from ..first_error import exit_code, say, say_once
+from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, meet
+from ..outcome import conclude
+from ..replay import PATIENCE_S, SETTINGS_OPTION, leave
 from ..worker import Watch
+from .group_options import EXIT_STATUSES, group_command
 from .rank import run_group_rank
+from .result import GroupResult
 from .settings import GroupSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.distributed_c10d import Store
 
 
 def main() -> None:
     """Run this process as one rank, and end it with the status that the others end with too."""
-    settings, launcher = GroupSettings.from_json(sys.argv[2]), int(sys.argv[3])
+    started = sys.argv[1:2] == [SETTINGS_OPTION]
+    # Our own launcher says who it is, since it may have died while this process was starting.
+    launcher = int(sys.argv[3]) if started else os.getppid()
     end_with(launcher)
-    environment = read_rank_environment()
+    try:
+        environment = read_rank_environment()
+    except LockstepError as error:
+        say(str(error))
+        sys.exit(exit_code(error))
+
+    def by_hand(settings: GroupSettings, host: str) -> None:
+        result = _serve(settings, environment, launcher, host)
+        if result is not None:
+            replay = settings.replay
+            leave(conclude(result.report, path=replay.report, table=replay.table))
+
+    if started:
+        _serve(GroupSettings.from_json(sys.argv[2]), environment, launcher, LOOPBACK)
+        return
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(epilog=EXIT_STATUSES)(group_command(by_hand, ranks=environment.world_size))
+    try:
+        app()
+    except LockstepError as error:
+        _fail(error, environment, None)
+
+
+def _serve(
+    settings: GroupSettings, environment: RankEnvironment, launcher: int, host: str
+) -> GroupResult | None:
+    """Serve, and return the result on rank 0; end the process where that cannot be."""
     store: Store | None = None
-    interrupted = [lambda: False]
+    interrupted: Callable[[], bool] = bool
 
     def note() -> None:
-        interrupted[0] = note_signals(patience_s=PATIENCE_S)
+        nonlocal interrupted
+        interrupted = note_signals(patience_s=PATIENCE_S)
 
     def stopped() -> bool:
         # A launcher that was killed cannot stop its ranks any more.
-        return interrupted[0]() or os.getppid() != launcher
+        return interrupted() or os.getppid() != launcher
 
     try:
         store = meet(environment, timeout_s=JOIN_TIMEOUT_S)
         watch = Watch(stopped=stopped, on_joined=raise_on_signals, on_open=note)
-        run_group_rank(settings, environment, store, watch=watch)
-        ignore_signals()
+        result = run_group_rank(settings, environment, store, watch=watch, host=host)
     except LockstepError as error:
-        ignore_signals()
-        say_once(error, environment, store)
-        _leave(exit_code(error))
+        _fail(error, environment, store)
     except Interrupted:
-        _leave(EXIT_INTERRUPTED)
+        leave(EXIT_INTERRUPTED)
+    ignore_signals()
+    return result
 
 
-def _leave(code: int) -> None:
-    """End the process without waiting for threads that an error may have left behind."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _fail(error: LockstepError, environment: RankEnvironment, store: "Store | None") -> NoReturn:
+    """Say what went wrong unless another rank does, and end."""
+    ignore_signals()
+    say_once(error, environment, store)
+    leave(exit_code(error))
 
 
 if __name__ == "__main__":

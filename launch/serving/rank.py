@@ -32,7 +32,7 @@ from ...small_engine.group_scheduler import GroupScheduler
 from ...small_engine.prefill_scheduler import PrefillScheduler
 from ..environment import RankEnvironment, prepare_for_mooncake
 from ..handing_in import Run
-from ..meeting import JOIN_TIMEOUT_S, joined
+from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, joined
 from ..report import RankResult, make_report
 from ..worker import Watch, device_of, limits_of
 from .directories import open_directory
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from ...coordinator.collective import Collective
 
-LOOPBACK = "127.0.0.1"
+_TELL_TIMEOUT_S = 10.0
+"""How long those who follow a group may take to hear what it has counted."""
 
 
 def run_group_rank(
@@ -55,13 +56,16 @@ def run_group_rank(
     *,
     watch: Watch,
     host: str = LOOPBACK,
-) -> None:
+) -> GroupResult | None:
     """Serve on this rank until the group is told that no more requests come.
 
-    `store` is where the ranks meet, and where rank 0 leaves the group's result. Others reach this rank
-    at `host`. Raises `Interrupted` once `watch.stopped` has said so, `ConfigError` on every rank alike
-    for what cannot work, and `GroupError` if the group cannot go on.
+    Returns the group's result on rank 0, which also leaves it in `store`, where the ranks meet, and
+    tells it to those who follow the group. Others reach this rank at `host`.
+
+    Raises `Interrupted` once `watch.stopped` has said so, `ConfigError` on every rank alike for what
+    cannot work, and `GroupError` if the group cannot go on.
     """
+    result: GroupResult | None = None
     prepare_for_mooncake()
     torch.set_num_threads(1)
     timeout_s = settings.replay.round_timeout_s
@@ -75,10 +79,13 @@ def run_group_rank(
             results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
             if environment.rank == 0:
                 report = make_report(settings.replay, results)
-                hand_in(store, GroupResult(report=report, **serving.outcomes()))
+                result = GroupResult(report=report, **serving.outcomes())
+                hand_in(store, result)
+                serving.tell(result)
             serving.cache.close(flush=False)
         # The rounds are over; nobody takes the store away while another rank still leaves.
         dist.barrier()
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,12 @@ class _Serving:
     cache: Cache
     handovers: Departures | Arrivals
     run: Run
+    teller: Teller | None
+
+    def tell(self, result: GroupResult) -> None:
+        """Tell those who follow the group what it has counted."""
+        if self.teller is not None:
+            self.teller.counted(result.pack(), _TELL_TIMEOUT_S)
 
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Return how requests came and left, by name."""
@@ -166,7 +179,7 @@ def _serving(
             scheduler = DecodeScheduler(
                 cache, handovers, limits, teller=told, stopped=watch.stopped
             )
-        yield _Serving(cache, handovers, Run(cache, scheduler))
+        yield _Serving(cache, handovers, Run(cache, scheduler), told)
 
 
 def _listed(

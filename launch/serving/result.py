@@ -26,10 +26,19 @@ class GroupResult:
     departures: Mapping[str, int]
     """How requests left: received, expired, withdrawn; nothing for a group that decodes."""
 
+    def pack(self) -> bytes:
+        """Return the result as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "GroupResult":
+        """Return the result that `pack` wrote."""
+        return cls(**cast("dict[str, object]", json.loads(data)))  # type: ignore[arg-type]
+
 
 def hand_in(store: Store, result: GroupResult) -> None:
     """Leave the result of this group for whoever hosts the store."""
-    store.set(_KEY, json.dumps(asdict(result)))
+    store.set(_KEY, result.pack().decode())
 
 
 def collect(store: Store, timeout_s: float) -> GroupResult | None:
@@ -40,6 +49,5 @@ def collect(store: Store, timeout_s: float) -> GroupResult | None:
         while not (come := store.check([_KEY])) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if come:
-            record = cast("dict[str, object]", json.loads(store.get(_KEY)))
-            return GroupResult(**record)  # type: ignore[arg-type]
+            return GroupResult.unpack(store.get(_KEY))
     return None

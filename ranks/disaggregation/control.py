@@ -26,7 +26,7 @@ from .manifest import (
 )
 from .refusal import Refusal, Refused
 from .schema import pack, unpack
-from .telling import Drain, EventsTold, EventsWanted, Progress, SnapshotTold
+from .telling import Counted, Drain, EventsTold, EventsWanted, Progress, SnapshotTold
 
 VERSION: Final = 1
 _MAGIC: Final = b"LKCM"
@@ -119,7 +119,7 @@ class Withdrawn:
 Handover = HandoffManifest | Announce | Resend | Receipt | Withdrawn
 """What the two groups of a handoff say to each other about one request."""
 
-Control = Handover | Arrival | Drain | Progress | EventsWanted | EventsTold | SnapshotTold
+Control = Handover | Arrival | Drain | Progress | EventsWanted | EventsTold | SnapshotTold | Counted
 
 _KINDS: Final[dict[int, type[Control]]] = {
     1: HandoffManifest,
@@ -133,6 +133,7 @@ _KINDS: Final[dict[int, type[Control]]] = {
     9: EventsWanted,
     10: EventsTold,
     11: SnapshotTold,
+    12: Counted,
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 

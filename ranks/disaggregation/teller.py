@@ -6,14 +6,14 @@ Rank 0 tells; nothing here is agreed on, and what is told changes nothing in the
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 
 from ..replica.notices import Notice
 from .control import Control, encode
 from .groups.event_wire import snapshot_to_bytes, to_frames
 from .groups.kv_events import BlockStored, EventBatch, KVEventPublisher
-from .telling import EventsTold, EventsWanted, Progress, SnapshotTold, Stage
+from .telling import Counted, EventsTold, EventsWanted, Progress, SnapshotTold, Stage
 
 SendBytes = Callable[[str, bytes], "Future[int]"]
 """Sends bytes to the inbox at an address; the future fails if they are not taken in time."""
@@ -66,6 +66,13 @@ class Teller:
             )
         )
 
+    def counted(self, data: bytes, timeout_s: float) -> None:
+        """Tell what the group has counted, and wait until all readers have it, or for so long."""
+        wait(
+            [self._tell(each, Counted(group=self._group, data=data)) for each in self._readers],
+            timeout_s,
+        )
+
     def wanted(self, message: EventsWanted) -> None:
         """Tell a reader what it has missed, and everything from now on."""
         self._readers.pop(message.reader, None)
@@ -113,8 +120,10 @@ class Teller:
         for reader in self._readers:
             self._tell(reader, message)
 
-    def _tell(self, reader: str, message: Control) -> None:
-        self._send(reader, encode(message)).add_done_callback(partial(self._note, reader))
+    def _tell(self, reader: str, message: Control) -> "Future[int]":
+        outcome = self._send(reader, encode(message))
+        outcome.add_done_callback(partial(self._note, reader))
+        return outcome
 
     def _note(self, reader: str, outcome: "Future[int]") -> None:
         if outcome.exception() is not None:

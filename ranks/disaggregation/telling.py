@@ -60,6 +60,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What a group has counted, once the requests that it had have left."""
+
+    group: str
+    data: bytes
+    """As whoever launched the group writes it."""
+
+    def __post_init__(self) -> None:
+        require_text(self.group, "group")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventsWanted:
     """Tell whoever has its inbox at `reader` all events from batch `first` on, and of requests."""
 

@@ -66,6 +66,11 @@ def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
             "the directory /nowhere/at/all.db cannot be opened",
         ),
         (["--device-pages", "99999999"], "the pools of all groups need"),
+        (["--groups-from", "g.db", "--launcher", "ray"], "--launcher ray is for groups that"),
+        (["--groups-from", "g.db", "--directory", "h.db"], "--directory is for groups that"),
+        (["--groups-from", "g.db", "--kill", "prefill-0@1"], "--kill is for groups that"),
+        (["--host", "10.0.0.1"], "--host needs --groups-from"),
+        (["--ranks-per-node", "2"], "--ranks-per-node needs --launcher ray"),
         (["--report", "/nowhere/at/all.json"], "there is no directory /nowhere/at"),
     ],
 )

@@ -38,6 +38,7 @@ from lockstep.ranks.disaggregation.manifest import (
 )
 from lockstep.ranks.disaggregation.refusal import Refusal, Refused
 from lockstep.ranks.disaggregation.telling import (
+    Counted,
     Drain,
     EventsTold,
     EventsWanted,
@@ -122,6 +123,7 @@ messages: st.SearchStrategy[Control] = st.one_of(
     st.builds(Receipt, request=names),
     st.builds(Withdrawn, request=names),
     st.builds(Drain),
+    st.builds(Counted, group=texts, data=opaque),
     st.builds(
         Progress,
         group=texts,

@@ -17,8 +17,11 @@ from lockstep.ranks.disaggregation.groups.directory import (
     to_record,
 )
 from lockstep.ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
+from lockstep.ranks.disaggregation.groups.ray_directory import RayDirectory
 from lockstep.ranks.disaggregation.groups.redis_directory import RedisDirectory
 from lockstep.ranks.disaggregation.groups.router import Role
+from tests.kit.launch.ray_clusters import TwoNodes
+from tests.kit.launch.replays import needs_ray
 from tests.kit.servers.redis_server import RedisServer, redis_server
 
 __all__ = ["redis_server"]
@@ -40,7 +43,10 @@ Connect = Callable[[], GroupDirectory]
 """Opens one more connection to the directory under test, as another process would."""
 
 
-@pytest.fixture(params=["in process", "sqlite", "redis"])
+ON_RAY = pytest.param("ray", marks=[pytest.mark.distributed, pytest.mark.slow, needs_ray])
+
+
+@pytest.fixture(params=["in process", "sqlite", "redis", ON_RAY])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect]:
     opened: list[GroupDirectory] = []
     number = next(_numbers)
@@ -55,7 +61,12 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Connect
         server: RedisServer = request.getfixturevalue("redis_server")
         return RedisDirectory(server.url(), f"test-{number}")
 
-    make = {"in process": in_process, "sqlite": in_a_file, "redis": in_redis}[request.param]
+    def on_ray() -> GroupDirectory:
+        request.getfixturevalue("two_nodes")
+        return RayDirectory(f"test-{number}")
+
+    kinds = {"in process": in_process, "sqlite": in_a_file, "redis": in_redis, "ray": on_ray}
+    make = kinds[request.param]
 
     def one_more() -> GroupDirectory:
         directory = make()
@@ -207,6 +218,27 @@ def test_a_server_that_has_forgotten_all_gets_its_groups_back() -> None:
         assert not directory.renew(lease, LONG_S)
         assert directory.register(PREFILL, LONG_S).life > lease.life
         directory.close()
+
+
+@needs_ray
+def test_a_directory_on_ray_needs_a_process_that_is_connected() -> None:
+    with pytest.raises(ConfigError, match="this process is not connected to it"):
+        RayDirectory("of nobody").open()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@needs_ray
+def test_a_directory_on_ray_that_is_lost_does_not_answer(two_nodes: TwoNodes) -> None:
+    directory = RayDirectory("to be lost")
+    directory.open()
+    directory.register(PREFILL, LONG_S)
+    two_nodes.ray.kill(two_nodes.ray.get_actor("to be lost", namespace="lockstep"))
+
+    with pytest.raises(StorageError, match="ray-actor://to be lost does not answer"):
+        directory.groups()
+
+    directory.close()
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Two nodes with addresses of their own, on one machine: `sudo python examples/two_nodes/run.py`.
+
+Each node is a network namespace and a namespace of processes, and a cable (veth) joins them. Needs
+Linux, root, `ip` and redis-server. What runs there is what docs/launching.md says for two hosts: a
+replay under torchrun, whose ranks share memory inside a node and use gloo between nodes; then a group
+that prefills on one node and one that decodes on the other, and `lockstep serve-sim`, which finds them.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+IP = shutil.which("ip") or "/usr/sbin/ip"
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+SIZES = ("--device-pages", "512", "--host-pages", "2048")
+COMMAND = (str(Path(sys.executable).parent / "lockstep"), "serve-sim")
+TIMEOUT_S = 240.0
+
+
+class Nodes:
+    """Two nodes, and what runs on them."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._names = [f"lk{os.getpid()}-{node}" for node in range(2)]
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def join(self) -> None:
+        """Make the namespaces and the cable between them."""
+        cables = [f"v{os.getpid() % 100000}-{node}" for node in range(2)]
+        for name in self._names:
+            _ip("netns", "add", name)
+        _ip("link", "add", cables[0], "type", "veth", "peer", "name", cables[1])
+        for name, cable, address in zip(self._names, cables, ADDRESSES, strict=True):
+            _ip("link", "set", cable, "netns", name)
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
+            for each in (cable, "lo"):
+                _ip("-n", name, "link", "set", each, "up")
+
+    def start(self, node: int, *command: str) -> "subprocess.Popen[bytes]":
+        """Start a command on a node, in whose namespaces nothing of it survives it."""
+        alone = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        log = (self._place / f"{len(self._running)}.log").open("wb")
+        process = subprocess.Popen(
+            (IP, "netns", "exec", self._names[node], *alone, *command),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "LOCKSTEP_SECRET": "a secret of 16 bytes"},
+        )
+        self._running.append(process)
+        return process
+
+    def wait(self, processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+        """Wait until commands have ended, and say what one has said that failed."""
+        for process in processes:
+            if process.wait(TIMEOUT_S):
+                log = self._place / f"{self._running.index(process)}.log"
+                sys.exit(f"a command ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+
+    def part(self) -> None:
+        """End what is left, and take the namespaces away."""
+        for process in self._running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for name in self._names:
+            subprocess.run((IP, "netns", "del", name), check=False, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def two_nodes() -> Generator[tuple[Nodes, Path]]:
+    """Lend two nodes, and a directory that both see."""
+    with tempfile.TemporaryDirectory(prefix="two-nodes-") as place:
+        nodes = Nodes(Path(place))
+        try:
+            nodes.join()
+            yield nodes, Path(place)
+        finally:
+            nodes.part()
+
+
+def torchrun(node: int, nodes: int, ranks: int, port: int, *module: str) -> tuple[str, ...]:
+    """Return the command for one node; the ranks meet at the first address, or at this node's own."""
+    meets_at = ADDRESSES[0] if nodes > 1 else ADDRESSES[node]
+    return (
+        *(*TORCHRUN, "--nnodes", str(nodes), "--node-rank", str(node if nodes > 1 else 0)),
+        *("--nproc-per-node", str(ranks), "--master-addr", meets_at, "--master-port", str(port)),
+        *("-m", *module),
+    )
+
+
+def replay(nodes: Nodes, place: Path) -> dict[str, Any]:
+    """Replay on two ranks of each node, with one store; return the report."""
+    report = place / "replay.json"
+    options = ("--requests", "12", "--store", (place / "store").as_uri(), *SIZES)
+    module = ("lockstep.launch.replay", *options, "--report", str(report))
+    nodes.wait([nodes.start(node, *torchrun(node, 2, 2, 29555, *module)) for node in range(2)])
+    return _read(report)
+
+
+def serve(nodes: Nodes, place: Path) -> dict[str, Any]:
+    """Serve by a group on each node, which find each other in Redis; return the front's report."""
+    report, directory = place / "serve.json", f"redis://{ADDRESSES[0]}:6379/0"
+    quiet = ("--save", "", "--dir", str(place), "--protected-mode", "no")
+    nodes.start(0, "redis-server", "--bind", ADDRESSES[0], *quiet)
+    group = ("lockstep.launch.serving.process", "--directory", directory, *SIZES)
+    prefill = (*group, "--role", "prefill", "--name", "prefill-a")
+    decode = (*group, "--role", "decode", "--name", "decode-b")
+    front = (*COMMAND, "--groups-from", directory, *SIZES)
+    shapes = ("--prefill", "1x2", "--decode", "1x1", "--requests", "12", "--speed", "30")
+    nodes.wait(
+        [
+            nodes.start(0, *torchrun(0, 1, 2, 29556, *prefill)),
+            nodes.start(1, *torchrun(1, 1, 1, 29557, *decode)),
+            nodes.start(0, *front, *shapes, "--report", str(report)),
+        ]
+    )
+    return _read(report)
+
+
+def main() -> None:
+    """Run both, and print what they show."""
+    with two_nodes() as (nodes, place):
+        replayed = replay(nodes, place)
+        print(f"replay: {replayed['requests']} requests on {replayed['ranks']} ranks")
+        print(f"  carried by {replayed['transport']}")
+        print(f"  replicas equal: {len(set(replayed['digests'])) == 1}")
+        print(f"  corrupt pages: {replayed['pages_corrupt']}")
+        served = serve(nodes, place)
+        print(f"serve-sim: {served['requests']} requests by {', '.join(served['groups'])}")
+        print(f"  handed over: {served['handoffs']}")
+        print(f"  corrupt pages: {served['pages_corrupt']}")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run((IP, *arguments), check=True)
+
+
+def _read(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The ranks of groups as actors of a Ray cluster: placed, run, and ended.
+
+The ranks of a group share a node, so that its memory carries their rounds, unless their number on a
+node is bounded; groups are spread over the nodes there are. What a rank hands over through Ray is
+what it has come to, and nothing else.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import msgpack
+from torch.distributed.distributed_c10d import Store
+
+from ...errors import ConfigError, LockstepError
+from ..environment import RankEnvironment
+from ..first_error import EXIT_CONFIG, EXIT_GROUP, exit_code
+from ..interruption import Interrupted
+from ..meeting import JOIN_TIMEOUT_S, meet
+from ..report import Report
+from ..worker import Watch
+from .cluster import RayCluster, node_address
+
+START_TIMEOUT_S = 180.0
+"""How long Ray may take to place the actors."""
+STOP_TIMEOUT_S = 1.5
+"""How long ranks have for an orderly end, and for what they have counted; then they are killed."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """What a rank has come to: a report on rank 0 of a replay, an error, or neither."""
+
+    report: Report | None = None
+    error: str = ""
+    status: int = 0
+    """What a process ends with after that error."""
+    silent: bool = False
+    """Whether it has not said anything in time."""
+
+
+class RankActor(ABC):
+    """One rank. `run` occupies one thread of the actor; the other methods answer beside it."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._done = (0, 0)
+        self._host = ""
+        """The address at which other ranks and groups reach this one."""
+
+    def place(self) -> tuple[str, str]:
+        """Return the node that the actor was placed on, and its address."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id()), node_address(ray)
+
+    def stop(self) -> None:
+        """Let the rank end at its next step."""
+        self._stop.set()
+
+    def done(self) -> tuple[int, int]:
+        """Return how many requests have left the system, and how many there are."""
+        return self._done
+
+    def run(self, settings: str, environment: bytes, host: str) -> bytes:
+        """Do the rank's work, and return its outcome as msgpack."""
+
+        def note(done: int, total: int) -> None:
+            self._done = (done, total)
+
+        try:
+            self._host = host
+            place = RankEnvironment(**msgpack.unpackb(environment))
+            store = meet(place, timeout_s=JOIN_TIMEOUT_S)
+            watch = Watch(on_done=note, stopped=self._stop.is_set)
+            outcome = RankOutcome(report=self._work(settings, place, store, watch))
+        except LockstepError as error:
+            outcome = RankOutcome(error=str(error), status=exit_code(error))
+        except Interrupted:
+            outcome = RankOutcome(error="a rank was stopped", status=EXIT_GROUP)
+        packed: bytes = msgpack.packb(asdict(outcome))
+        return packed
+
+    @abstractmethod
+    def _work(
+        self, settings: str, place: RankEnvironment, store: Store, watch: Watch
+    ) -> Report | None:
+        """Do it, and return the report where there is one. `store` is where the ranks meet."""
+
+
+class RankActors:
+    """The actors of one group, each of which has a place. End them."""
+
+    def __init__(
+        self, cluster: RayCluster, actors: Sequence[Any], places: Sequence[tuple[str, str]]
+    ) -> None:
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._actors = actors
+        self._places = places
+        self._runs: list[Any] = []
+
+    def run(self, settings: str, port: int) -> None:
+        """Begin: the ranks meet in a store that this process hosts at `port`."""
+        nodes = [node for node, _ in self._places]
+        for rank, (actor, (node, address)) in enumerate(
+            zip(self._actors, self._places, strict=True)
+        ):
+            environment = RankEnvironment(
+                rank=rank,
+                world_size=len(nodes),
+                local_rank=nodes[:rank].count(node),
+                local_world_size=nodes.count(node),
+                master_addr=self._cluster.host,
+                master_port=port,
+                store_is_hosted=True,
+            )
+            # An embedded cluster is this machine alone, so that nobody else has to reach its ranks.
+            host = self._cluster.host if self._cluster.embedded else address
+            packed = msgpack.packb(asdict(environment))
+            self._runs.append(actor.run.remote(settings, packed, host))
+
+    def wait(self) -> bool:
+        """Wait for a moment; say whether all ranks have ended, or one of them has died or failed."""
+        ended, waiting = self._ray.wait(self._runs, num_returns=len(self._runs), timeout=POLL_S)
+        return not waiting or any(self._outcome(run, 0).error for run in ended)
+
+    def done(self) -> tuple[int, int] | None:
+        """Return what rank 0 says of its requests (`RankActor.done`), if it does."""
+        with suppress(self._ray.exceptions.RayError):
+            done = self._ray.get(self._actors[0].done.remote(), timeout=POLL_S * 5)
+            return cast("tuple[int, int]", done)
+        return None
+
+    def stop(self) -> list[RankOutcome]:
+        """Tell all ranks to end, wait a little, and return what each has come to."""
+        with suppress(self._ray.exceptions.RayError):
+            for actor in self._actors:
+                actor.stop.remote()
+            self._ray.wait(self._runs, num_returns=len(self._runs), timeout=STOP_TIMEOUT_S)
+        return [self._outcome(run, rank) for rank, run in enumerate(self._runs)]
+
+    def kill(self) -> None:
+        """Kill all of them at once. Idempotent."""
+        with suppress(self._ray.exceptions.RayError):
+            for actor in self._actors:
+                self._ray.kill(actor)
+
+    def _outcome(self, run: Any, rank: int) -> RankOutcome:
+        try:
+            return RankOutcome(**msgpack.unpackb(self._ray.get(run, timeout=POLL_S)))
+        except self._ray.exceptions.GetTimeoutError:
+            said = f"rank {rank} did not end with the others"
+            return RankOutcome(error=said, status=EXIT_GROUP, silent=True)
+        except self._ray.exceptions.RayError as error:
+            why = (str(error).splitlines() or ["no reason given"])[0]
+            return RankOutcome(error=f"rank {rank} died: {why}", status=EXIT_GROUP)
+
+
+def worst(outcomes: Sequence[RankOutcome]) -> RankOutcome | None:
+    """Return the outcome that says most about what went wrong; None if nothing did.
+
+    A rank that knows what is wrong with the input says more than one that lost its peers, and each
+    says more than what is said here of one that said nothing.
+    """
+    errors = [each for each in outcomes if each.error]
+    return min(errors, key=lambda each: (each.status != EXIT_CONFIG, each.silent), default=None)
+
+
+def place_groups(
+    cluster: RayCluster,
+    kind: type[RankActor],
+    groups: Sequence[int],
+    *,
+    gpus: bool,
+    ranks_per_node: int | None,
+    interrupted: Callable[[], bool],
+) -> list[RankActors]:
+    """Return actors for groups of so many ranks each, all of them placed.
+
+    Each takes one CPU, and one GPU where they want `gpus`. Raises `ConfigError` where the cluster has
+    no room for them, and `Interrupted` once `interrupted` says so; nothing is left of them then.
+    """
+    ray = cluster.ray
+    bundles = [_bundles(ranks, ranks_per_node or ranks) for ranks in groups]
+    resources = [
+        {"CPU": ranks} | ({"GPU": ranks} if gpus else {}) for each in bundles for ranks in each
+    ]
+    _check_that_nodes_suffice(ray, resources)
+    # A bundle never spans nodes, and Ray takes another node for the next one where it can. All of
+    # them are reserved at once or not at all, so that two commands never wait for each other.
+    reserved = ray.util.placement_group(resources, strategy="SPREAD")
+    actors: list[list[Any]] = []
+    try:
+        at = 0
+        for each in bundles:
+            actors.append([])
+            for ranks in each:
+                actors[-1] += [_actor(ray, kind, reserved, at, gpus=gpus) for _ in range(ranks)]
+                at += 1
+        places = [[actor.place.remote() for actor in each] for each in actors]
+        _wait_until_placed(ray, [place for each in places for place in each], interrupted)
+        return [
+            RankActors(cluster, each, [(str(node), str(host)) for node, host in ray.get(where)])
+            for each, where in zip(actors, places, strict=True)
+        ]
+    except BaseException as error:
+        with suppress(ray.exceptions.RayError):
+            ray.util.remove_placement_group(reserved)
+        if isinstance(error, ray.exceptions.RayError):
+            raise ConfigError(
+                f"the cluster cannot run ranks, is Lockstep on every node? {_last_line(error)}"
+            ) from error
+        raise
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["it says nothing"])[-1]
+
+
+def _bundles(ranks: int, most: int) -> list[int]:
+    """Return how many ranks of a group each of its nodes has."""
+    return [min(most, ranks - first) for first in range(0, ranks, most)]
+
+
+def _actor(ray: Any, kind: type[RankActor], reserved: Any, bundle: int, *, gpus: bool) -> Any:
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        placement_group=reserved, placement_group_bundle_index=bundle
+    )
+    options = {"num_cpus": 1, "num_gpus": int(gpus), "max_concurrency": 2, "max_restarts": 0}
+    return ray.remote(kind).options(scheduling_strategy=strategy, **options).remote()
+
+
+def _check_that_nodes_suffice(ray: Any, bundles: Sequence[dict[str, int]]) -> None:
+    """Raise `ConfigError` where Ray would wait for ever, since it hopes for larger nodes."""
+    nodes = [
+        node["Resources"] | {"at": node["NodeManagerAddress"]}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    for resource in bundles[0]:
+        largest = max(nodes, key=lambda node: float(node.get(resource, 0)))
+        has = int(largest.get(resource, 0))
+        wanted = max(each[resource] for each in bundles)
+        if wanted > has:
+            raise ConfigError(
+                f"a group has {wanted} ranks on one node, each with a {resource} of its own, and the"
+                f" largest node of the cluster, {largest['at']}, has {has}; lower the ranks of a group,"
+                " or say with --ranks-per-node how many share a node"
+            )
+        needed = sum(each[resource] for each in bundles)
+        in_all = sum(int(node.get(resource, 0)) for node in nodes)
+        if needed > in_all:
+            raise ConfigError(
+                f"there are {needed} ranks, each with a {resource} of its own, and the whole cluster"
+                f" has {in_all}"
+            )
+
+
+def _wait_until_placed(ray: Any, placed: list[Any], interrupted: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    waiting = placed
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
+        if interrupted():
+            raise Interrupted
+        if waiting and time.monotonic() > deadline:
+            free = int(ray.available_resources().get("CPU", 0))
+            raise ConfigError(
+                f"Ray placed {len(placed) - len(waiting)} of {len(placed)} ranks within"
+                f" {START_TIMEOUT_S:.0f} s; each needs a CPU of its own, and {free} are free"
+            )

@@ -1,0 +1,85 @@
+"""A replay by Ray actors, one for each rank, running the same worker function as processes do.
+
+The driver hosts the store in which the ranks meet.
+"""
+
+from torch.distributed.distributed_c10d import Store
+
+from ..environment import RankEnvironment
+from ..first_error import say
+from ..interruption import Interrupted, ignore_signals, note_signals, raise_on_signals
+from ..meeting import host_store
+from ..options import LaunchChoice
+from ..outcome import conclude
+from ..progress import progress_bar
+from ..report import Report
+from ..settings import ReplaySettings
+from ..worker import Watch, run_rank
+from .actors import START_TIMEOUT_S, RankActor, RankOutcome, place_groups, worst
+from .cluster import RayCluster, ray_cluster
+
+
+class ReplayRankActor(RankActor):
+    """One rank of a replay."""
+
+    def _work(
+        self, settings: str, place: RankEnvironment, store: Store, watch: Watch
+    ) -> Report | None:
+        return run_rank(ReplaySettings.from_json(settings), place, store, watch)
+
+
+def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
+    """Replay on `settings.ranks` actors; return the status to exit with.
+
+    Raises `Interrupted` after SIGINT or SIGTERM, when no rank is left and what was counted is told,
+    and `ConfigError` if Ray is not installed, cannot be reached or cannot place the actors.
+    """
+    raise_on_signals()
+    try:
+        with ray_cluster(choice.ray_address, ranks=settings.ranks) as cluster:
+            outcomes = _run_actors(cluster, settings, choice.ranks_per_node)
+    finally:
+        ignore_signals()
+    wrong = worst(outcomes)
+    if wrong is not None:
+        say(wrong.error)
+        return wrong.status
+    report = outcomes[0].report
+    assert report is not None
+    status = conclude(report, path=settings.report, table=settings.table)
+    if report["interrupted"]:
+        raise Interrupted
+    return status
+
+
+def _run_actors(
+    cluster: RayCluster, settings: ReplaySettings, ranks_per_node: int | None
+) -> list[RankOutcome]:
+    """Run one actor for each rank and return their outcomes by rank."""
+    store, port = host_store(cluster.host, timeout_s=START_TIMEOUT_S)
+    # An exception out of a signal would break Ray's own calls.
+    interrupted = note_signals()
+    (ranks,) = place_groups(
+        cluster,
+        ReplayRankActor,
+        [settings.ranks],
+        gpus=settings.device == "cuda",
+        ranks_per_node=ranks_per_node,
+        interrupted=interrupted,
+    )
+    try:
+        ranks.run(settings.to_json(), port)
+        with progress_bar(shown=True) as on_done:
+            while not ranks.wait() and not interrupted():
+                done = ranks.done()
+                if done is not None:
+                    on_done(*done)
+        outcomes = ranks.stop()
+        if not interrupted():
+            return outcomes
+        if outcomes[0].report is None:
+            raise Interrupted
+        return outcomes[:1]
+    finally:
+        ranks.kill()
+        del store

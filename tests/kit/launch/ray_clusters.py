@@ -1,0 +1,55 @@
+"""A Ray cluster of two nodes, both on this machine, that commands under test connect to.
+
+All modules of a session share the fixture `two_nodes`, since it takes seconds to start.
+"""
+
+import os
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+NODES, CPUS = 2, 2
+
+
+@dataclass(frozen=True)
+class TwoNodes:
+    """A cluster of two nodes with two CPUs each."""
+
+    address: str
+    ray: Any
+    """The package, connected to the cluster."""
+
+    def actors(self, kind: str) -> list[str]:
+        """Return the nodes of the actors of a class that are alive, sorted."""
+        state: Any = import_module("ray._private.state")
+        return sorted(
+            str(each["Address"]["NodeID"])
+            for each in state.actors().values()
+            if each["State"] == "ALIVE" and each["ActorClassName"] == kind
+        )
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Generator[TwoNodes]:
+    """Start it, connect this process to it, and end both."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    clusters: Any = import_module("ray.cluster_utils")
+
+    # Ray's sockets live below this directory, and their paths may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
+        head = {**size, "include_dashboard": False, "temp_dir": place}
+        cluster = clusters.Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(NODES - 1):
+            cluster.add_node(**size)
+        ray.init(cluster.address, log_to_driver=False)
+        yield TwoNodes(cluster.address, ray)
+        ray.shutdown()
+        cluster.shutdown()

@@ -7,7 +7,7 @@ from ...ranks.disaggregation.groups.directory import GroupDirectory
 from ...ranks.disaggregation.groups.embedded_directory import EmbeddedDirectory
 from ...ranks.disaggregation.groups.ray_directory import SCHEME, RayDirectory
 from ...ranks.disaggregation.groups.redis_directory import RedisDirectory
-from ...ranks.disaggregation.messages.handshake import is_loopback
+from ...storage_backends.host_port import is_loopback
 from ..environment import SECRET_VARIABLE, read_secret
 from ..meeting import LOOPBACK, address_towards
 

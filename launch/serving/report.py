@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from rich.console import Console
@@ -151,8 +151,7 @@ def conclude(
 ) -> int:
     """Print the report as a table, write it to `path`, and return the status to exit with."""
     if console is not None:
-        settings = report["settings"]["replay"]
-        assert isinstance(settings, dict)
+        settings = cast("dict[str, object]", report["settings"]["replay"])
         console.print(find_profile(str(settings["profile"])).scale, soft_wrap=True)
         console.print(_table(report))
     if path is not None:

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 FAR = "127.0.0.2"
@@ -60,7 +60,7 @@ class FlippingWire:
 
 
 @contextmanager
-def wires(ports: list[int], *, flips_at: int, every: int, first: int) -> Iterator[FlippingWire]:
+def wires(ports: list[int], *, flips_at: int, every: int, first: int) -> Generator[FlippingWire]:
     """Put a wire before each of these servers; yield the one that flips."""
     with ExitStack() as opened:
         made = [

@@ -9,9 +9,10 @@ import pytest
 
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.disaggregation.arrivals import Arrivals
-from lockstep.ranks.disaggregation.control import Arrival, Drain, encode
+from lockstep.ranks.disaggregation.control import Arrival, encode
 from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.ranks.disaggregation.refusal import Refusal
+from lockstep.ranks.disaggregation.telling import Drain
 from lockstep.small_engine.decode_scheduler import DecodeScheduler
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.prefill_scheduler import PrefillScheduler

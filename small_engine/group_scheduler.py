@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..ranks.disaggregation.control import Arrival, Control
-from ..ranks.disaggregation.refusal import Refusal
+from ..ranks.disaggregation.refusal import Refusal, Refused
 from ..ranks.disaggregation.teller import Teller
 from ..ranks.disaggregation.telling import Drain, EventsWanted, Stage
 from .active_request import ActiveRequest
@@ -43,7 +43,7 @@ class GroupScheduler(Scheduler):
 
     @abstractmethod
     def _enter(self, arrival: Arrival) -> None:
-        """Take a request that has come."""
+        """Take a request that is not here yet; raises `Refused` first for what is none."""
 
     @abstractmethod
     def _hear(self, message: Control) -> None:
@@ -54,7 +54,7 @@ class GroupScheduler(Scheduler):
         for message in messages:
             match message:
                 case Arrival():
-                    self._enter(message)
+                    self._take(message)
                 case Drain():
                     self._exhausted = True
                 case EventsWanted():
@@ -63,6 +63,15 @@ class GroupScheduler(Scheduler):
                 case _:
                     self._hear(message)
         return bool(messages)
+
+    def _take(self, arrival: Arrival) -> None:
+        """Take a request that has come, unless it is here already, or is none."""
+        if any(arrival.request == each.name for queue in self._queues.values() for each in queue):
+            return
+        try:
+            self._enter(arrival)
+        except Refused as refused:
+            self._refusals[refused.refusal] += 1
 
     def _tell(self, active: ActiveRequest, stage: Stage) -> None:
         if self._teller is not None:

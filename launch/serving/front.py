@@ -4,6 +4,7 @@ It is a client of the groups like any other: it finds them in the directory, rea
 sends them control messages. Requests of a group that is lost go elsewhere.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,7 @@ from ...ranks.disaggregation.groups.prefix_index import PrefixIndex
 from ...ranks.disaggregation.groups.router import Refusal, Role
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.sender import MessageSender
+from ...ranks.disaggregation.refusal import Refused
 from ...ranks.disaggregation.telling import (
     Counted,
     Drain,
@@ -39,6 +41,8 @@ from .result import GroupResult
 MESSAGE_DEADLINE_S = 30.0
 _LISTS_AGAIN_S = 0.25
 _WAITS_S = 0.05
+
+log = logging.getLogger("lockstep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,8 @@ class Front:
         """
         if self._groups[name].status() is not None:
             del self._groups[name]
-        self.counts.lost.append(name)
+        if name not in self.counts.lost:
+            self.counts.lost.append(name)
         self._lives.pop(name, None)
         self._reader.forget(name)
         for had in self._dispatcher.lose(name):
@@ -240,7 +245,11 @@ class Front:
         moved = count > self._heard
         while self._heard < count:
             self._heard += 1
-            message = decode(self._lines.inbox.read(self._heard))
+            try:
+                message = decode(self._lines.inbox.read(self._heard))
+            except Refused as refused:
+                log.warning("a message to the front was not read: %s", refused)
+                continue
             match message:
                 case EventsTold() | SnapshotTold():
                     self._reader.hear(message, now_s)
@@ -291,7 +300,10 @@ class Front:
                 self._left(self._queue.popleft(), served=False)
                 continue
             if isinstance(choice, Refusal):
-                raise PeerLost(f"requests cannot be served any more: {choice.value}")
+                lost = ", ".join(self.counts.lost)
+                raise PeerLost(
+                    f"requests cannot be served any more: {choice.value}; lost: {lost or 'none'}"
+                )
             opened = self._queue.popleft()
             opened.attempts += 1
             name = request.name if opened.attempts == 1 else f"{request.name}~{opened.attempts}"

@@ -5,7 +5,9 @@ comes until it is told that no more does. What it has counted is left in the sto
 others.
 """
 
+import logging
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from ...errors import ConfigError
 from ...ranks.agreed_pools import namespace_of
 from ...ranks.cache import Cache
 from ...ranks.disaggregation.arrivals import Arrivals
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 _TELL_TIMEOUT_S = 10.0
 """How long those who follow a group may take to hear what it has counted."""
+
+log = logging.getLogger("lockstep")
 
 
 def run_group_rank(
@@ -113,6 +118,17 @@ class _Serving:
         }
 
 
+def post(sender: MessageSender, to: str, data: bytes, deadline_s: float) -> "Future[int]":
+    """Send a message to an address that came with another, which must end no rank whatever it is."""
+    try:
+        return sender.send(to, data, deadline_s=deadline_s)
+    except ConfigError as error:
+        log.warning("nothing is sent to %r: %s", to, error)
+        unsent = Future[int]()
+        unsent.set_exception(error)
+        return unsent
+
+
 @contextmanager
 def _serving(
     settings: GroupSettings,
@@ -132,7 +148,7 @@ def _serving(
 
     def send(to: str, message: Control) -> None:
         if leads:
-            sender.send(to, encode(message), deadline_s=settings.patience_s)
+            post(sender, to, encode(message), settings.patience_s)
 
     with ExitStack() as opened:
         address = InboxSettings(address=f"{host}:0", secret=secret)
@@ -160,7 +176,7 @@ def _serving(
                 settings.name,
                 membership.life,
                 config.layout.page_tokens,
-                lambda to, data: sender.send(to, data, deadline_s=settings.patience_s),
+                lambda to, data: post(sender, to, data, settings.patience_s),
             )
             tellers.append(teller)
         limits = limits_of(settings.replay, token_us=settings.token_us)

@@ -104,6 +104,7 @@ def make_serve_report(
         for name, number in result.manifests_refused.items():
             refused[name] = refused.get(name, 0) + number
     shown: dict[str, object] = asdict(settings)
+    shown["directory"] = without_secrets(settings.directory)
     shown["replay"] = asdict(settings.replay) | {
         "store": settings.replay.store and without_secrets(settings.replay.store)
     }

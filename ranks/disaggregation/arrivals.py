@@ -197,7 +197,8 @@ class Arrivals:
                 arrival.stage = _Stage.AGAIN
                 arrival.to_fetch.append((len(arrival.tokens), Extent.ALL, arrival.source))
             case _Stage.AGAIN:
-                arrival.stage, arrival.manifest = _Stage.WAITING, None
+                # The other group gets its time to answer, however long the fetches took.
+                arrival.stage, arrival.manifest, arrival.heard_ms = _Stage.WAITING, None, 0
                 there = self._cache.received(request, arrival.tokens, arrival.namespace)
                 self._send(arrival.partner, Resend(request=request, from_token=there))
             case _Stage.RESENT:

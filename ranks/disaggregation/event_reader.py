@@ -10,6 +10,8 @@ from .telling import EventsTold, EventsWanted, SnapshotTold
 
 ASKS_AGAIN_S = 2.0
 """How long an answer may take before it is asked for again."""
+ASKS_IN_SILENCE_S = 10.0
+"""How long a group may say nothing before it is asked: it may have taken this reader for lost."""
 
 
 @dataclass(slots=True)
@@ -19,6 +21,9 @@ class _Source:
     address: str
     life: int
     asked_s: float
+    heard_s: float
+    batches: int = 0
+    """How many batches are in the snapshot of which parts have come."""
     parts: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """The parts of a snapshot that have come."""
 
@@ -39,7 +44,7 @@ class EventReader:
         """Read what a group tells in this life of it; a later life takes the place of an earlier."""
         known = self._sources.get(group)
         if known is None or known.life < life:
-            self._sources[group] = _Source(address, life, now_s)
+            self._sources[group] = _Source(address, life, now_s, now_s)
             self._ask(group, now_s)
 
     def forget(self, group: str) -> None:
@@ -52,8 +57,14 @@ class EventReader:
         source = self._sources.get(message.group)
         if source is None or message.life != source.life:
             return
+        source.heard_s = now_s
         exact = self._index.standing(message.group).exact
         if isinstance(message, SnapshotTold):
+            if message.batches < source.batches:
+                return
+            if message.batches > source.batches:
+                source.batches = message.batches
+                source.parts.clear()
             source.parts[message.part] = message.data
             if len(source.parts) < message.parts:
                 return
@@ -72,16 +83,20 @@ class EventReader:
             self.ask_again(now_s)
 
     def ask_again(self, now_s: float) -> None:
-        """Ask those groups of which the index is not exact, unless they were asked just now."""
+        """Ask those groups of which the index is not exact, unless they were asked just now.
+
+        Those are asked, too, that have said nothing for long.
+        """
         for group, source in self._sources.items():
+            silent_s = now_s - max(source.asked_s, source.heard_s)
             late = now_s - source.asked_s > ASKS_AGAIN_S
-            if late and not self._index.standing(group).exact:
+            late &= not self._index.standing(group).exact
+            if late or silent_s > ASKS_IN_SILENCE_S:
                 self._ask(group, now_s)
 
     def _ask(self, group: str, now_s: float) -> None:
         source, standing = self._sources[group], self._index.standing(group)
         source.asked_s = now_s
-        source.parts.clear()
         known = standing.through + 1 if standing.life == source.life else 0
         wanted = EventsWanted(reader=self._reader, life=source.life, first=known)
         self._send(source.address, wanted)

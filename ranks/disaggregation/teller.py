@@ -20,6 +20,8 @@ SendBytes = Callable[[str, bytes], "Future[int]"]
 
 READERS_MAX = 64
 """Readers that are told at a time; one more takes the place of the first."""
+ENDS_KEPT = 64
+"""Requests that have left, and of which a reader is told again that could not be reached."""
 _PART_BYTES = 1 << 20
 """The bytes of a part of a snapshot."""
 
@@ -38,6 +40,8 @@ class Teller:
         self._send = send
         self._events = KVEventPublisher(life=life)
         self._readers: dict[str, None] = {}
+        self._ended = deque[Progress](maxlen=ENDS_KEPT)
+        """How the last requests have left."""
         self._lost = deque[str]()
         """Readers that could not be reached, as the sender's thread has noted."""
 
@@ -55,16 +59,17 @@ class Teller:
         self, request: str, stage: Stage, *, hit_tokens: int, computed_tokens: int
     ) -> None:
         """Tell that a request has come to a stage just now."""
-        self._tell_all(
-            Progress(
-                group=self._group,
-                request=request,
-                stage=stage.value,
-                at_us=time.time_ns() // 1000,
-                hit_tokens=hit_tokens,
-                computed_tokens=computed_tokens,
-            )
+        told = Progress(
+            group=self._group,
+            request=request,
+            stage=stage.value,
+            at_us=time.time_ns() // 1000,
+            hit_tokens=hit_tokens,
+            computed_tokens=computed_tokens,
         )
+        if stage in (Stage.DONE, Stage.REFUSED):
+            self._ended.append(told)
+        self._tell_all(told)
 
     def counted(self, data: bytes, timeout_s: float) -> None:
         """Tell what the group has counted, and wait until all readers have it, or for so long."""
@@ -74,7 +79,12 @@ class Teller:
         )
 
     def wanted(self, message: EventsWanted) -> None:
-        """Tell a reader what it has missed, and everything from now on."""
+        """Tell a reader what it has missed, and everything from now on.
+
+        One that was not told of requests meanwhile is told of the last that have left, too.
+        """
+        self._drop_lost()
+        is_new = message.reader not in self._readers
         self._readers.pop(message.reader, None)
         if len(self._readers) >= READERS_MAX:
             del self._readers[next(iter(self._readers))]
@@ -83,17 +93,20 @@ class Teller:
         missed = events.since(message.first - 1) if message.life == events.life else None
         if missed is None:
             self._tell_snapshot(message.reader)
-            return
-        for batch in missed:
+        for batch in missed or ():
             self._tell(message.reader, self._told(batch))
+        for told in self._ended if is_new else ():
+            self._tell(message.reader, told)
 
     def _tell_snapshot(self, reader: str) -> None:
-        data = snapshot_to_bytes(self._events.snapshot())
+        snapshot = self._events.snapshot()
+        data = snapshot_to_bytes(snapshot)
         starts = range(0, len(data), _PART_BYTES)
         for part, start in enumerate(starts):
             told = SnapshotTold(
                 group=self._group,
-                life=self._events.life,
+                life=snapshot.life,
+                batches=snapshot.sequence + 1,
                 part=part,
                 parts=len(starts),
                 data=data[start : start + _PART_BYTES],
@@ -115,10 +128,13 @@ class Teller:
         )
 
     def _tell_all(self, message: Control) -> None:
-        while self._lost:
-            self._readers.pop(self._lost.popleft(), None)
+        self._drop_lost()
         for reader in self._readers:
             self._tell(reader, message)
+
+    def _drop_lost(self) -> None:
+        while self._lost:
+            self._readers.pop(self._lost.popleft(), None)
 
     def _tell(self, reader: str, message: Control) -> "Future[int]":
         outcome = self._send(reader, encode(message))

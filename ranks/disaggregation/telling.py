@@ -108,6 +108,8 @@ class SnapshotTold:
 
     group: str
     life: int
+    batches: int
+    """How many batches are in it. Parts of different snapshots make none together."""
     part: int
     parts: int
     data: bytes
@@ -115,6 +117,7 @@ class SnapshotTold:
     def __post_init__(self) -> None:
         require_text(self.group, "group")
         require_range(self.life, "life", LIFE_MAX)
+        require_range(self.batches, "batches", LIFE_MAX)
         require_range(self.parts, "parts", PARTS_MAX)
         if not 0 <= self.part < self.parts:
             raise UsageError(f"part is {self.part}, must be from 0 to parts - 1 = {self.parts - 1}")

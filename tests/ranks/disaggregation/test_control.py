@@ -140,6 +140,7 @@ messages: st.SearchStrategy[Control] = st.one_of(
         group=texts,
         life=counts,
         part=st.integers(0, 8),
+        batches=counts,
         parts=st.just(9),
         data=opaque,
     ),

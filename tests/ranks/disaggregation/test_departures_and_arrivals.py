@@ -10,7 +10,14 @@ import pytest
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig, Peers, Timeouts
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
-from lockstep.ranks.disaggregation.control import Announce, Control, Receipt, Withdrawn, encode
+from lockstep.ranks.disaggregation.control import (
+    Announce,
+    Control,
+    Receipt,
+    Resend,
+    Withdrawn,
+    encode,
+)
 from lockstep.ranks.disaggregation.departures import Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
@@ -226,6 +233,47 @@ def test_a_group_that_is_lost_while_it_is_read_from_is_asked_for_nothing_more(
     ranks = [each.result(60) for each in group.begin(program)]
     assert ranks == [{Outcome.RECOMPUTED: 1}] * 2
     assert said == [Receipt(request=NAME)] * 2
+
+
+def test_a_group_that_is_asked_to_offer_anew_has_its_time_however_long_the_fetches_took(
+    stack: ExitStack,
+) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 1)))
+    ids, patience_ms = TOKENS.ids, 200
+    asked_ms: list[int] = []
+
+    def program(cache: Cache, _forward: ForwardPass) -> int:
+        terms, seen = terms_of(cache), cache.inspection
+
+        def send(_to: str, message: Control) -> None:
+            asked_ms.extend([seen.agreed_ms] if isinstance(message, Resend) else [])
+
+        arrivals = Arrivals(cache, terms, send, patience_s=patience_ms / 1000)
+        end_key, tail_key = cache.keys(ids)
+        steps(cache, arrivals.hear, lambda: seen.agreed_ms > 0)
+        arrivals.expect(NAME, ids, "prefill")
+        arrivals.hear(
+            HandoffManifest(
+                request=NAME,
+                namespace_digest=terms.namespace_digest,
+                namespace="",
+                weights_version=terms.weights_version,
+                layout_fingerprint=terms.layout_fingerprint,
+                tokens=LENGTH,
+                end_key=end_key,
+                tail_key=tail_key,
+                pools=(),
+                first_token=FIRST_TOKEN,
+                source=GONE,
+            )
+        )
+        arrivals.step()
+        until_ms = seen.agreed_ms + 2 * patience_ms
+        steps(cache, arrivals.hear, lambda: seen.agreed_ms > until_ms)
+        steps(cache, arrivals.hear, lambda: bool(arrivals.step()))
+        return seen.agreed_ms - asked_ms[0]
+
+    assert [each.result(60) > patience_ms for each in group.begin(program)] == [True]
 
 
 def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is_computed(

@@ -6,7 +6,11 @@ import pytest
 
 from lockstep.errors import UsageError
 from lockstep.ranks.disaggregation.control import Control, decode
-from lockstep.ranks.disaggregation.event_reader import ASKS_AGAIN_S, EventReader
+from lockstep.ranks.disaggregation.event_reader import (
+    ASKS_AGAIN_S,
+    ASKS_IN_SILENCE_S,
+    EventReader,
+)
 from lockstep.ranks.disaggregation.groups.prefix_index import Hit, PrefixIndex
 from lockstep.ranks.disaggregation.refusal import Refusal, Refused
 from lockstep.ranks.disaggregation.teller import READERS_MAX, Teller
@@ -147,6 +151,60 @@ def test_a_snapshot_in_parts_counts_once_all_parts_are_there(
     assert (before, wire.pages()) == (0, 8)
 
 
+def test_parts_of_two_snapshots_make_none_together(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.ranks.disaggregation.teller._PART_BYTES", 100)
+    anew = EventsWanted(reader="reader", life=2, first=0)
+    wire.teller.happened([stored(*KEYS)])
+    wire.sent.clear()
+    wire.teller.wanted(anew)
+    earlier, wire.sent = wire.sent, []
+    wire.teller.happened([Removed(Tier.DEVICE, KV_POOL, 1, Cause.ROOM, (KEYS[2],))])
+    wire.teller.happened([stored(b"9" * 32)])
+    wire.sent.clear()
+    wire.teller.wanted(anew)
+    later, wire.sent = wire.sent, [*earlier[:1], *wire.sent[1:]]
+
+    wire.arrive(0.0)
+    mixed = wire.pages()
+    wire.sent = [*later[:1], *earlier[1:]]
+    wire.arrive(0.0)
+
+    assert len(earlier) == len(later) == 3
+    assert (mixed, wire.pages()) == (0, 2)
+
+
+def test_who_was_not_reached_hears_of_requests_that_left_once_it_asks_in_the_silence(
+    wire: Wire,
+) -> None:
+    wire.teller.happened([stored(KEYS[0])])
+    wire.arrive(0.0)
+    wire.fails.add("reader")
+    wire.teller.progress("r", Stage.COMPUTED, hit_tokens=0, computed_tokens=1)
+    wire.teller.progress("r", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.fails.clear()
+    wire.teller.progress("s", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.sent.clear()
+
+    wire.reader.ask_again(ASKS_IN_SILENCE_S - 1)
+    assert wire.asked == []
+    wire.reader.ask_again(ASKS_IN_SILENCE_S + 1)
+    wire.answer()
+
+    told = [each for _, each in wire.sent if isinstance(each, Progress)]
+    assert [(each.request, each.stage) for each in told] == [("r", "done"), ("s", "done")]
+
+
+def test_a_reader_that_asks_though_it_is_told_is_told_of_no_request_again(wire: Wire) -> None:
+    wire.teller.progress("r", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.sent.clear()
+
+    wire.teller.wanted(EventsWanted(reader="reader", life=3, first=0))
+
+    assert wire.sent == []
+
+
 def test_what_is_told_of_an_earlier_life_or_of_nobody_changes_nothing(wire: Wire) -> None:
     wire.teller.happened([stored(KEYS[0])])
     wire.reader.follow("g", "address", 4, 0.0)
@@ -218,4 +276,4 @@ def test_progress_that_makes_no_sense_is_refused(fields: dict[str, object], word
 
 def test_a_part_beyond_the_last_is_refused() -> None:
     with pytest.raises(UsageError, match="part is 2, must be from 0 to parts - 1 = 1"):
-        SnapshotTold(group="g", life=1, part=2, parts=2, data=b"")
+        SnapshotTold(group="g", life=1, batches=0, part=2, parts=2, data=b"")

@@ -95,7 +95,8 @@ def serve_by(
         front.serve(_coming(settings), left)
     wall_s = time.monotonic() - began_s
     faults: list[str] = []
-    left_over = {each.name: each for each in groups if each.name not in front.counts.lost}
+    # One whose lease was over and that came back is there, too.
+    left_over = {each.name: each for each in groups}
     # Those that compute are read from until those that decode have ended.
     for role in (Role.DECODE, Role.PREFILL):
         names = front.drain(role)

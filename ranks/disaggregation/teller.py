@@ -52,7 +52,7 @@ class Teller:
     def happened(self, notices: Sequence[Notice]) -> None:
         """Tell what notices add up to; the listener that a cache is opened with."""
         batch = self._events.fold(notices, time.time())
-        if batch is not None:
+        if batch is not None and self._readers:
             self._tell_all(self._told(batch))
 
     def progress(
@@ -73,10 +73,7 @@ class Teller:
 
     def counted(self, data: bytes, timeout_s: float) -> None:
         """Tell what the group has counted, and wait until all readers have it, or for so long."""
-        wait(
-            [self._tell(each, Counted(group=self._group, data=data)) for each in self._readers],
-            timeout_s,
-        )
+        wait(self._tell_all(Counted(group=self._group, data=data)), timeout_s)
 
     def wanted(self, message: EventsWanted) -> None:
         """Tell a reader what it has missed, and everything from now on.
@@ -127,17 +124,20 @@ class Teller:
             group=self._group, life=self._events.life, sequence=batch.sequence, payload=payload
         )
 
-    def _tell_all(self, message: Control) -> None:
+    def _tell_all(self, message: Control) -> "list[Future[int]]":
         self._drop_lost()
-        for reader in self._readers:
-            self._tell(reader, message)
+        data = encode(message) if self._readers else b""
+        return [self._post(reader, data) for reader in self._readers]
 
     def _drop_lost(self) -> None:
         while self._lost:
             self._readers.pop(self._lost.popleft(), None)
 
-    def _tell(self, reader: str, message: Control) -> "Future[int]":
-        outcome = self._send(reader, encode(message))
+    def _tell(self, reader: str, message: Control) -> None:
+        self._post(reader, encode(message))
+
+    def _post(self, reader: str, data: bytes) -> "Future[int]":
+        outcome = self._send(reader, data)
         outcome.add_done_callback(partial(self._note, reader))
         return outcome
 

@@ -4,6 +4,7 @@ It keeps what the router decides by: the groups that the directory lists, what i
 they have told of it since, and the index of what they have cached. It sends nothing itself.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from .telling import Progress, Stage
 
 TOKENS_PER_S_GUESS = 100_000.0
 """How fast a group computes prompts, as long as it has not shown it."""
+_HASHED_PAGES = 16
 _WEIGHT = 0.2
 """How much the last prompt says of how fast a group computes."""
 
@@ -160,10 +162,14 @@ class Dispatcher:
         """Note that the prompt of a request is computed by another group than was chosen."""
         self._computing[request] = group
 
-    def _keys(self, tokens: npt.NDArray[np.int32], namespace: str) -> list[bytes]:
-        terms = self._terms
-        seed = namespace_seed(terms.model_digest, namespace, weights_version=terms.weights_version)
-        return page_keys(seed, as_token_bytes(tokens), terms.page_tokens)
+    def _keys(self, tokens: npt.NDArray[np.int32], namespace: str) -> Iterator[bytes]:
+        """Yield the page keys of a prompt, hashed some at a time: few are asked for beyond a hit."""
+        terms, some = self._terms, _HASHED_PAGES * self._terms.page_tokens
+        last = namespace_seed(terms.model_digest, namespace, weights_version=terms.weights_version)
+        for at in range(0, len(tokens), some):
+            keys = page_keys(last, as_token_bytes(tokens[at : at + some]), terms.page_tokens)
+            yield from keys
+            last = keys[-1] if keys else last
 
     def _learn(self, message: Progress, known: Dispatched) -> None:
         """Take a computed prompt into how fast its group is."""

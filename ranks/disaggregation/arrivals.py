@@ -126,7 +126,9 @@ class Arrivals:
             self._send(arrival.partner, Receipt(request=request))
 
     def refuse(self, request: str, partner: str) -> None:
-        """Tell the group whose inbox is at `partner` that its request is not taken here."""
+        """Tell the group whose inbox is at `partner`, if any, that its request is not taken."""
+        if not partner:
+            return
         self._refused[request] = partner
         while len(self._refused) > REFUSED_MAX:
             self._refused.popitem(last=False)

@@ -198,6 +198,17 @@ def test_what_the_other_group_has_no_more_the_own_store_may_have(
     assert coming[0].result(60) == Reception(whole, 0, Outcome.RECOMPUTED, None, ())
 
 
+def test_a_request_that_no_other_group_computes_is_refused_without_a_word(stack: ExitStack) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 1)))
+    cache, said = group.caches[0], list[tuple[str, Control]]()
+    arrivals = Arrivals(cache, terms_of(cache), lambda to, message: said.append((to, message)))
+
+    arrivals.refuse("alone", "")
+    arrivals.refuse("handed over", "prefill")
+
+    assert said == [("prefill", Withdrawn(request="handed over"))]
+
+
 def test_a_group_that_is_lost_while_it_is_read_from_is_asked_for_nothing_more(
     stack: ExitStack,
 ) -> None:

@@ -142,8 +142,8 @@ class RayDirectory:
             return self._ray.get(getattr(actor, what).remote(*arguments), timeout=_TIMEOUT_S)
 
         try:
-            return calls.submit(call).result()
-        except self._ray.exceptions.RayError as error:
+            return calls.submit(call).result(2 * _TIMEOUT_S)
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
             why = (str(error).splitlines() or ["no answer"])[0]
             raise StorageError(f"directory {self._text} does not answer: {why}") from error
         except RuntimeError as error:

@@ -12,6 +12,9 @@ from .first_error import EXIT_FAULT, say
 from .interruption import EXIT_INTERRUPTED
 from .report import Report, faults_of, write_report
 
+Row = tuple[str, str, bool]
+"""A row of a table: label, value, and whether a section ends there."""
+
 EXIT_REFUSED = 5
 """The replay showed no fault, and there were requests that it could not serve."""
 
@@ -59,19 +62,22 @@ def _pace(report: Report) -> str:
 
 def table_of(reports: Mapping[str, Report]) -> Table:
     """Return a table with one column for each report, by its title."""
+    return table_with({title: _rows(report) for title, report in reports.items()})
+
+
+def table_with(columns: Mapping[str, Sequence[Row]]) -> Table:
+    """Return a table with these columns by their titles, of which the labels are the same."""
     table = Table(title=None, header_style="bold")
     table.add_column("", no_wrap=True)
-    for title in reports:
+    for title in columns:
         table.add_column(title, justify="right")
-    rows = [_rows(report) for report in reports.values()]
-    for index, (label, _, section_ends) in enumerate(rows[0]):
-        values = [column[index][1] for column in rows]
-        table.add_row(label, *values, end_section=section_ends)
+    for rows in zip(*columns.values(), strict=True):
+        label, _, section_ends = rows[0]
+        table.add_row(label, *(value for _, value, _ in rows), end_section=section_ends)
     return table
 
 
-def _rows(report: Report) -> list[tuple[str, str, bool]]:
-    """Return label, value, and whether a section ends there."""
+def _rows(report: Report) -> list[Row]:
     prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
 
     def share(tokens: int) -> str:
@@ -122,10 +128,10 @@ def _equality(digests: Sequence[str]) -> str:
     return "yes" if len(set(digests)) == 1 else "NO"
 
 
-def _pool_rows(report: Report) -> list[tuple[str, str, bool]]:
+def _pool_rows(report: Report) -> list[Row]:
     """Return two rows for each pool: its size, and how much of it was compared."""
     pools = report["pools"]
-    rows: list[tuple[str, str, bool]] = []
+    rows: list[Row] = []
     for name, pool in pools.items():
         pages = f"{pool['device_pages']:,} + {pool['host_pages']:,}"
         compared = pool["pages_verified"] + pool["pages_rechecked"]

@@ -6,14 +6,13 @@ from typing import TypedDict, cast
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ...ranks.disaggregation.arrivals import Outcome
 from ...small_engine.profiles import find_profile
 from ...storage_backends.uri import without_secrets
 from ..amounts import count
 from ..first_error import EXIT_FAULT, say
-from ..outcome import EXIT_REFUSED
+from ..outcome import EXIT_REFUSED, Row, table_with
 from ..report import HitTokens, Percentiles, Report, faults_of, write_report
 from .front import FrontCounts
 from .result import GroupResult
@@ -154,7 +153,7 @@ def conclude(
     if console is not None:
         settings = cast("dict[str, object]", report["settings"]["replay"])
         console.print(find_profile(str(settings["profile"])).scale, soft_wrap=True)
-        console.print(_table(report))
+        console.print(table_with({_shape(report): _rows(report)}))
     if path is not None:
         write_report(path, report)
     for line in report["refusals"]:
@@ -171,23 +170,13 @@ def conclude(
     return EXIT_REFUSED if report["refused"] else 0
 
 
-def _table(report: ServeReport) -> Table:
-    table = Table(title=None, header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column(_shape(report), justify="right")
-    for label, value, section_ends in _rows(report):
-        table.add_row(label, value, end_section=section_ends)
-    return table
-
-
 def _shape(report: ServeReport) -> str:
     groups = report["groups"].values()
     ranks = sum(each["ranks"] for each in groups)
     return f"{count(len(groups), 'group')}, {count(ranks, 'rank')}"
 
 
-def _rows(report: ServeReport) -> list[tuple[str, str, bool]]:
-    """Return label, value, and whether a section ends there."""
+def _rows(report: ServeReport) -> list[Row]:
     prompt, hits, handoffs = report["prompt_tokens"], report["hit_tokens"], report["handoffs"]
 
     def share(tokens: int) -> str:

@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -322,15 +321,15 @@ class Front:
         So what the one says about the request never reaches the other before the request does.
         """
         decode_at, prefill_at = self._address(begun.decode), self._address(begun.prefill)
-        arrival = partial(arrival_of, opened.due.request, name=begun.request)
+        arrival = arrival_of(opened.due.request, prefill_at, name=begun.request)
 
         def tell(outcome: "Future[int]") -> None:
             if outcome.exception() is not None:
                 self._unheard.append(begun.request)
             elif prefill_at:
-                self._send(prefill_at, arrival(partner=decode_at))
+                self._send(prefill_at, replace(arrival, partner=decode_at))
 
-        self._send(decode_at, arrival(partner=prefill_at)).add_done_callback(tell)
+        self._send(decode_at, arrival).add_done_callback(tell)
 
     def _tell(self, group: str, message: Control) -> None:
         """Send a message to a group that is there."""

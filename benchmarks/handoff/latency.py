@@ -56,12 +56,13 @@ def run(settings: LatencySettings, say: Callable[[str], None] = lambda _: None) 
     )
     seen = list(zip(jobs(settings), computes.of_jobs, decodes.of_jobs, strict=True))
     points = [
-        _waited([one for one in seen if (one[0].ratio, one[0].prompt_tokens) == (ratio, prompt)])
+        _waited(
+            [one for one in seen if (one[0].ratio, one[0].prompt_tokens) == (ratio, prompt)],
+            1000 * ratio * decodes.transfer_s,
+        )
         for ratio in settings.ratios
         for prompt in settings.prompts
     ]
-    for point in points:
-        point["chunk_ms"] = round(1000 * point["ratio"] * decodes.transfer_s, 3)
     return LatencyReport(
         chunk_tokens=settings.chunk_tokens,
         token_bytes=settings.token_bytes,
@@ -73,7 +74,7 @@ def run(settings: LatencySettings, say: Callable[[str], None] = lambda _: None) 
     )
 
 
-def _waited(seen: Sequence[tuple[Job, Moment, Moment]]) -> Waited:
+def _waited(seen: Sequence[tuple[Job, Moment, Moment]], chunk_ms: float) -> Waited:
     """Return what was found for prompts of one kind."""
     checked = [one for one in seen if one[0].checked]
     waited_ms = [1000 * (ready.done_s - computed.done_s) for _, computed, ready in checked]
@@ -89,7 +90,7 @@ def _waited(seen: Sequence[tuple[Job, Moment, Moment]]) -> Waited:
     return Waited(
         prompt_tokens=job.prompt_tokens,
         ratio=job.ratio,
-        chunk_ms=0.0,
+        chunk_ms=round(chunk_ms, 3),
         handoff_ms_p50=round(statistics.median(waited_ms), 3),
         handoff_ms_max=round(max(waited_ms), 3),
         total_ms_p50=round(statistics.median(total_ms), 3),

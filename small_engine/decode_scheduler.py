@@ -81,7 +81,13 @@ class DecodeScheduler(GroupScheduler):
             return
         self._expected[active.name] = active
         prompt = active.tokens.ids[: active.prompt]
-        self._handovers.expect(active.name, prompt, arrival.partner, arrival.namespace)
+        self._handovers.expect(
+            active.name,
+            prompt,
+            arrival.partner,
+            arrival.namespace,
+            patience_ms=arrival.patience_ms,
+        )
 
     def _ready(self, active: ActiveRequest) -> None:
         if active.hits is None and active.hit_tokens >= active.prompt:

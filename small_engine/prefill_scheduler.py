@@ -67,7 +67,7 @@ class PrefillScheduler(GroupScheduler):
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=False))
-        self._handovers.begin(arrival.request, arrival.partner)
+        self._handovers.begin(arrival.request, arrival.partner, patience_ms=arrival.patience_ms)
         if active is None:
             self._handovers.withdraw(arrival.request)
             return

@@ -65,6 +65,7 @@ class _Arrival:
     tokens: TokenArray
     namespace: str
     partner: str
+    patience_ms: int
     stage: _Stage = _Stage.EXPECTED
     announced: int = 0
     asked: int = 0
@@ -112,12 +113,22 @@ class Arrivals:
         """Say whether a request is on its way in."""
         return request in self._coming
 
-    def expect(self, request: str, tokens: TokenArray, partner: str, namespace: str = "") -> None:
+    def expect(
+        self,
+        request: str,
+        tokens: TokenArray,
+        partner: str,
+        namespace: str = "",
+        *,
+        patience_ms: int = 0,
+    ) -> None:
         """Wait for a request that the group whose inbox is at `partner` computes.
 
-        `tokens` are those of its prompt. The manifest has to be of exactly these.
+        `tokens` are those of its prompt. The manifest has to be of exactly these. `patience_ms` says
+        how long to wait without a word of that group; 0 for as long as for all.
         """
-        self._coming[request] = _Arrival(tokens, namespace, partner)
+        patience_ms = patience_ms or self._patience_ms
+        self._coming[request] = _Arrival(tokens, namespace, partner, patience_ms)
 
     def forget(self, request: str) -> None:
         """Expect a request no more; the engine aborts it in the cache."""
@@ -254,4 +265,4 @@ class Arrivals:
     def _is_late(self, arrival: _Arrival) -> bool:
         now_ms = self._cache.inspection.agreed_ms
         arrival.heard_ms = arrival.heard_ms or now_ms
-        return now_ms - arrival.heard_ms > self._patience_ms
+        return now_ms - arrival.heard_ms > arrival.patience_ms

@@ -20,6 +20,9 @@ from .refusal import Refusal
 TokenArray = npt.NDArray[np.int32]
 """Token ids. They are kept as they are given, so they must not change."""
 
+SAID_AGAIN_MS = 5_000
+"""A group that waits hears of a request so often at least, in agreed time, unless it asked for more."""
+
 Send = Callable[[str, Control], None]
 """Sends a message to the inbox at an address; returns at once, and promises nothing."""
 
@@ -50,6 +53,10 @@ class _Departure:
     """How many of them every rank lets others have."""
     told: int = 0
     """How many of them the other group has been told of."""
+    told_ms: int = 0
+    """When it was told last, in agreed time."""
+    again_ms: int = SAID_AGAIN_MS
+    """When it is told again, though there is nothing new: it takes a group that is silent for dead."""
     goes_on: GoesOn | None = None
     """Set once it is saved with all of its tokens."""
     is_complete: bool = False
@@ -91,9 +98,13 @@ class Departures:
         """Say whether a request is on its way out."""
         return request in self._leaving
 
-    def begin(self, request: str, to: str, namespace: str = "") -> None:
-        """Let a request that is admitted here go on in the group whose inbox is at `to`."""
-        self._leaving[request] = _Departure(to, namespace)
+    def begin(self, request: str, to: str, namespace: str = "", *, patience_ms: int = 0) -> None:
+        """Let a request that is taken here go on in the group whose inbox is at `to`.
+
+        That group waits for `patience_ms` at most without a word; 0 leaves it to that group.
+        """
+        again_ms = min(SAID_AGAIN_MS, patience_ms // 3) if patience_ms else SAID_AGAIN_MS
+        self._leaving[request] = _Departure(to, namespace, again_ms=again_ms)
 
     def computed(self, request: str, tokens: TokenArray) -> None:
         """Note that these are published (`insert`); whole pages of them can travel from now on."""
@@ -145,6 +156,8 @@ class Departures:
         for request, departure in list(self._leaving.items()):
             if not departure.is_complete:
                 self._offer(request, departure)
+                if now_ms - departure.told_ms > departure.again_ms:
+                    self._announce(request, departure)
             if not departure.until_ms:
                 # What waits for its turn to be computed holds nothing, and may wait.
                 begun = now_ms and len(departure.tokens)
@@ -173,14 +186,18 @@ class Departures:
             return
         if there > departure.told:
             departure.told = there
-            told = Announce(request=request, tokens=there, source=self._source)
-            self._send(departure.to, told)
+            self._announce(request, departure)
         if self._source:
             given = self._cache.serve(request, tokens, ttl_s=self._ttl_s)
         else:
             given = self._cache.offer(request, tokens)
         if given > max([there, *(each for _, each in departure.given)]):
             departure.given.append((seen.rounds + 1, given))
+
+    def _announce(self, request: str, departure: _Departure) -> None:
+        departure.told_ms = self._cache.inspection.agreed_ms
+        told = Announce(request=request, tokens=departure.told, source=self._source)
+        self._send(departure.to, told)
 
     def _manifest(self, request: str, departure: _Departure, goes_on: GoesOn) -> HandoffManifest:
         tokens, namespace = departure.tokens, departure.namespace

@@ -73,6 +73,8 @@ class Dispatcher:
         self._under_way: dict[str, Dispatched] = {}
         self._computing: dict[str, str] = {}
         """Requests whose prompts are not computed yet, with the group that does it."""
+        self._ready: set[str] = set()
+        """Requests of which the group that decodes has all."""
 
     def __len__(self) -> int:
         """Return how many requests are under way."""
@@ -92,13 +94,15 @@ class Dispatcher:
         self._loads[member.registration.name] = _Load(member)
 
     def lose(self, group: str) -> list[Dispatched]:
-        """Send a group nothing more; return what it had not finished."""
+        """Send a group nothing more; return what it had to go on with.
+
+        That is also what it had computed, as long as the group that decodes has not got it all.
+        """
         self._loads.pop(group, None)
-        had = [each for each in self._under_way.values() if group in (each.prefill, each.decode)]
         return [
             each
-            for each in had
-            if each.decode == group or self._computing.get(each.request) == group
+            for each in self._under_way.values()
+            if each.decode == group or (each.prefill == group and each.request not in self._ready)
         ]
 
     def choose(
@@ -149,6 +153,9 @@ class Dispatcher:
         ):
             del self._computing[message.request]
             self._learn(message, known)
+        if message.stage in (Stage.READY, Stage.COMPUTED) and message.group == known.decode:
+            self._ready.add(message.request)
+            self._computing.pop(message.request, None)
         if message.stage in (Stage.DONE, Stage.REFUSED) and message.group == known.decode:
             self.end(message.request)
         return known
@@ -156,6 +163,7 @@ class Dispatcher:
     def end(self, request: str) -> Dispatched | None:
         """Follow a request no more; return it if it was under way."""
         self._computing.pop(request, None)
+        self._ready.discard(request)
         return self._under_way.pop(request, None)
 
     def computes_here(self, request: str, group: str) -> None:

@@ -29,7 +29,7 @@ def report_of(path: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("transport", ["auto", "torch", "shm", "hierarchical"])
+@pytest.mark.parametrize("transport", ["auto", "torch"])
 def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
 

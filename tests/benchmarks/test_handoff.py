@@ -22,7 +22,12 @@ def bench(*arguments: str | Path, command: str = "handoff") -> subprocess.Comple
 
 
 @pytest.mark.parametrize(
-    ("page_bytes", "pages"), [("64KiB", 65536), ("1", 1), ("5000000", 5000000)]
+    ("page_bytes", "pages"),
+    [
+        ("64KiB", 65536),
+        pytest.param("1", 1, marks=pytest.mark.slow),
+        pytest.param("5000000", 5000000, marks=pytest.mark.slow),
+    ],
 )
 def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int) -> None:
     path = tmp_path / "handoff.json"

@@ -184,7 +184,10 @@ def test_a_store_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path, trac
 
 @pytest.mark.parametrize(
     ("option", "complaint"),
-    [("--page-tokens=0", "--page-tokens is 0"), ("--ranks=4", "but 2 ranks were started")],
+    [
+        pytest.param("--page-tokens=0", "--page-tokens is 0", marks=pytest.mark.slow),
+        ("--ranks=4", "but 2 ranks were started"),
+    ],
 )
 def test_bad_options_under_torchrun_are_said_by_one_rank(option: str, complaint: str) -> None:
     ended = run(*torchrun(2), option)

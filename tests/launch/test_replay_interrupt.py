@@ -121,7 +121,7 @@ def assert_counts_so_far_are_kept(tmp_path: Path) -> None:
         pytest.param("ctrl-c", "ray", marks=[pytest.mark.slow, needs_ray]),
         pytest.param("sigint", "torch", marks=pytest.mark.slow),
         pytest.param("sigint", "ray", marks=[pytest.mark.slow, needs_ray]),
-        ("sigterm", "torch"),
+        pytest.param("sigterm", "torch", marks=pytest.mark.slow),
         pytest.param("sigterm", "ray", marks=[pytest.mark.slow, needs_ray]),
     ],
 )

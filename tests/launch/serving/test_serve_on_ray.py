@@ -28,6 +28,7 @@ def test_two_groups_on_two_nodes_hand_every_request_over(
     assert two_nodes.actors("GroupRankActor") == []
 
 
+@pytest.mark.slow
 def test_each_group_has_a_node_of_its_own_and_ctrl_c_leaves_nothing_of_them(
     tmp_path: Path, two_nodes: TwoNodes
 ) -> None:

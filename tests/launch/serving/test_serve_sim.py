@@ -14,6 +14,8 @@ from tests.kit.launch.replays import BIN, run, start
 pytestmark = pytest.mark.distributed
 
 SERVE = (str(BIN / "lockstep"), "serve-sim")
+LONG = ("--patience-s", 600)
+"""Nobody waits for a group that is known to be gone: to do so would take longer than a test may."""
 SMALL = ("--requests", 12, "--speed", 30, "--device-pages", 512, "--host-pages", 2048)
 
 
@@ -57,8 +59,9 @@ def test_groups_of_two_sizes_hand_over_by_a_store(tmp_path: Path) -> None:
     assert report["handoffs"]["ok"] >= 11
 
 
+@pytest.mark.slow
 def test_requests_of_a_group_that_is_killed_are_served_all_the_same(tmp_path: Path) -> None:
-    shapes = ("--prefill", "2x1", "--decode", "1x2", "--kill", "prefill-0@4")
+    shapes = ("--prefill", "2x1", "--decode", "1x2", "--kill", "prefill-0@4", *LONG)
     report = serve(tmp_path / "report.json", *shapes)
 
     assert_sound(report)
@@ -67,7 +70,7 @@ def test_requests_of_a_group_that_is_killed_are_served_all_the_same(tmp_path: Pa
 
 
 def test_where_the_only_group_that_prefills_is_killed_the_other_computes(tmp_path: Path) -> None:
-    shapes = ("--prefill", "1x1", "--decode", "1x1", "--kill", "prefill-0@4")
+    shapes = ("--prefill", "1x1", "--decode", "1x1", "--kill", "prefill-0@4", *LONG)
     report = serve(tmp_path / "report.json", *shapes)
 
     assert (report["requests"], report["pages_corrupt"]) == (12, 0)
@@ -75,7 +78,7 @@ def test_where_the_only_group_that_prefills_is_killed_the_other_computes(tmp_pat
 
 
 def test_requests_of_a_killed_group_that_decodes_begin_anew_in_another(tmp_path: Path) -> None:
-    shapes = ("--prefill", "1x1", "--decode", "2x1", "--kill", "decode-0@2")
+    shapes = ("--prefill", "1x1", "--decode", "2x1", "--kill", "decode-0@2", *LONG)
     report = serve(tmp_path / "report.json", *shapes, "--output-tokens-max", 100)
 
     assert (report["requests"], report["pages_corrupt"]) == (12, 0)

@@ -308,6 +308,37 @@ def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is
     assert leaving[0].result(60) == {"received": 1}
 
 
+def test_who_waits_for_a_request_hears_of_it_while_the_request_waits_for_its_turn(
+    stack: ExitStack,
+) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
+    patience_ms = 150
+
+    def program(cache: Cache, _forward: ForwardPass) -> tuple[bool, dict[Outcome, int]]:
+        terms, seen = terms_of(cache), cache.inspection
+        arrivals = Arrivals(cache, terms, lambda to, message: None, patience_s=1e6)
+        departures = Departures(
+            cache, terms, lambda to, message: arrivals.hear(message), directly=True
+        )
+        steps(cache, arrivals.hear, lambda: seen.agreed_ms > 0)
+        arrivals.expect(NAME, TOKENS.ids, "prefill", patience_ms=patience_ms)
+        departures.begin(NAME, "decode", patience_ms=patience_ms)
+        until_ms = seen.agreed_ms + 5 * patience_ms
+
+        def time_is_over() -> bool:
+            departures.step()
+            arrivals.step()
+            return seen.agreed_ms > until_ms
+
+        steps(cache, arrivals.hear, time_is_over)
+        waited = NAME in arrivals
+        steps(cache, arrivals.hear, lambda: bool(arrivals.step()))
+        return waited, dict(arrivals.outcomes)
+
+    ranks = [each.result(60) for each in group.begin(program)]
+    assert ranks == [(True, {Outcome.RECOMPUTED: 1})] * 2
+
+
 def test_what_goes_out_no_further_is_let_go_of_though_nobody_says_so(stack: ExitStack) -> None:
     group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
     ids = TOKENS.ids

@@ -131,10 +131,22 @@ def test_a_lost_group_had_what_it_computes_and_what_it_decodes(dispatcher: Dispa
     for name in ("r0", "r1", "r2"):
         begin(dispatcher, name)
     dispatcher.hear(told("p0", "r0", Stage.COMPUTED))
+    dispatcher.hear(told("d0", "r0", Stage.READY))
 
     assert [each.request for each in dispatcher.lose("p0")] == ["r2"]
     assert [each.request for each in dispatcher.lose("d0")] == ["r0", "r2"]
     assert dispatcher.member("p0") is None
+
+
+def test_a_lost_group_had_what_it_computed_until_the_other_has_it(dispatcher: Dispatcher) -> None:
+    begin(dispatcher, "r0")
+    dispatcher.hear(told("p0", "r0", Stage.COMPUTED))
+
+    assert [each.request for each in dispatcher.lose("p0")] == ["r0"]
+    dispatcher.computes_here("r0", "d0")
+    assert choose(dispatcher).decode == "d1"
+    dispatcher.hear(told("d0", "r0", Stage.COMPUTED))
+    assert dispatcher.lose("p0") == []
 
 
 def test_what_strangers_tell_of_a_request_changes_nothing(dispatcher: Dispatcher) -> None:

@@ -8,7 +8,9 @@ from lockstep.simulation.checkers.findings.finding import Violated
 from lockstep.simulation.routing.event_schedules import run_event_schedules
 
 
-@pytest.mark.parametrize("seeds", [range(at, at + 250) for at in range(0, 1000, 250)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(150), pytest.param(range(150, 2000), marks=pytest.mark.slow)], ids=str
+)
 def test_whenever_the_index_says_that_it_is_exact_it_is(seeds: range) -> None:
     counts = run_event_schedules(seeds)
 

@@ -7,6 +7,7 @@ What only reads is a property, or says so, and leaves the digest as it was.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
@@ -187,7 +188,8 @@ class Replica:
     ) -> Admission | Wait:
         """Admit a request; ends its prefetch with what has landed so far."""
         owned, place = self._owned, self.requests.place(namespace)
-        require_possible(self.prefixes, name, place, tokens, reserve_tokens)
+        goes_on = partial(owned.goes_on, name, tokens)
+        require_possible(self.prefixes, name, place, tokens, reserve_tokens, goes_on=goes_on)
         request = self._enter(name, namespace)
         if request.admitted:
             raise UsageError(f"request {request.id!r} is admitted already; release it first")

@@ -1,5 +1,7 @@
 """Requests that even an empty device has no room for: they are refused by name, and do not wait."""
 
+from collections.abc import Callable
+
 from ...errors import UsageError
 from .tree.matching import match
 from .tree.node import DEVICE, Place
@@ -7,18 +9,28 @@ from .tree.prefixes import Prefixes
 
 
 def require_possible(
-    prefixes: Prefixes, name: str, place: Place, tokens: bytes, reserve_tokens: int
+    prefixes: Prefixes,
+    name: str,
+    place: Place,
+    tokens: bytes,
+    reserve_tokens: int,
+    *,
+    goes_on: Callable[[], bool],
 ) -> None:
     """Raise `UsageError` for a request that would be told for ever to wait. Reads only.
 
-    What it needs beside full attention depends on what of it is cached now.
+    What it needs beside full attention depends on what of it is cached now; `goes_on` says whether
+    that is all of `tokens`, with a tail.
     """
     reserved = _pages(prefixes, reserve_tokens)
     most = max(prefixes.tree.whole_pages(tokens), reserved)
     if most <= prefixes.device_least:
         # Nothing has to be looked up for nearly every request.
         return
-    found = match(prefixes, place, tokens).host_tokens // prefixes.tree.page_tokens
+    if goes_on():
+        found = prefixes.tree.whole_pages(tokens)
+    else:
+        found = match(prefixes, place, tokens).host_tokens // prefixes.tree.page_tokens
     _require(prefixes, name, found, reserved)
 
 

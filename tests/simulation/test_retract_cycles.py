@@ -26,6 +26,10 @@ def test_requests_come_back_from_host_memory_and_from_storage(
     assert cycles in capsys.readouterr().out
 
 
+def test_a_request_that_is_taken_up_with_its_tail_is_not_too_long_for_a_window() -> None:
+    assert retracting(range(10, 11), 340)["violations"] == []
+
+
 @pytest.mark.slow
 def test_after_ten_thousand_cycles_contents_are_exact_and_pools_where_they_began() -> None:
     report = retracting(range(24), 4_000)

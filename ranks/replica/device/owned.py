@@ -184,6 +184,11 @@ class OwnedDevice:
         request.locks, request.node, request.prefix = pins, node, node.end
         return True
 
+    def goes_on(self, name: str, tokens: bytes) -> bool:
+        """Say whether a request can go on after all of `tokens`, with the tail brought for it."""
+        request = self._requests.get(name)
+        return request is not None and self._saving.continues(request, tokens)
+
     def resume(self, request: Request, reserve_tokens: int) -> Admission | Wait:
         """Bring a retracted request back to the device, or say why that has to wait."""
         if request.stage is not Stage.SAVED or request.node is None:

@@ -22,6 +22,7 @@ from ...ranks.config import CacheConfig, Peers
 from ...ranks.disaggregation.arrivals import Arrivals
 from ...ranks.disaggregation.control import Control, decode, encode
 from ...ranks.disaggregation.departures import Departures, GoesOn
+from ...ranks.disaggregation.early_loads import EarlyLoads
 from ...ranks.disaggregation.manifest import HandoffTerms
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.numbering import InboxBounds
@@ -239,7 +240,7 @@ class _GoingOn:
 
     def __init__(self, side: _Side) -> None:
         self._side = side
-        self._arrivals = Arrivals(side.cache, side.terms, side.send)
+        self._arrivals = Arrivals(side.cache, side.terms, side.send, early=EarlyLoads(side.cache))
 
     def run(self, settings: LatencySettings) -> Moments:
         """Return when each prompt was READY."""

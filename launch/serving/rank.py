@@ -22,6 +22,7 @@ from ...ranks.cache import Cache
 from ...ranks.disaggregation.arrivals import Arrivals
 from ...ranks.disaggregation.control import Control, encode
 from ...ranks.disaggregation.departures import Departures
+from ...ranks.disaggregation.early_loads import EarlyLoads
 from ...ranks.disaggregation.groups.directory import Registration
 from ...ranks.disaggregation.groups.router import Role
 from ...ranks.disaggregation.manifest import HandoffTerms
@@ -191,7 +192,9 @@ def _serving(
                 cache, handovers, limits, teller=told, stopped=watch.stopped
             )
         else:
-            handovers = Arrivals(cache, terms, send, patience_s=settings.patience_s)
+            handovers = Arrivals(
+                cache, terms, send, patience_s=settings.patience_s, early=EarlyLoads(cache)
+            )
             scheduler = DecodeScheduler(
                 cache, handovers, limits, teller=told, stopped=watch.stopped
             )

@@ -16,6 +16,7 @@ from ..rank_cache import RankCache
 from ..replica.extent import Extent
 from .control import Announce, Control, Handover, Receipt, Resend, Withdrawn
 from .departures import Send, TokenArray
+from .early_loads import EarlyLoads
 from .manifest import HandoffManifest, HandoffTerms
 from .refusal import Refusal, Refused
 
@@ -70,6 +71,8 @@ class _Arrival:
     announced: int = 0
     asked: int = 0
     """How many tokens have been fetched, or are being so, while the other group computes."""
+    come: int = 0
+    """How many of them have come, and may be loaded early."""
     to_fetch: deque[tuple[int, Extent, str]] = field(default_factory=deque[tuple[int, Extent, str]])
     """What is to be fetched: so many tokens, to that extent, from there. One fetch runs at a time."""
     source: str = ""
@@ -95,13 +98,23 @@ class Arrivals:
     """The requests that come. One for each rank of a group; driven by the engine's thread."""
 
     def __init__(
-        self, cache: RankCache, terms: HandoffTerms, send: Send, *, patience_s: float = 30.0
+        self,
+        cache: RankCache,
+        terms: HandoffTerms,
+        send: Send,
+        *,
+        patience_s: float = 30.0,
+        early: EarlyLoads | None = None,
     ) -> None:
-        """A group of which nothing was heard for `patience_s` of agreed time is not waited for."""
+        """A group of which nothing was heard for `patience_s` of agreed time is not waited for.
+
+        `early` takes what has come of a prompt on to the device, where the cache owns that.
+        """
         self._cache = cache
         self._terms = terms
         self._send = send
         self._patience_ms = int(1000 * patience_s)
+        self._early = early
         self._coming: dict[str, _Arrival] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.refusals: Counter[Refusal] = Counter()
@@ -134,6 +147,7 @@ class Arrivals:
         """Expect a request no more; the engine aborts it in the cache."""
         arrival = self._coming.pop(request, None)
         if arrival is not None:
+            self._load_no_more(request)
             self._send(arrival.partner, Receipt(request=request))
 
     def refuse(self, request: str, partner: str) -> None:
@@ -177,6 +191,8 @@ class Arrivals:
         Once in each step, after its verdict.
         """
         arrived: list[Arrived] = []
+        if self._early is not None:
+            self._early.step()
         for request, arrival in list(self._coming.items()):
             if self._moves_on(request, arrival):
                 arrived.append(Arrived(request, arrival.tokens, arrival.manifest))
@@ -190,6 +206,9 @@ class Arrivals:
         if arrival.to_fetch:
             self._fetch(request, arrival, *arrival.to_fetch.popleft())
             return False
+        if arrival.come < arrival.asked and self._early is not None:
+            arrival.come = arrival.asked
+            self._early.came(request, arrival.tokens[: arrival.come], arrival.namespace)
         match arrival.stage:
             case _Stage.EXPECTED | _Stage.WAITING if self._is_late(arrival):
                 self._compute_here(arrival, is_there=False)
@@ -249,7 +268,13 @@ class Arrivals:
 
     def _end(self, request: str, arrival: _Arrival, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1
+        self._load_no_more(request)
         self._send(arrival.partner, Receipt(request=request))
+
+    def _load_no_more(self, request: str) -> None:
+        """Leave what is not on the device yet to the request's admission."""
+        if self._early is not None:
+            self._early.forget(request)
 
     def _fetch(
         self, request: str, arrival: _Arrival, tokens: int, extent: Extent, source: str

@@ -11,6 +11,7 @@ from ...ranks.cache import Cache
 from ...ranks.disaggregation.arrivals import Arrivals
 from ...ranks.disaggregation.control import Control
 from ...ranks.disaggregation.departures import Departures
+from ...ranks.disaggregation.early_loads import EarlyLoads
 from ...ranks.disaggregation.manifest import HandoffTerms
 from ...ranks.orders import KV_POOL
 from ...ranks.replica.operations.kinds import Operation
@@ -219,7 +220,9 @@ class Group:
         send = partial(self._send, rank)
         terms = terms_of(self.world)
         if self.world.role == DECODE:
-            arrivals = Arrivals(cache, terms, send, patience_s=handoff.patience_s)
+            arrivals = Arrivals(
+                cache, terms, send, patience_s=handoff.patience_s, early=EarlyLoads(cache)
+            )
             self.arrivals.append(arrivals)
             return DecodeScheduler(cache, arrivals, limits, forward=forward)
         departures = Departures(cache, terms, send, directly=handoff.directly, ttl_s=handoff.ttl_s)

@@ -58,9 +58,25 @@ def read_rank_environment() -> RankEnvironment:
     )
 
 
-def variables_of(place: RankEnvironment) -> dict[str, str]:
-    """Return the environment of a process that `read_rank_environment` shall find its place in."""
+SETTINGS_VARIABLE = "LOCKSTEP_SETTINGS"
+"""Holds the settings of a rank that our own launcher has started, in JSON.
+
+They may have a store's password in them, and command lines can be read by every user of a machine.
+"""
+
+
+def take_settings() -> str:
+    """Return the settings that the launcher gave this process, which its children do not get."""
+    return os.environ.pop(SETTINGS_VARIABLE)
+
+
+def variables_of(place: RankEnvironment, settings: str) -> dict[str, str]:
+    """Return the environment of a process that finds its place and its settings in it.
+
+    `read_rank_environment` finds the place, and `take_settings` the settings.
+    """
     return os.environ | {
+        SETTINGS_VARIABLE: settings,
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     end_on_signals()
 
 from ..errors import LockstepError
-from .environment import RankEnvironment, read_rank_environment
+from .environment import RankEnvironment, read_rank_environment, take_settings
 from .options import EXIT_STATUSES, LaunchChoice, replay_command
 from .settings import ReplaySettings
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.distributed_c10d import Store
 
-SETTINGS_OPTION = "--settings"
+LAUNCHER_OPTION = "--launched-by"
+"""Names the launcher of a rank that finds its settings in its environment."""
 PATIENCE_S = 1.0
 """How long a rank that is interrupted has for the step that it is in."""
 
@@ -40,7 +41,8 @@ PATIENCE_S = 1.0
 def main() -> None:
     """Run this process as one rank, and end it with the status that the others end with too."""
     # Our own launcher says who it is, since it may have died while this process was starting.
-    launcher = int(sys.argv[3]) if sys.argv[1:2] == [SETTINGS_OPTION] else os.getppid()
+    started = sys.argv[1:2] == [LAUNCHER_OPTION]
+    launcher = int(sys.argv[2]) if started else os.getppid()
     end_with(launcher)
     try:
         environment = read_rank_environment()
@@ -51,8 +53,8 @@ def main() -> None:
         sys.exit(exit_code(error))
     rank = _Rank(environment, launcher)
     try:
-        if sys.argv[1:2] == [SETTINGS_OPTION]:
-            rank.run(ReplaySettings.from_json(sys.argv[2]))
+        if started:
+            rank.run(ReplaySettings.from_json(take_settings()))
         else:
             rank.run_with_options()
     except LockstepError as error:

@@ -16,7 +16,7 @@ from .environment import RankEnvironment, variables_of
 from .first_error import claim, say
 from .interruption import ignore_signals, raise_on_signals
 from .meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
-from .replay import SETTINGS_OPTION
+from .replay import LAUNCHER_OPTION
 from .settings import ReplaySettings
 
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -31,13 +31,13 @@ class RankProcesses:
     def __init__(self, module: str, settings: str, places: Sequence[RankEnvironment]) -> None:
         """Start `python -m module` for each rank, with its settings in JSON."""
         self._ranks: list[Popen[bytes]] = []
-        launcher = str(os.getpid())
-        command = (sys.executable, "-m", module, SETTINGS_OPTION, settings, launcher)
+        command = (sys.executable, "-m", module, LAUNCHER_OPTION, str(os.getpid()))
         try:
             for place in places:
                 # One by one: whatever comes in between, those that were started are ended. Each has a
                 # session of its own, so that Ctrl-C reaches the launcher alone.
-                self._ranks += [Popen(command, env=variables_of(place), start_new_session=True)]
+                variables = variables_of(place, settings)
+                self._ranks += [Popen(command, env=variables, start_new_session=True)]
         except BaseException:
             self.end()
             raise

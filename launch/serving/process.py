@@ -1,6 +1,6 @@
 """A rank of a group that serves: `torchrun ... -m lockstep.launch.serving.process --role prefill ...`.
 
-`lockstep serve-sim` starts the same module with `--settings JSON PID` in place of options.
+`lockstep serve-sim` starts the same module with `--launched-by PID` in place of options.
 """
 
 import os
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from ...errors import LockstepError
-from ..environment import RankEnvironment, read_rank_environment
+from ..environment import RankEnvironment, read_rank_environment, take_settings
 from ..first_error import exit_code, say, say_once
 from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, meet
 from ..outcome import conclude
-from ..replay import PATIENCE_S, SETTINGS_OPTION, leave
+from ..replay import LAUNCHER_OPTION, PATIENCE_S, leave
 from ..worker import Watch
 from .group_options import EXIT_STATUSES, group_command
 from .rank import run_group_rank
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run this process as one rank, and end it with the status that the others end with too."""
-    started = sys.argv[1:2] == [SETTINGS_OPTION]
+    started = sys.argv[1:2] == [LAUNCHER_OPTION]
     # Our own launcher says who it is, since it may have died while this process was starting.
-    launcher = int(sys.argv[3]) if started else os.getppid()
+    launcher = int(sys.argv[2]) if started else os.getppid()
     end_with(launcher)
     try:
         environment = read_rank_environment()
@@ -61,7 +61,7 @@ def main() -> None:
             leave(conclude(result.report, path=replay.report, table=replay.table))
 
     if started:
-        _serve(GroupSettings.from_json(sys.argv[2]), environment, launcher, LOOPBACK)
+        _serve(GroupSettings.from_json(take_settings()), environment, launcher, LOOPBACK)
         return
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(epilog=EXIT_STATUSES)(group_command(by_hand, ranks=environment.world_size))

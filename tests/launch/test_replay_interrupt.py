@@ -147,7 +147,7 @@ def test_a_rank_that_is_interrupted_alone_ends_the_replay_with_what_all_have_cou
     running: list[Running], tmp_path: Path
 ) -> None:
     command = begin(running, tmp_path, "torch")
-    ranks = [each for each in command.seen.values() if "--settings" in each.cmdline()]
+    ranks = [each for each in command.seen.values() if "--launched-by" in each.cmdline()]
 
     ranks[1].send_signal(signal.SIGTERM)
     status = command.process.wait(30)
@@ -183,11 +183,23 @@ def test_ranks_whose_launcher_was_killed_end_by_themselves(
     assert command.survivors_after(20) == []
 
 
+def test_no_command_line_of_a_rank_says_what_its_store_is(
+    running: list[Running], tmp_path: Path
+) -> None:
+    command = begin(running, tmp_path, "torch", ranks_only=True)
+
+    lines = [" ".join(each.cmdline()) for each in command.seen.values()]
+
+    # A URI may have a password in it; that of the command itself is what the user wrote.
+    assert [line for line in lines if "--launched-by" in line and "file://" in line] == []
+    assert len([line for line in lines if "--launched-by" in line]) == 2
+
+
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(
     running: list[Running], tmp_path: Path
 ) -> None:
     command = begin(running, tmp_path, "torch")
-    ranks = [each for each in command.seen.values() if "--settings" in each.cmdline()]
+    ranks = [each for each in command.seen.values() if "--launched-by" in each.cmdline()]
 
     ranks[1].kill()
     status = command.process.wait(30)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..ranks.disaggregation.arrivals import Arrivals
 from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.teller import Teller
-from ..ranks.disaggregation.telling import Stage
+from ..ranks.disaggregation.telling import Milestone
 from .active_request import ActiveRequest
 from .forward_pass import Forward
 from .group_scheduler import GroupScheduler
@@ -91,14 +91,14 @@ class DecodeScheduler(GroupScheduler):
 
     def _ready(self, active: ActiveRequest) -> None:
         if active.hits is None and active.hit_tokens >= active.prompt:
-            self._tell(active, Stage.READY)
+            self._tell(active, Milestone.READY)
         super()._ready(active)
 
     def _prompt_is_computed(self, active: ActiveRequest) -> None:
         if active.hits is not None and active.hits.cached_tokens < active.prompt:
-            self._tell(active, Stage.COMPUTED)
+            self._tell(active, Milestone.COMPUTED)
         super()._prompt_is_computed(active)
 
     def _count(self, active: ActiveRequest) -> None:
         super()._count(active)
-        self._tell(active, Stage.DONE)
+        self._tell(active, Milestone.DONE)

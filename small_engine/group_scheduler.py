@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.refusal import Refusal, Refused
 from ..ranks.disaggregation.teller import Teller
-from ..ranks.disaggregation.telling import Drain, EventsWanted, Stage
+from ..ranks.disaggregation.telling import Drain, EventsWanted, Milestone
 from .active_request import ActiveRequest
 from .forward_pass import Forward
 from .handed_requests import control_messages
@@ -73,7 +73,7 @@ class GroupScheduler(Scheduler):
         except Refused as refused:
             self._refusals[refused.refusal] += 1
 
-    def _tell(self, active: ActiveRequest, stage: Stage) -> None:
+    def _tell(self, active: ActiveRequest, stage: Milestone) -> None:
         if self._teller is not None:
             hits = active.hits or active.admission
             hit = 0 if hits is None else hits.cached_tokens
@@ -82,4 +82,4 @@ class GroupScheduler(Scheduler):
 
     def _refuse(self, active: ActiveRequest, pages: int) -> None:
         super()._refuse(active, pages)
-        self._tell(active, Stage.REFUSED)
+        self._tell(active, Milestone.REFUSED)

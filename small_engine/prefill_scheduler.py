@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.departures import Departures, GoesOn
 from ..ranks.disaggregation.teller import Teller
-from ..ranks.disaggregation.telling import Stage
+from ..ranks.disaggregation.telling import Milestone
 from ..ranks.replica.requests import LoadState
 from .active_request import ActiveRequest
 from .forward_pass import Forward
@@ -79,7 +79,7 @@ class PrefillScheduler(GroupScheduler):
         self._handovers.computed(active.name, active.computed_ids)
 
     def _prompt_is_computed(self, active: ActiveRequest) -> None:
-        self._tell(active, Stage.COMPUTED)
+        self._tell(active, Milestone.COMPUTED)
         self._publish(active)
         self._leaving.append(active)
 

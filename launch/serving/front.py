@@ -27,9 +27,9 @@ from ...ranks.disaggregation.telling import (
     Counted,
     Drain,
     EventsTold,
+    Milestone,
     Progress,
     SnapshotTold,
-    Stage,
 )
 from ...small_engine.handed_requests import arrival_of
 from ...small_engine.request import WorkloadRequest
@@ -265,15 +265,15 @@ class Front:
         if self._dispatcher.hear(message) is None:
             return
         request = self._open[message.request]
-        if message.stage == Stage.COMPUTED and not request.computed_us:
+        if message.stage == Milestone.COMPUTED and not request.computed_us:
             request.computed_us = message.at_us
             due_us = self._began_us + int(1e6 * request.due.at_s)
             self.counts.first_tokens_us.append(message.at_us - due_us)
-        elif message.stage == Stage.READY and request.computed_us:
+        elif message.stage == Milestone.READY and request.computed_us:
             self.counts.handoffs_us.append(message.at_us - request.computed_us)
         if message.request not in self._dispatcher:
             del self._open[message.request]
-            self._left(request, served=message.stage == Stage.DONE)
+            self._left(request, served=message.stage == Milestone.DONE)
 
     def _left(self, request: _Open, *, served: bool) -> None:
         counts, due = self.counts, request.due.request

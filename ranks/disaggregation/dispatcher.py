@@ -15,7 +15,7 @@ from ..replica.tree.tokens import as_token_bytes
 from .groups.directory import Member
 from .groups.prefix_index import PrefixIndex
 from .groups.router import Choice, Group, Prompt, Refusal, Role, route
-from .telling import Progress, Stage
+from .telling import Milestone, Progress
 
 TOKENS_PER_S_GUESS = 100_000.0
 """How fast a group computes prompts, as long as it has not shown it."""
@@ -148,15 +148,15 @@ class Dispatcher:
         if known is None or message.group not in (known.prefill, known.decode):
             return None
         if (
-            message.stage == Stage.COMPUTED
+            message.stage == Milestone.COMPUTED
             and self._computing.get(message.request) == message.group
         ):
             del self._computing[message.request]
             self._learn(message, known)
-        if message.stage in (Stage.READY, Stage.COMPUTED) and message.group == known.decode:
+        if message.stage in (Milestone.READY, Milestone.COMPUTED) and message.group == known.decode:
             self._ready.add(message.request)
             self._computing.pop(message.request, None)
-        if message.stage in (Stage.DONE, Stage.REFUSED) and message.group == known.decode:
+        if message.stage in (Milestone.DONE, Milestone.REFUSED) and message.group == known.decode:
             self.end(message.request)
         return known
 

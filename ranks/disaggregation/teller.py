@@ -13,7 +13,7 @@ from ..replica.notices import Notice
 from .control import Control, encode
 from .groups.event_wire import snapshot_to_bytes, to_frames
 from .groups.kv_events import BlockStored, EventBatch, KVEventPublisher
-from .telling import Counted, EventsTold, EventsWanted, Progress, SnapshotTold, Stage
+from .telling import Counted, EventsTold, EventsWanted, Milestone, Progress, SnapshotTold
 
 SendBytes = Callable[[str, bytes], "Future[int]"]
 """Sends bytes to the inbox at an address; the future fails if they are not taken in time."""
@@ -56,7 +56,7 @@ class Teller:
             self._tell_all(self._told(batch))
 
     def progress(
-        self, request: str, stage: Stage, *, hit_tokens: int, computed_tokens: int
+        self, request: str, stage: Milestone, *, hit_tokens: int, computed_tokens: int
     ) -> None:
         """Tell that a request has come to a stage just now."""
         told = Progress(
@@ -67,7 +67,7 @@ class Teller:
             hit_tokens=hit_tokens,
             computed_tokens=computed_tokens,
         )
-        if stage in (Stage.DONE, Stage.REFUSED):
+        if stage in (Milestone.DONE, Milestone.REFUSED):
             self._ended.append(told)
         self._tell_all(told)
 

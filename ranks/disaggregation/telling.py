@@ -17,7 +17,7 @@ PARTS_MAX: Final = 1 << 16
 TIME_US_MAX: Final = 1 << 60
 
 
-class Stage(StrEnum):
+class Milestone(StrEnum):
     """How far a request is in one group."""
 
     COMPUTED = "computed"
@@ -52,8 +52,8 @@ class Progress:
     def __post_init__(self) -> None:
         require_text(self.group, "group")
         require_request(self.request)
-        if self.stage not in set(Stage):
-            raise UsageError(f"stage is {self.stage[:40]!r}, must be one of {[*Stage]}")
+        if self.stage not in set(Milestone):
+            raise UsageError(f"stage is {self.stage[:40]!r}, must be one of {[*Milestone]}")
         require_range(self.at_us, "at_us", TIME_US_MAX)
         require_range(self.hit_tokens, "hit_tokens", TOKENS_MAX)
         require_range(self.computed_tokens, "computed_tokens", TOKENS_MAX)

@@ -42,9 +42,9 @@ from lockstep.ranks.disaggregation.telling import (
     Drain,
     EventsTold,
     EventsWanted,
+    Milestone,
     Progress,
     SnapshotTold,
-    Stage,
 )
 from lockstep.ranks.replica.tree import page_keys
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
@@ -128,7 +128,7 @@ messages: st.SearchStrategy[Control] = st.one_of(
         Progress,
         group=texts,
         request=names,
-        stage=st.sampled_from([each.value for each in Stage]),
+        stage=st.sampled_from([each.value for each in Milestone]),
         at_us=counts,
         hit_tokens=counts,
         computed_tokens=counts,

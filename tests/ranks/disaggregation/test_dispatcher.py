@@ -9,7 +9,7 @@ from lockstep.ranks.disaggregation.groups.kv_events import BlockStored as Stored
 from lockstep.ranks.disaggregation.groups.kv_events import EventBatch
 from lockstep.ranks.disaggregation.groups.prefix_index import PrefixIndex
 from lockstep.ranks.disaggregation.groups.router import Choice, Refusal, Role
-from lockstep.ranks.disaggregation.telling import Progress, Stage
+from lockstep.ranks.disaggregation.telling import Milestone, Progress
 from lockstep.ranks.replica.notices import Tier
 from lockstep.ranks.replica.tree.page_keys import namespace_seed, page_keys
 from lockstep.ranks.replica.tree.tokens import as_token_bytes
@@ -50,7 +50,9 @@ def begin(dispatcher: Dispatcher, request: str) -> Choice:
     return choice
 
 
-def told(group: str, request: str, stage: Stage, *, at_us: int = 0, computed: int = 0) -> Progress:
+def told(
+    group: str, request: str, stage: Milestone, *, at_us: int = 0, computed: int = 0
+) -> Progress:
     return Progress(
         group=group, request=request, stage=stage.value, at_us=at_us, computed_tokens=computed
     )
@@ -81,7 +83,7 @@ def test_a_group_that_is_full_gets_no_more_until_a_request_has_left(dispatcher: 
         begin(dispatcher, f"r{number}")
     assert dispatcher.choose(TOKENS, 4) is Refusal.NO_ROOM
 
-    dispatcher.hear(told("d0", "r0", Stage.DONE))
+    dispatcher.hear(told("d0", "r0", Milestone.DONE))
 
     assert "r0" not in dispatcher
     assert choose(dispatcher).decode == "d0"
@@ -94,7 +96,7 @@ def test_what_no_group_could_hold_is_refused(dispatcher: Dispatcher) -> None:
 def test_how_fast_a_group_computes_is_learnt_from_what_it_tells(dispatcher: Dispatcher) -> None:
     begin(dispatcher, "r0")
 
-    dispatcher.hear(told("p0", "r0", Stage.COMPUTED, at_us=SECOND_US, computed=100))
+    dispatcher.hear(told("p0", "r0", Milestone.COMPUTED, at_us=SECOND_US, computed=100))
     choice = choose(dispatcher)
 
     assert choice.prefill == "p1"
@@ -105,7 +107,7 @@ def test_a_group_that_computed_waits_for_nobody_any_more(dispatcher: Dispatcher)
     begin(dispatcher, "r0")
     begin(dispatcher, "r1")
 
-    dispatcher.hear(told("p1", "r1", Stage.COMPUTED))
+    dispatcher.hear(told("p1", "r1", Milestone.COMPUTED))
 
     assert choose(dispatcher).prefill == "p1"
 
@@ -130,8 +132,8 @@ def test_without_a_group_that_decodes_nothing_can_be_served(dispatcher: Dispatch
 def test_a_lost_group_had_what_it_computes_and_what_it_decodes(dispatcher: Dispatcher) -> None:
     for name in ("r0", "r1", "r2"):
         begin(dispatcher, name)
-    dispatcher.hear(told("p0", "r0", Stage.COMPUTED))
-    dispatcher.hear(told("d0", "r0", Stage.READY))
+    dispatcher.hear(told("p0", "r0", Milestone.COMPUTED))
+    dispatcher.hear(told("d0", "r0", Milestone.READY))
 
     assert [each.request for each in dispatcher.lose("p0")] == ["r2"]
     assert [each.request for each in dispatcher.lose("d0")] == ["r0", "r2"]
@@ -140,18 +142,18 @@ def test_a_lost_group_had_what_it_computes_and_what_it_decodes(dispatcher: Dispa
 
 def test_a_lost_group_had_what_it_computed_until_the_other_has_it(dispatcher: Dispatcher) -> None:
     begin(dispatcher, "r0")
-    dispatcher.hear(told("p0", "r0", Stage.COMPUTED))
+    dispatcher.hear(told("p0", "r0", Milestone.COMPUTED))
 
     assert [each.request for each in dispatcher.lose("p0")] == ["r0"]
     dispatcher.computes_here("r0", "d0")
     assert choose(dispatcher).decode == "d1"
-    dispatcher.hear(told("d0", "r0", Stage.COMPUTED))
+    dispatcher.hear(told("d0", "r0", Milestone.COMPUTED))
     assert dispatcher.lose("p0") == []
 
 
 def test_what_strangers_tell_of_a_request_changes_nothing(dispatcher: Dispatcher) -> None:
     begin(dispatcher, "r0")
 
-    assert dispatcher.hear(told("d1", "r0", Stage.DONE)) is None
-    assert dispatcher.hear(told("d0", "unknown", Stage.DONE)) is None
+    assert dispatcher.hear(told("d1", "r0", Milestone.DONE)) is None
+    assert dispatcher.hear(told("d0", "unknown", Milestone.DONE)) is None
     assert "r0" in dispatcher

@@ -17,9 +17,9 @@ from lockstep.ranks.disaggregation.teller import READERS_MAX, Teller
 from lockstep.ranks.disaggregation.telling import (
     EventsTold,
     EventsWanted,
+    Milestone,
     Progress,
     SnapshotTold,
-    Stage,
 )
 from lockstep.ranks.orders import KV_POOL
 from lockstep.ranks.replica.notices import Cause, Removed, Stored, Tier
@@ -181,10 +181,10 @@ def test_who_was_not_reached_hears_of_requests_that_left_once_it_asks_in_the_sil
     wire.teller.happened([stored(KEYS[0])])
     wire.arrive(0.0)
     wire.fails.add("reader")
-    wire.teller.progress("r", Stage.COMPUTED, hit_tokens=0, computed_tokens=1)
-    wire.teller.progress("r", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.teller.progress("r", Milestone.COMPUTED, hit_tokens=0, computed_tokens=1)
+    wire.teller.progress("r", Milestone.DONE, hit_tokens=0, computed_tokens=1)
     wire.fails.clear()
-    wire.teller.progress("s", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.teller.progress("s", Milestone.DONE, hit_tokens=0, computed_tokens=1)
     wire.sent.clear()
 
     wire.reader.ask_again(ASKS_IN_SILENCE_S - 1)
@@ -197,7 +197,7 @@ def test_who_was_not_reached_hears_of_requests_that_left_once_it_asks_in_the_sil
 
 
 def test_a_reader_that_asks_though_it_is_told_is_told_of_no_request_again(wire: Wire) -> None:
-    wire.teller.progress("r", Stage.DONE, hit_tokens=0, computed_tokens=1)
+    wire.teller.progress("r", Milestone.DONE, hit_tokens=0, computed_tokens=1)
     wire.sent.clear()
 
     wire.teller.wanted(EventsWanted(reader="reader", life=3, first=0))
@@ -228,7 +228,7 @@ def test_how_requests_go_is_told_to_every_reader_with_the_time(wire: Wire) -> No
     wire.teller.wanted(EventsWanted(reader="other", life=3, first=0))
     wire.sent.clear()
 
-    wire.teller.progress("r", Stage.COMPUTED, hit_tokens=5, computed_tokens=7)
+    wire.teller.progress("r", Milestone.COMPUTED, hit_tokens=5, computed_tokens=7)
 
     assert [to for to, _ in wire.sent] == ["reader", "other"]
     told = wire.sent[0][1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...errors import ConfigError
+from ...errors import ConfigError, PeerLost
 from ...ranks.agreed_pools import namespace_of
 from ...ranks.disaggregation.dispatcher import Terms
 from ...ranks.disaggregation.groups.directory import GroupDirectory
@@ -73,7 +73,11 @@ def serve_by(
     directory: GroupDirectory,
     lines: Lines,
 ) -> int:
-    """Serve the workload by these groups until they have ended; return the status to exit with."""
+    """Serve the workload by these groups until they have ended; return the status to exit with.
+
+    Where no group is left that could go on, the report has what was served before, and then
+    `PeerLost` is raised.
+    """
     replay = settings.replay
     front = Front(
         groups,
@@ -92,7 +96,11 @@ def serve_by(
             on_done(number, requests)
             kill(number)
 
-        front.serve(_coming(settings), left)
+        lost: PeerLost | None = None
+        try:
+            front.serve(_coming(settings), left)
+        except PeerLost as error:
+            lost = error
     wall_s = time.monotonic() - began_s
     faults: list[str] = []
     # One whose lease was over and that came back is there, too.
@@ -106,7 +114,10 @@ def serve_by(
     known = {name: each for name, each in results.items() if each is not None}
     report = make_serve_report(settings, front.counts, known, wall_s)
     console = Console(highlight=False, emoji=False) if replay.table else None
-    return conclude(report, faults, path=replay.report, console=console)
+    status = conclude(report, faults, path=replay.report, console=console)
+    if lost is not None:
+        raise lost
+    return status
 
 
 @contextmanager

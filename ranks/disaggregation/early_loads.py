@@ -26,9 +26,10 @@ class EarlyLoads:
 
     def __init__(self, cache: "Cache") -> None:
         self._cache = cache
-        components = cache.inspection.prefixes.components
+        prefixes = cache.inspection.prefixes
+        self._tokens_max = prefixes.device_least * prefixes.tree.page_tokens
         # With windows or states the first part of a prompt is nothing that could be gone on with.
-        self._does_load = all(each.span is None for each in components)
+        self._does_load = all(each.span is None for each in prefixes.components)
         self._loading: dict[str, tuple[TokenArray, str] | None] = {}
         """Requests of which a part is on its way, with what has come since and is to be loaded next."""
 
@@ -36,7 +37,7 @@ class EarlyLoads:
         """Load what has come of a request."""
         if request in self._loading:
             self._loading[request] = tokens, namespace
-        elif self._does_load:
+        elif self._does_load and len(tokens) <= self._tokens_max:
             self._loading[request] = None
             if isinstance(self._cache.load_back(request + _EARLY, tokens, namespace), Wait):
                 self.forget(request)

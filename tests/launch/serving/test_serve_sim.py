@@ -85,6 +85,19 @@ def test_requests_of_a_killed_group_that_decodes_begin_anew_in_another(tmp_path:
     assert report["groups_lost"] == ["decode-0"]
 
 
+def test_where_no_group_is_left_the_report_has_what_was_served_before(tmp_path: Path) -> None:
+    shapes = ("--prefill", "1x1", "--decode", "1x1", "--kill", "decode-0@2")
+    path = tmp_path / "report.json"
+
+    ended = run(*SERVE, *SMALL, *shapes, "--output-tokens-max", 100, "--report", path)
+
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert ended.status == 3
+    assert "requests cannot be served any more" in ended.said[-1]
+    assert 2 <= report["requests"] < 12
+    assert report["groups_lost"] == ["decode-0"]
+
+
 def test_ctrl_c_ends_every_rank_of_every_group(tmp_path: Path) -> None:
     with ExitStack() as opened:
         errors = opened.enter_context((tmp_path / "errors").open("w+", encoding="utf-8"))

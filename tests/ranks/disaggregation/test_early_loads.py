@@ -125,6 +125,16 @@ def test_where_the_device_has_no_room_nothing_is_loaded_early(stack: ExitStack) 
     assert on_two_ranks(stack, "room", program) == 2
 
 
+def test_what_the_device_could_never_hold_is_not_loaded_early(stack: ExitStack) -> None:
+    def program(cache: Cache, arrivals: Arrivals, moves: Callable[[int], None]) -> int:
+        early = EarlyLoads(cache)
+        early.came(NAME, keyed(2, (2 * PAGES + 1) * PAGE_TOKENS, PAGE_TOKENS).ids, "")
+        moves(1)
+        return len(cache.inspection.requests)
+
+    assert on_two_ranks(stack, "long", program) == 0
+
+
 def test_of_a_model_with_states_nothing_is_loaded_early(stack: ExitStack) -> None:
     def program(cache: Cache, arrivals: Arrivals, moves: Callable[[int], None]) -> int:
         arrivals.hear(announced(FIRST))

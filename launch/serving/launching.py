@@ -63,7 +63,13 @@ def checked(settings: ServeSettings) -> int:
     replay = settings.replay
     if replay.report is not None:
         check_that_writable(replay.report)
-    return count_requests(replay.trace, replay.requests)
+    requests = count_requests(replay.trace, replay.requests)
+    if settings.kill is not None and settings.kill.served >= requests:
+        raise ConfigError(
+            f"--kill: {settings.kill.served} requests have left only after the run, which has"
+            f" {requests}; name a smaller number"
+        )
+    return requests
 
 
 def serve_by(

@@ -30,8 +30,10 @@ class Shape:
             raise ConfigError(
                 f"{option} is {text!r}, must be GROUPSxRANKS, as 1x2 for one group of 2 ranks"
             )
-        check_number(option.strip("-"), int(groups), 1, GROUPS_MAX)
-        check_number(option.strip("-"), int(ranks), 1, RANKS_MAX)
+        if not (1 <= int(groups) <= GROUPS_MAX and 1 <= int(ranks) <= RANKS_MAX):
+            raise ConfigError(
+                f"{option} is {text!r}, must be 1 to {GROUPS_MAX} groups of 1 to {RANKS_MAX} ranks"
+            )
         return cls(int(groups), int(ranks))
 
     def __str__(self) -> str:

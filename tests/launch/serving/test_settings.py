@@ -22,7 +22,7 @@ def test_a_shape_that_is_none_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0x1", "1x0", "65x1", "1x1025"])
 def test_a_shape_out_of_bounds_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--decode is .* must be from 1"):
+    with pytest.raises(ConfigError, match=r"--decode is .* must be 1 to 64 groups of 1 to 1024 ranks"):
         Shape.parse(text, "--decode")
 
 
@@ -54,6 +54,7 @@ def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
     ("options", "words"),
     [
         (["--kill", "prefill-7@1"], "there is no group 'prefill-7'; there are prefill-0, decode-0"),
+        (["--kill", "prefill-0@9", "--requests", "9"], "the run, which has 9"),
         (["--speed", "0"], "--speed is 0, must be more than 0"),
         (["--speed", "nan"], "--speed is nan, must be more than 0"),
         (["--token-us", "-1"], "--token-us is -1.0, must be 0 or more"),

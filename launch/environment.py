@@ -67,7 +67,13 @@ They may have a store's password in them, and command lines can be read by every
 
 def take_settings() -> str:
     """Return the settings that the launcher gave this process, which its children do not get."""
-    return os.environ.pop(SETTINGS_VARIABLE)
+    try:
+        return os.environ.pop(SETTINGS_VARIABLE)
+    except KeyError:
+        raise ConfigError(
+            f"{SETTINGS_VARIABLE} is not set: ranks that are `--launched-by` another process find their"
+            " settings there; start ranks by hand with options instead"
+        ) from None
 
 
 def variables_of(place: RankEnvironment, settings: str) -> dict[str, str]:

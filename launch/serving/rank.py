@@ -21,7 +21,7 @@ from ...ranks.agreed_pools import namespace_of
 from ...ranks.cache import Cache
 from ...ranks.disaggregation.arrivals import Arrivals
 from ...ranks.disaggregation.control import Control, encode
-from ...ranks.disaggregation.departures import Departures
+from ...ranks.disaggregation.departures import Departures, Send
 from ...ranks.disaggregation.early_loads import EarlyLoads
 from ...ranks.disaggregation.groups.directory import Registration
 from ...ranks.disaggregation.groups.router import Role
@@ -180,25 +180,35 @@ def _serving(
                 lambda to, data: post(sender, to, data, settings.patience_s),
             )
             tellers.append(teller)
-        limits = limits_of(settings.replay, token_us=settings.token_us)
-        handovers: Departures | Arrivals
-        scheduler: GroupScheduler
         told = tellers[0] if tellers else None
-        if settings.role == Role.PREFILL:
-            handovers = Departures(
-                cache, terms, send, directly=settings.directly, ttl_s=settings.ttl_s
-            )
-            scheduler = PrefillScheduler(
-                cache, handovers, limits, teller=told, stopped=watch.stopped
-            )
-        else:
-            handovers = Arrivals(
-                cache, terms, send, patience_s=settings.patience_s, early=EarlyLoads(cache)
-            )
-            scheduler = DecodeScheduler(
-                cache, handovers, limits, teller=told, stopped=watch.stopped
-            )
+        handovers, scheduler = _scheduled(settings, cache, terms, send, told=told, watch=watch)
         yield _Serving(cache, handovers, Run(cache, scheduler), told)
+
+
+def _scheduled(
+    settings: GroupSettings,
+    cache: Cache,
+    terms: HandoffTerms,
+    send: Send,
+    *,
+    told: Teller | None,
+    watch: Watch,
+) -> tuple[Departures | Arrivals, GroupScheduler]:
+    """Return what the group's role makes of requests, and what drives it."""
+    limits = limits_of(settings.replay, token_us=settings.token_us)
+    patience_s, stopped = settings.patience_s, watch.stopped
+    if settings.role == Role.PREFILL:
+        departures = Departures(
+            cache,
+            terms,
+            send,
+            directly=settings.directly,
+            ttl_s=settings.ttl_s,
+            patience_s=patience_s,
+        )
+        return departures, PrefillScheduler(cache, departures, limits, teller=told, stopped=stopped)
+    arrivals = Arrivals(cache, terms, send, patience_s=patience_s, early=EarlyLoads(cache))
+    return arrivals, DecodeScheduler(cache, arrivals, limits, teller=told, stopped=stopped)
 
 
 def _listed(

@@ -20,6 +20,8 @@ from .early_loads import EarlyLoads
 from .manifest import HandoffManifest, HandoffTerms
 from .refusal import Refusal, Refused
 
+QUEUED_PATIENCES = 20
+"""A group that lets itself be heard and computes nothing of a request is waited for so much longer."""
 REFUSED_MAX = 1024
 """How many requests are remembered that are not taken, so that others can be told again."""
 
@@ -79,6 +81,8 @@ class _Arrival:
     manifest: HandoffManifest | None = None
     is_withdrawn: bool = False
     """The other group offers nothing of it any more."""
+    since_ms: int = 0
+    """When it was first waited for, in agreed time; 0 while no time was agreed on."""
     heard_ms: int = 0
     """When the other group was last heard of, in agreed time; 0 while no time was agreed on."""
 
@@ -138,9 +142,9 @@ class Arrivals:
         """Wait for a request that the group whose inbox is at `partner` computes.
 
         `tokens` are those of its prompt. The manifest has to be of exactly these. `patience_ms` says
-        how long to wait without a word of that group; 0 for as long as for all.
+        how long to wait without a word of that group, if that is less than for all.
         """
-        patience_ms = patience_ms or self._patience_ms
+        patience_ms = min(patience_ms or self._patience_ms, self._patience_ms)
         self._coming[request] = _Arrival(tokens, namespace, partner, patience_ms)
 
     def forget(self, request: str) -> None:
@@ -206,7 +210,8 @@ class Arrivals:
         if arrival.to_fetch:
             self._fetch(request, arrival, *arrival.to_fetch.popleft())
             return False
-        if arrival.come < arrival.asked and self._early is not None:
+        is_expected = arrival.stage is _Stage.EXPECTED
+        if is_expected and arrival.come < arrival.asked and self._early is not None:
             arrival.come = arrival.asked
             self._early.came(request, arrival.tokens[: arrival.come], arrival.namespace)
         match arrival.stage:
@@ -290,4 +295,8 @@ class Arrivals:
     def _is_late(self, arrival: _Arrival) -> bool:
         now_ms = self._cache.inspection.agreed_ms
         arrival.heard_ms = arrival.heard_ms or now_ms
+        arrival.since_ms = arrival.since_ms or now_ms
+        waited_ms = now_ms - arrival.since_ms
+        if not arrival.announced and waited_ms > QUEUED_PATIENCES * arrival.patience_ms:
+            return True
         return now_ms - arrival.heard_ms > arrival.patience_ms

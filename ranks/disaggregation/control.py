@@ -53,8 +53,8 @@ class Arrival:
     partner: str = ""
     """The inbox of the other group of a handoff; empty where there is none."""
     patience_ms: int = 0
-    """How long to wait without a word of the other group before computing the prompt; 0 leaves it to
-    the receiver."""
+    """How long to wait without a word of the other group before computing the prompt, if that is less
+    than the receiver waits for all; 0 leaves it to the receiver."""
 
     def __post_init__(self) -> None:
         require_request(self.request)

@@ -20,8 +20,10 @@ from .refusal import Refusal
 TokenArray = npt.NDArray[np.int32]
 """Token ids. They are kept as they are given, so they must not change."""
 
-SAID_AGAIN_MS = 5_000
-"""A group that waits hears of a request so often at least, in agreed time, unless it asked for more."""
+AGAIN_MS_MIN = 500
+"""No group is told more often, in agreed time, that a request is still here."""
+_A_PATIENCE = 3
+"""Who waits for a request is told of it so many times before it gives up."""
 
 Send = Callable[[str, Control], None]
 """Sends a message to the inbox at an address; returns at once, and promises nothing."""
@@ -44,6 +46,8 @@ class _Departure:
 
     to: str
     namespace: str
+    again_ms: int
+    """When it is told again, though there is nothing new: it takes a group that is silent for dead."""
     tokens: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))
     """Those that it has computed and published."""
     given: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
@@ -55,8 +59,6 @@ class _Departure:
     """How many of them the other group has been told of."""
     told_ms: int = 0
     """When it was told last, in agreed time."""
-    again_ms: int = SAID_AGAIN_MS
-    """When it is told again, though there is nothing new: it takes a group that is silent for dead."""
     goes_on: GoesOn | None = None
     """Set once it is saved with all of its tokens."""
     is_complete: bool = False
@@ -77,17 +79,19 @@ class Departures:
         *,
         directly: bool,
         ttl_s: float = 60.0,
+        patience_s: float = 15.0,
     ) -> None:
         """`directly` serves pages out of host memory; otherwise they go by the store.
 
         An offer that nobody gives a receipt for ends after `ttl_s`, and so does one that does not come
-        any further in so long.
+        any further in so long. Other groups wait for `patience_s` at least without a word of this one.
         """
         self._cache = cache
         self._terms = terms
         self._send = send
         self._source = cache.serving_uri if directly else ""
         self._ttl_s = ttl_s
+        self._patience_ms = int(1000 * patience_s)
         self._leaving: dict[str, _Departure] = {}
         self.outcomes: Counter[str] = Counter()
         """How many have ended: `received`, `expired`, `withdrawn`."""
@@ -101,10 +105,11 @@ class Departures:
     def begin(self, request: str, to: str, namespace: str = "", *, patience_ms: int = 0) -> None:
         """Let a request that is taken here go on in the group whose inbox is at `to`.
 
-        That group waits for `patience_ms` at most without a word; 0 leaves it to that group.
+        That group waits for `patience_ms` at most without a word; 0 for as long as all do.
         """
-        again_ms = min(SAID_AGAIN_MS, patience_ms // 3) if patience_ms else SAID_AGAIN_MS
-        self._leaving[request] = _Departure(to, namespace, again_ms=again_ms)
+        patience_ms = min(patience_ms or self._patience_ms, self._patience_ms)
+        again_ms = max(AGAIN_MS_MIN, patience_ms // _A_PATIENCE)
+        self._leaving[request] = _Departure(to, namespace, again_ms)
 
     def computed(self, request: str, tokens: TokenArray) -> None:
         """Note that these are published (`insert`); whole pages of them can travel from now on."""

@@ -165,6 +165,8 @@ def require_request(name: str) -> None:
     require_text(name, "request")
     if not name:
         raise UsageError("request is empty")
+    if "\0" in name:
+        raise UsageError("request has a character 0, which is for names of our own")
 
 
 def require_text(text: str, name: str) -> None:

@@ -6,6 +6,7 @@ from ...errors import UsageError
 from .tree.matching import match
 from .tree.node import DEVICE, Place
 from .tree.prefixes import Prefixes
+from .tree.tokens import TOKEN_BYTES
 
 
 def require_possible(
@@ -23,12 +24,13 @@ def require_possible(
     that is all of `tokens`, with a tail.
     """
     reserved = _pages(prefixes, reserve_tokens)
-    most = max(prefixes.tree.whole_pages(tokens), reserved)
-    if most <= prefixes.device_least:
+    # A tail has a page of its own.
+    begun = _pages(prefixes, len(tokens) // TOKEN_BYTES)
+    if max(begun, reserved) <= prefixes.device_least:
         # Nothing has to be looked up for nearly every request.
         return
     if goes_on():
-        found = prefixes.tree.whole_pages(tokens)
+        found, reserved = prefixes.tree.whole_pages(tokens), max(begun, reserved)
     else:
         found = match(prefixes, place, tokens).host_tokens // prefixes.tree.page_tokens
     _require(prefixes, name, found, reserved)

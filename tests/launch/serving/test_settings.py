@@ -22,7 +22,9 @@ def test_a_shape_that_is_none_is_refused_with_an_example(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0x1", "1x0", "65x1", "1x1025"])
 def test_a_shape_out_of_bounds_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--decode is .* must be 1 to 64 groups of 1 to 1024 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"--decode is .* must be 1 to 64 groups of 1 to 1024 ranks"
+    ):
         Shape.parse(text, "--decode")
 
 

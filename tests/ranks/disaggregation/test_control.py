@@ -75,7 +75,7 @@ MANIFEST = HandoffManifest(
 counts = st.integers(0, TOKENS_MAX)
 texts = st.text(max_size=20)
 sources = texts.filter(lambda text: not set(text) & set("?@"))
-names = st.text(min_size=1, max_size=20)
+names = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
 keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 digests = keys.map(bytes.hex)
 opaque = st.binary(max_size=60)
@@ -254,6 +254,7 @@ WRONG: tuple[tuple[dict[str, Any], Refusal, str], ...] = (
     ({"end_key": "e" * 32}, Refusal.WRONG_TYPE, "end_key is of type str, must be bytes"),
     ({"end_key": b"short"}, Refusal.OUT_OF_BOUNDS, "end_key has 5 bytes, must be 32"),
     ({"request": ""}, Refusal.OUT_OF_BOUNDS, "request is empty"),
+    ({"request": "r\0early"}, Refusal.OUT_OF_BOUNDS, "request has a character 0"),
     ({"namespace": "n" * (TEXT_MAX + 1)}, Refusal.OUT_OF_BOUNDS, "namespace has 1025 characters"),
     ({"namespace_digest": "G" * 64}, Refusal.OUT_OF_BOUNDS, "must be 64 hex digits"),
     ({"first_token": 1 << 31}, Refusal.OUT_OF_BOUNDS, "first_token is 2147483648"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.errors import UsageError
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig, Peers, Timeouts
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
@@ -18,7 +19,7 @@ from lockstep.ranks.disaggregation.control import (
     Withdrawn,
     encode,
 )
-from lockstep.ranks.disaggregation.departures import Departures
+from lockstep.ranks.disaggregation.departures import AGAIN_MS_MIN, Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.profiles import find_profile
@@ -308,11 +309,73 @@ def test_what_the_other_group_cannot_give_is_asked_of_the_own_store_before_it_is
     assert leaving[0].result(60) == {"received": 1}
 
 
+def test_nobody_is_waited_for_longer_than_the_group_allows_whatever_an_arrival_says(
+    stack: ExitStack,
+) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
+
+    def program(cache: Cache, _forward: ForwardPass) -> dict[Outcome, int]:
+        arrivals = Arrivals(cache, terms_of(cache), lambda to, message: None, patience_s=0.1)
+        arrivals.expect(NAME, TOKENS.ids, "prefill", patience_ms=1 << 40)
+        steps(cache, arrivals.hear, lambda: bool(arrivals.step()))
+        return dict(arrivals.outcomes)
+
+    ranks = [each.result(60) for each in group.begin(program)]
+    assert ranks == [{Outcome.RECOMPUTED: 1}] * 2
+
+
+def test_a_group_that_is_heard_of_and_computes_nothing_is_not_waited_for_for_ever(
+    stack: ExitStack,
+) -> None:
+    group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
+
+    def program(cache: Cache, _forward: ForwardPass) -> dict[Outcome, int]:
+        arrivals = Arrivals(cache, terms_of(cache), lambda to, message: None, patience_s=0.02)
+        arrivals.expect(NAME, TOKENS.ids, "prefill")
+
+        def has_arrived() -> bool:
+            arrivals.hear(Announce(request=NAME, tokens=0))
+            return bool(arrivals.step())
+
+        steps(cache, arrivals.hear, has_arrived)
+        return dict(arrivals.outcomes)
+
+    ranks = [each.result(60) for each in group.begin(program)]
+    assert ranks == [{Outcome.RECOMPUTED: 1}] * 2
+
+
+def test_a_request_whose_tail_the_device_has_no_page_for_can_never_be_admitted(
+    stack: ExitStack,
+) -> None:
+    config = config_of("memory://departures-full", "llama")
+    tokens = keyed(3, 16 * PAGE_TOKENS + 5, PAGE_TOKENS)
+    small = replace(config, device_pages=16)
+    groups = {
+        "prefill": stack.enter_context(closing(ServedGroup(config, 1))),
+        "decode": stack.enter_context(closing(ServedGroup(small, 1))),
+    }
+    post = Post(groups, as_it_is)
+
+    def program(cache: Cache, _forward: ForwardPass) -> str:
+        arrivals = Arrivals(cache, terms_of(cache), post.sender(cache))
+        arrivals.expect(NAME, tokens.ids, "prefill")
+        steps(cache, arrivals.hear, lambda: bool(arrivals.step()))
+        with pytest.raises(UsageError) as refused:
+            cache.load_back(NAME, tokens.ids)
+        return str(refused.value)
+
+    leaving = groups["prefill"].begin(
+        compute_and_leave(NAME, tokens, (4 * PAGE_TOKENS,), post, directly=False)
+    )
+    assert "needs 17 device pages" in groups["decode"].begin(program)[0].result(60)
+    assert leaving[0].result(60) == {"received": 1}
+
+
 def test_who_waits_for_a_request_hears_of_it_while_the_request_waits_for_its_turn(
     stack: ExitStack,
 ) -> None:
     group = stack.enter_context(closing(ServedGroup(config_of(None), 2)))
-    patience_ms = 150
+    patience_ms = 4 * AGAIN_MS_MIN
 
     def program(cache: Cache, _forward: ForwardPass) -> tuple[bool, dict[Outcome, int]]:
         terms, seen = terms_of(cache), cache.inspection
@@ -323,7 +386,7 @@ def test_who_waits_for_a_request_hears_of_it_while_the_request_waits_for_its_tur
         steps(cache, arrivals.hear, lambda: seen.agreed_ms > 0)
         arrivals.expect(NAME, TOKENS.ids, "prefill", patience_ms=patience_ms)
         departures.begin(NAME, "decode", patience_ms=patience_ms)
-        until_ms = seen.agreed_ms + 5 * patience_ms
+        until_ms = seen.agreed_ms + 3 * patience_ms // 2
 
         def time_is_over() -> bool:
             departures.step()

@@ -135,6 +135,31 @@ def test_what_the_device_could_never_hold_is_not_loaded_early(stack: ExitStack) 
     assert on_two_ranks(stack, "long", program) == 0
 
 
+def test_what_is_on_its_way_in_has_half_of_the_device_at_most(stack: ExitStack) -> None:
+    def program(cache: Cache, _: Arrivals, __: Callable[[int], None]) -> int:
+        early = EarlyLoads(cache)
+        early.came("first", TOKENS.ids[:SECOND], "")
+        early.came("second", TOKENS.ids[:FIRST], "")
+        known = len(cache.inspection.requests)
+        early.forget("first")
+        early.came("second", TOKENS.ids[:FIRST], "")
+        early.forget("second")
+        return known
+
+    assert on_two_ranks(stack, "half", program) == 1
+
+
+def test_a_request_that_is_named_as_an_early_load_is_left_alone(stack: ExitStack) -> None:
+    def program(cache: Cache, arrivals: Arrivals, _: Callable[[int], None]) -> int:
+        stranger = f"{NAME}\x00early"
+        cache.load_back(stranger, TOKENS.ids[:0], reserve_tokens=PAGE_TOKENS)
+        arrivals.hear(announced(FIRST))
+        settle(cache, arrivals, lambda: cache.match(TOKENS.ids).host_tokens == FIRST)
+        return len(cache.page_table(stranger))
+
+    assert on_two_ranks(stack, "stranger", program) == 1
+
+
 def test_of_a_model_with_states_nothing_is_loaded_early(stack: ExitStack) -> None:
     def program(cache: Cache, arrivals: Arrivals, moves: Callable[[int], None]) -> int:
         arrivals.hear(announced(FIRST))

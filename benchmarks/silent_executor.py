@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..coordinator.ballot import Progress
 from ..coordinator.proposal import Proposal, Readiness
-from ..ranks.executor.base import BytesMoved, LateCalls
+from ..ranks.executor.base import ExecutorCounts
 from ..ranks.orders import Direction, Order
 
 
@@ -38,21 +38,13 @@ class SilentExecutor:
     def unstage(self, proposal: Proposal) -> None:
         """Do nothing."""
 
-    def bytes_moved(self) -> BytesMoved:
+    def counts(self) -> ExecutorCounts:
         """Return zeros."""
-        return BytesMoved()
-
-    def pages_corrupt(self) -> int:
-        """Return zero."""
-        return 0
+        return ExecutorCounts()
 
     def serving_address(self) -> str:
         """Nothing is served."""
         return ""
-
-    def late_calls(self) -> LateCalls:
-        """Return none."""
-        return LateCalls()
 
     def close(self) -> None:
         """Do nothing."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +13,8 @@ from ..coordinator.lanes import BallotShape
 from ..coordinator.round import Rounds
 from ..coordinator.verdict import Verdict
 from ..errors import GroupError, InternalError, RankUnhealthy, UsageError
-from .cache_stats import CacheStats
+from ..storage_backends.latencies import Latencies
+from .cache_stats import CacheStats, pools_in_use
 from .config import CacheConfig
 from .executor.base import Executor
 from .inspection import Inspection
@@ -83,7 +84,9 @@ class Member:
         self._clock_ms = clock_ms or _steady_clock_ms()
         self._steps = 0
         self._step_s = 0.0
-        self._round_s: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
+        self._waited_s = 0.0
+        self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
+        self._steps_took = Latencies()
         self._tallies = Tallies()
         self._freed: list[str] = []
         """Released requests whose lent device pages have become free."""
@@ -159,7 +162,9 @@ class Member:
             self.open_round()
             if idle_s:
                 self.close_round()
-        self._round_s.append(self._step_s + time.perf_counter() - started)
+        took_s = self._step_s + time.perf_counter() - started
+        self._round_us.append(took_s * 1e6)
+        self._steps_took.add(took_s)
 
     def open_round(self) -> None:
         """Vote: the half of a step that launches its round. For drivers that turn ranks by hand."""
@@ -188,7 +193,10 @@ class Member:
         """Apply the verdict of the pending round, if there is one."""
         if self._rounds.pending or self._rounds.ended_by is not None:
             try:
-                effects = self._apply(self._rounds.close())
+                started = time.perf_counter()
+                verdict = self._rounds.close()
+                self._waited_s += time.perf_counter() - started
+                effects = self._apply(verdict)
                 if effects.lost is not None:
                     self._rounds.end(RankUnhealthy(effects.lost))
             except (GroupError, InternalError) as error:
@@ -238,18 +246,34 @@ class Member:
             self._executor.close()
 
     def stats(self) -> CacheStats:
-        """Return what this rank has done so far."""
+        """Return what this rank has done so far. Any thread may ask, and stops nobody."""
+        counts = self._executor.counts()
+        in_flight = Counter(
+            each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())
+        )
+        prefixes, ended_by = self._replica.prefixes, self._rounds.ended_by
         return CacheStats(
+            rank=self.rank,
+            world_size=self.world_size,
             steps=self._steps,
             rounds=self._rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
-            round_us=[seconds * 1e6 for seconds in self._round_s],
+            round_us=list(self._round_us),
+            steps_took=self._steps_took.histogram(),
+            waited_s=self._waited_s,
             replica=self._tallies.stats(),
-            bytes_moved=self._executor.bytes_moved(),
-            pages_corrupt=self._executor.pages_corrupt(),
-            storage_late=self._executor.late_calls(),
+            pools=pools_in_use(prefixes),
+            in_flight=in_flight,
+            namespaces=len(prefixes.tree.roots),
+            namespaces_begun=prefixes.begun,
+            bytes_moved=counts.bytes_moved,
+            copies=counts.copies,
+            calls=counts.calls,
+            pages_corrupt=counts.pages_corrupt,
+            storage_late=counts.late_calls,
             store=self.store_state(),
+            ended_by="" if ended_by is None else type(ended_by).__name__,
             digest=self._replica.digest,
         )
 

@@ -200,6 +200,7 @@ def store_access(config: CacheConfig, rank: int, world_size: int, store: str) ->
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
     namespace = namespace_of(config).digest()
     return StoreAccess(
+        kind=_kind(uri),
         make_backend=_maker(config, uri),
         namespace=namespace,
         writer=_writer(store, place),
@@ -219,6 +220,7 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
     namespace = namespace_of(config).digest()
     return StoreAccess(
+        kind=_kind(uri),
         make_backend=partial(make_backend, uri),
         namespace=namespace,
         writer=EVERYTHING,
@@ -252,6 +254,11 @@ def _page_server(
     )
     executor.serve_with(server)
     return server
+
+
+def _kind(uri: str) -> str:
+    parsed = parse_uri(uri)
+    return "+".join([*parsed.wrappers, parsed.scheme])
 
 
 def _maker(config: CacheConfig, uri: str) -> Callable[[], StorageBackend]:

@@ -112,13 +112,13 @@ class Tallies:
     }
 
     def stats(self) -> ReplicaStats:
-        """Return what has been counted so far."""
+        """Return what has been counted so far. Any thread may ask."""
         return ReplicaStats(
             operations=_by_two(
                 Counter(
                     {
                         (kind.word.lower(), outcome.word.lower()): count
-                        for (kind, outcome), count in self._operations.items()
+                        for (kind, outcome), count in dict(self._operations).items()
                     }
                 )
             ),
@@ -134,6 +134,7 @@ class Tallies:
 
 def _by_two(counter: Counter[tuple[str, str]]) -> Counts:
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for (first, second), count in sorted(counter.items()):
+    # The engine's thread may go on counting: to copy a dictionary is one step to it.
+    for (first, second), count in sorted(dict(counter).items()):
         counts[str(first)][str(second)] = count
     return dict(counts)

@@ -175,7 +175,7 @@ class _Prompts:
 
     def moved(self) -> BytesMoved:
         """Return the bytes that have moved on this rank."""
-        return self.cache.inspection.executor.bytes_moved()
+        return self.cache.inspection.executor.counts().bytes_moved
 
     def _pages(self, prompt: _Prompt) -> tuple[TokenArray, list[bytes]]:
         keys = chain_keys(_SEED, prompt.tokens.tobytes(), PAGE_TOKENS)

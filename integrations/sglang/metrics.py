@@ -41,7 +41,7 @@ class CopyCounters:
 
     def tell(self, collector: Collector) -> None:
         """Add what has been copied since the last call."""
-        moved, told = self.host.inspection.executor.bytes_moved(), self.told
+        moved, told = self.host.inspection.executor.counts().bytes_moved, self.told
         if moved == told:
             return
         collector.increment_backup_num_bytes(moved.l1_to_l2 - told.l1_to_l2)

@@ -1,11 +1,13 @@
 """The interface of an executor: it carries out orders, reports progress, and ends cleanly."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
+from ...storage_backends.latencies import Histogram
+from ...storage_backends.wrappers.metrics import Metrics
 from ..orders import Direction, ObjectTransfer, Order
 
 
@@ -26,6 +28,20 @@ class LateCalls:
     calls: int = 0
     waited_s: float = 0.0
     """How long these calls took, added up, though calls run side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorCounts:
+    """What this rank's executor has done and seen since the start."""
+
+    bytes_moved: BytesMoved = field(default_factory=BytesMoved)
+    pages_corrupt: int = 0
+    """Pages read from storage whose bytes were wrong."""
+    late_calls: LateCalls = field(default_factory=LateCalls)
+    copies: Mapping[Direction, Histogram] = field(default_factory=dict[Direction, Histogram])
+    """How long copies took, from when they began until the step that heard of their end."""
+    calls: Mapping[str, Metrics] = field(default_factory=dict[str, Metrics])
+    """What was asked of stores, by the kind of store: its URI's scheme with the wrappers before it."""
 
 
 class PageServer(Protocol):
@@ -59,8 +75,8 @@ class PageServer(Protocol):
 class Executor(Protocol):
     """Carries out orders asynchronously.
 
-    All methods are called from the engine's thread, but for `stage`, of which the caller sees to it
-    that no other call about proposals runs beside it.
+    All methods are called from the engine's thread, but for `counts`, and for `stage`, of which the
+    caller sees to it that no other call about proposals runs beside it.
     """
 
     def carry_out(self, orders: Sequence[Order]) -> None:
@@ -113,16 +129,8 @@ class Executor(Protocol):
         """Return where readers of other groups find this rank's pages; empty if they cannot."""
         ...
 
-    def bytes_moved(self) -> BytesMoved:
-        """Return the bytes moved so far."""
-        ...
-
-    def pages_corrupt(self) -> int:
-        """Return how many pages this rank read from storage whose bytes were wrong."""
-        ...
-
-    def late_calls(self) -> LateCalls:
-        """Return the calls to storage that ran out of their time on this rank."""
+    def counts(self) -> ExecutorCounts:
+        """Return what was done and seen so far; any thread may ask."""
         ...
 
     def close(self) -> None:

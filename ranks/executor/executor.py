@@ -35,7 +35,7 @@ from ..orders import (
     Put,
     Serve,
 )
-from .base import BytesMoved, LateCalls, PageServer
+from .base import ExecutorCounts, PageServer
 from .copies import CopyEnded, CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies
 from .engine_pages import EnginePages
@@ -270,21 +270,19 @@ class RankExecutor:
         """See `Executor`."""
         return "" if self._server is None else self._server.address
 
-    def bytes_moved(self) -> BytesMoved:
-        """Return the bytes moved so far, as far as `progress` has reported them."""
-        return self._flights.moved
+    def counts(self) -> ExecutorCounts:
+        """Return what was done and seen so far: of bytes, what `progress` has reported."""
+        return ExecutorCounts(
+            bytes_moved=self._flights.moved,
+            pages_corrupt=self.storage_counters().reads_corrupt,
+            late_calls=self._stores.late_calls(),
+            copies={way: took.histogram() for way, took in self._flights.copies.items()},
+            calls=self._stores.calls(),
+        )
 
     def storage_counters(self) -> Counters:
         """Return what stores have seen: pages missing, corrupt and so on. Zeros without one."""
         return self._stores.counters()
-
-    def pages_corrupt(self) -> int:
-        """See `Executor`."""
-        return self.storage_counters().reads_corrupt
-
-    def late_calls(self) -> LateCalls:
-        """See `Executor`."""
-        return self._stores.late_calls()
 
     def close(self) -> None:
         """Stop everything and wait, bounded, until nothing touches the pools. Idempotent.

@@ -6,6 +6,7 @@ the order of what happened, nothing twice, and nothing after an operation's last
 
 import logging
 import sys
+import time
 from dataclasses import dataclass, replace
 
 from ...coordinator.ballot import (
@@ -18,6 +19,7 @@ from ...coordinator.ballot import (
     Quiesced,
     QuiesceExpired,
 )
+from ...storage_backends.latencies import Latencies
 from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
 from .base import BytesMoved
 from .copies import CopyEnded
@@ -37,6 +39,7 @@ class _Flight:
     """An operation that was ordered and that this rank may still have something to say about."""
 
     order: Tracked
+    began: float = 0.0
     pages: int = 0
     """How many pages a fetch is to land."""
     ceiling: int = sys.maxsize
@@ -63,6 +66,8 @@ class Flights:
         """How many of these only say that a fetch has come further."""
         self.moved = BytesMoved()
         """Bytes that operations have moved, as far as they were reported."""
+        self.copies = {way: Latencies() for way in Direction}
+        """How long copies took, by where to."""
         self.stuck: str | None = None
         """Why this rank cannot recover from an operation that does not end, or None."""
 
@@ -96,7 +101,7 @@ class Flights:
         pages = 0
         if isinstance(order, Fetch):
             pages = sum(len(transfer.keys) for transfer in order.transfers)
-        self._flights[order.operation] = _Flight(order, pages)
+        self._flights[order.operation] = _Flight(order, now, pages)
         self._deadlines.put(order.operation, now + order.timeout_s)
 
     def source_of(self, operation: int) -> str:
@@ -171,6 +176,8 @@ class Flights:
         if report.reason and not (flight is not None and flight.cancelled):
             _log.error("operation %d: a copy failed: %s", report.operation, report.reason)
         if flight is not None:
+            if flight.began:
+                self.copies[report.direction].add(time.monotonic() - flight.began)
             self._note_ended(Ended(report.operation, report.ok), flight)
             self._quieten(report.operation, flight)
 

@@ -18,6 +18,7 @@ from typing import Any
 from ...coordinator.ballot import Answered, Capped, Ended, Progress
 from ...errors import ConfigError
 from ...storage_backends.base import Counters, StorageBackend
+from ...storage_backends.wrappers.metrics import CallLog, MetricsBackend
 from ..orders import Cancel, Fetch, LookUp, Put
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog, answer_by
@@ -83,12 +84,14 @@ class StorageLoop:
         make_backend: Callable[[], StorageBackend],
         objects: RankObjects,
         report: Callable[[StorageReport], None],
+        *,
         room: InflightBytes,
         late: LateCallsLog,
+        calls: CallLog,
     ) -> None:
         """`make_backend` is called on the loop's thread: what it imports can take a while.
 
-        `room` and `late` are those of all stores of the rank.
+        `room` and `late` are those of all stores of the rank, and `calls` is that of all of its kind.
         """
         self._make_backend = make_backend
         self._made: StorageBackend | None = None
@@ -96,6 +99,7 @@ class StorageLoop:
         self._report = report
         self._room = room
         self._late = late
+        self._calls = calls
         self._paces: dict[type[Transfer], Pace] = {
             FetchTransfer: Pace(),
             PersistTransfer: Pace(),
@@ -210,7 +214,7 @@ class StorageLoop:
 
     async def _live(self) -> None:
         try:
-            self._made = self._make_backend()
+            self._made = MetricsBackend(self._make_backend(), self._calls)
             await self._made.open(self._objects.memory())
         except Exception as error:  # noqa: BLE001 - it is raised in the thread that called `open`.
             self._trouble = f"the store did not open: {error}"

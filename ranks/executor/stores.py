@@ -12,6 +12,7 @@ from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
 from ...storage_backends.records.shardings import Shardings
+from ...storage_backends.wrappers.metrics import CallLog, Metrics
 from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
@@ -31,6 +32,8 @@ CLOSING_MAX = 4
 class StoreAccess:
     """A store as one rank uses it."""
 
+    kind: str
+    """The URI's scheme with the wrappers before it, under which its calls are counted."""
     make_backend: Callable[[], StorageBackend]
     """Makes the backend, not open yet; called once. May take a while, and raise."""
     namespace: str
@@ -65,6 +68,8 @@ class Stores:
         self._connect_source = connect_source
         self._room = InflightBytes(inflight_bytes)
         self._late = LateCallsLog()
+        self._calls: dict[str, CallLog] = {}
+        """What was asked of all stores that there have been, by their kind."""
         self._close_timeout_s = close_timeout_s
         self._sources = Sources(self._loop_from, close_timeout_s)
         self._used: StorageLoop | None = None
@@ -157,6 +162,10 @@ class Stores:
         """Return the calls to all stores that ran out of their time."""
         return self._late.seen
 
+    def calls(self) -> dict[str, Metrics]:
+        """Return what was asked of all stores so far, by their kind."""
+        return {kind: log.metrics() for kind, log in list(self._calls.items())}
+
     def stop(self) -> None:
         """Cancel everything, in every store; does not wait."""
         self._sources.stop()
@@ -184,7 +193,15 @@ class Stores:
             writer=access.writer,
             shardings=access.shardings,
         )
-        return StorageLoop(access.make_backend, objects, self._report, self._room, self._late)
+        log = self._calls.setdefault(access.kind, CallLog())
+        return StorageLoop(
+            access.make_backend,
+            objects,
+            self._report,
+            room=self._room,
+            late=self._late,
+            calls=log,
+        )
 
     def _refusal(self) -> str | None:
         """Say why stores that were let go of leave no room for another one, or None."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ...coordinator.ballot import Capped, Expired, Landed, Progress
 from ...coordinator.proposal import Proposal, Readiness
-from ...ranks.executor.base import BytesMoved, LateCalls
+from ...ranks.executor.base import BytesMoved, ExecutorCounts
 from ...ranks.orders import (
     AttachStore,
     Cancel,
@@ -142,17 +142,10 @@ class SimulatedExecutor:
         """Return where other groups read what this rank serves; empty where they are strangers."""
         return self.address
 
-    def bytes_moved(self) -> BytesMoved:
-        """Return the bytes moved so far."""
-        return BytesMoved(**self._moved, **self.copies.moved)
-
-    def pages_corrupt(self) -> int:
-        """Return how many pages a read found damaged."""
-        return self._corrupt
-
-    def late_calls(self) -> LateCalls:
-        """Return nothing: this executor tells of late calls by progress alone."""
-        return LateCalls()
+    def counts(self) -> ExecutorCounts:
+        """Return what was moved, and what a read found damaged; late calls show in progress alone."""
+        moved = BytesMoved(**self._moved, **self.copies.moved)
+        return ExecutorCounts(bytes_moved=moved, pages_corrupt=self._corrupt)
 
     def close(self) -> None:
         """End as a process ends: nothing that was begun touches memory or the store any more."""

@@ -36,12 +36,15 @@ class Prefixes:
         """The pages of the smallest of the device's pools that have one for each page of tokens."""
         self.users: Counter[Place] = Counter()
         """How many requests each place has; a place without any is not there."""
+        self.begun = 0
+        """How often a place was made that was not there."""
 
     def root(self, place: Place) -> Node:
         """Return the root of a place, which is made at its first use."""
         existing = self.tree.roots.get(place)
         if existing is not None:
             return existing
+        self.begun += 1
         return self.tree.plant(place, self._seed(place))
 
     def _seed(self, place: Place) -> bytes:

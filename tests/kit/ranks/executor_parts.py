@@ -133,6 +133,7 @@ def make_executor(
     executor = RankExecutor(pools, inflight_bytes=inflight_bytes, close_timeout_s=close_timeout_s)
     if backend is not None:
         access = StoreAccess(
+            kind="memory",
             make_backend=lambda: backend,
             namespace=NAMESPACE,
             writer=writer,

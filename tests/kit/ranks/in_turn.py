@@ -20,7 +20,7 @@ from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.page_format.page_layout import Column, PageLayout
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import Bounds, CacheConfig, Timeouts
-from lockstep.ranks.executor.base import BytesMoved, LateCalls
+from lockstep.ranks.executor.base import ExecutorCounts
 from lockstep.ranks.executor.restorable import restorable
 from lockstep.ranks.host_cache import HostCache
 from lockstep.ranks.messages import Backlog, Inbox
@@ -87,18 +87,12 @@ class ToldExecutor:
     def unstage(self, proposal: Proposal) -> None:
         del self.staged[proposal.digest]
 
-    def bytes_moved(self) -> BytesMoved:
-        return BytesMoved()
-
-    def pages_corrupt(self) -> int:
-        return 0
+    def counts(self) -> ExecutorCounts:
+        return ExecutorCounts()
 
     def serving_address(self) -> str:
         """Nothing is served."""
         return ""
-
-    def late_calls(self) -> LateCalls:
-        return LateCalls()
 
     def close(self) -> None:
         self.closed = True

@@ -168,7 +168,7 @@ class Drill:
 
 def check_counts(run: Drill) -> None:
     """What was injected is what was seen, under the same names, where one follows from the other."""
-    injected, seen, below = run.fault.injected(), run.backend.metrics(), run.store.counters()
+    injected, seen, below = run.fault.injected(), run.backend.log.metrics(), run.store.counters()
     reads, writes = Counter(seen[Call.READ].outcomes), Counter(seen[Call.WRITE].outcomes)
     assert reads["failed"] == injected.reads[Fault.ERROR]
     assert reads["timed_out"] == injected.reads[Fault.TIMEOUT]

@@ -104,6 +104,7 @@ class Rank:
         if uri not in self.known:
             raise ConfigError(f"store {uri!r}: there is none")
         return StoreAccess(
+            kind="memory",
             make_backend=lambda: self.known[uri],
             namespace=NAMESPACE,
             writer=EVERYTHING,

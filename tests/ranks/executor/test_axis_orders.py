@@ -84,6 +84,7 @@ def start() -> Iterator[Callable[[Tensors, str, Shelf], RankExecutor]]:
         started.append(executor)
         executor.open_store(
             StoreAccess(
+                kind="memory",
                 make_backend=lambda: MemoryBackend(shelf),
                 namespace=NAMESPACE,
                 writer=EVERYTHING,

@@ -153,7 +153,7 @@ def test_pages_keep_every_byte_on_their_way_to_the_host_and_back(
     assert [device_page(pool, page) for page in range(PAGES)] == [
         expected.get(page, unchanged) for page, unchanged in enumerate(after)
     ]
-    moved = executor.bytes_moved()
+    moved = executor.counts().bytes_moved
     assert moved.l1_to_l2 == moved.l2_to_l1 == len(pages) * executor.host_pool.layout.page_bytes
 
 
@@ -252,8 +252,8 @@ def test_one_copy_moves_pages_of_several_pools_each_in_its_own_layout(
     assert {name: bytes(host.page(2)) for name, host in hosts.items()} == before
     assert {name: device_page(pool, 40) for name, pool in pools.items()} == before
     rows = sum(host.layout.page_bytes for host in hosts.values())
-    assert executor.bytes_moved().l1_to_l2 == 3 * rows
-    assert executor.bytes_moved().l2_to_l1 == rows
+    assert executor.counts().bytes_moved.l1_to_l2 == 3 * rows
+    assert executor.counts().bytes_moved.l2_to_l1 == rows
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -65,7 +65,7 @@ def test_calls_that_time_out_are_counted_with_their_time_and_told_in_one_line(
     with caplog.at_level(logging.WARNING):
         happened(executor, [look_up], includes(Answered(2, 2)))
 
-    late = executor.late_calls()
+    late = executor.counts().late_calls
     assert late.calls == 1
     assert late.waited_s > SOON_S / 2
     said = [record.getMessage() for record in caplog.records]

@@ -167,7 +167,7 @@ def test_a_copy_that_is_cancelled_before_it_begins_ends_and_is_quiet(
     executor.begin_copies(Direction.TO_DEVICE)
 
     assert waited(executor, bool) == [Ended(2, ok=True)]
-    assert executor.bytes_moved().l2_to_l1 == executor.host_pool.layout.page_bytes
+    assert executor.counts().bytes_moved.l2_to_l1 == executor.host_pool.layout.page_bytes
 
 
 def test_nobody_waits_for_a_copy_that_waits_for_the_engine(executor: RankExecutor) -> None:
@@ -187,7 +187,7 @@ def test_what_has_not_begun_when_the_executor_closes_never_begins(executor: Rank
     executor.begin_copies(Direction.TO_HOST)
 
     assert executor.progress() == []
-    assert executor.bytes_moved().l1_to_l2 == 0
+    assert executor.counts().bytes_moved.l1_to_l2 == 0
 
 
 def test_a_copy_of_several_pools_begins_and_ends_as_one(executor: RankExecutor) -> None:

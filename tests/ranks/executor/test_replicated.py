@@ -92,7 +92,7 @@ def test_the_bytes_of_a_replicated_page_are_counted_where_they_were_written(grou
     persisted(executors)
     quiet = [happened(each, [Cancel(1, LONG_S)], includes(Quiesced(1))) for each in executors]
 
-    moved = [executor.bytes_moved().l2_to_l3 for executor in executors]
+    moved = [executor.counts().bytes_moved.l2_to_l3 for executor in executors]
     assert quiet == [[Quiesced(1)]] * RANKS
     assert moved == [count * page_bytes for count in writes(executors)]
 

@@ -11,6 +11,7 @@ from lockstep.ranks.executor.sources import SOURCES_MAX, Sources
 from lockstep.ranks.executor.storage_loop import StorageLoop
 from lockstep.storage_backends.base import Counters
 from lockstep.storage_backends.memory import MemoryBackend, Shelf
+from lockstep.storage_backends.wrappers.metrics import CallLog
 from tests.kit.ranks.executor_parts import PATIENCE_S
 from tests.kit.ranks.page_servers import objects_of
 
@@ -55,7 +56,12 @@ def test_a_group_of_which_something_was_asked_is_not_idle_before_its_thread_has_
     layout = PageLayout(page_tokens=4, columns=(Column(name="k", layers=1, heads=2, elements=4),))
     objects = objects_of(layout, ShardPlace.of(0, 1), pages=1)
     loop = StorageLoop(
-        lambda: MemoryBackend(Shelf()), objects, lambda _: None, InflightBytes(1), LateCallsLog()
+        lambda: MemoryBackend(Shelf()),
+        objects,
+        lambda _: None,
+        room=InflightBytes(1),
+        late=LateCallsLog(),
+        calls=CallLog(),
     )
     was_idle = loop.is_idle()
     loop.submit([])

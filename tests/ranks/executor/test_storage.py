@@ -119,11 +119,11 @@ def test_a_fetch_brings_back_the_bytes_that_a_persist_wrote(
 
     assert [bytes(executor.host_pool.page(150 + page)) for page in range(150)] == contents
     assert all(isinstance(each, Landed) for each in progress)
-    moved = executor.bytes_moved()
+    moved = executor.counts().bytes_moved
     total = 150 * executor.host_pool.layout.page_bytes
     assert moved.l2_to_l3 == total
     happened(executor, [Cancel(2, LONG_S)], includes(Quiesced(2)))
-    assert executor.bytes_moved().l3_to_l2 == total
+    assert executor.counts().bytes_moved.l3_to_l2 == total
 
 
 def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
@@ -131,11 +131,11 @@ def test_a_persist_of_what_is_there_already_is_ok_and_writes_nothing(
 ) -> None:
     executor = start(mixed_layout(), store)
     persisted(executor, 4)
-    before = executor.bytes_moved().l2_to_l3
+    before = executor.counts().bytes_moved.l2_to_l3
 
     happened(executor, [Put(2, objects(4), LONG_S)], includes(Ended(2, ok=True)))
 
-    assert executor.bytes_moved().l2_to_l3 == before
+    assert executor.counts().bytes_moved.l2_to_l3 == before
     assert executor.storage_counters().writes_present == 4
 
 

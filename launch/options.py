@@ -170,6 +170,16 @@ RoundTimeout = Annotated[
     float, typer.Option(help="Seconds after which a round without an answer ends the group.")
 ]
 
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Serve metrics on loopback, rank 0's at this port and each other rank's at the next; for"
+        " Prometheus and `lockstep top`.",
+        show_default="none",
+        metavar="PORT",
+    ),
+]
+
 EXIT_STATUSES = (
     "Exit status: 0, every request was served, and every page that was compared was right; 1, something"
     " was wrong, and the last lines say what; 2, the options or the trace are wrong; 3, the ranks could"
@@ -210,6 +220,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         ranks_per_node: RanksPerNode = None,
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
+        metrics_port: MetricsPort = None,
         depth: Depth = _DEFAULT.depth,
         transport: TransportName = _DEFAULT.transport,
         output_tokens_max: OutputTokensMax = _DEFAULT.output_tokens_max,
@@ -244,6 +255,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
             device=device,
             round_timeout_s=round_timeout_s,
             report=None if report is None else str(report.resolve()),
+            metrics_port=metrics_port,
         )
         run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 

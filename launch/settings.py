@@ -38,6 +38,7 @@ _MAY_DIFFER = frozenset({"device_pages", "host_pages", *COMPONENT_POOLS, "report
 """Settings that ranks may differ in: the smallest pool counts, and only rank 0 reports."""
 
 RANKS_MAX = 1024
+_PORT_MAX = 65535
 _PAGE_TOKENS_MAX = 1 << 16
 _POOL_PAGES_MAX = PAGES_MAX // STATES_PER_CHECKPOINT
 """With more, a pool that is derived from this one would have more than `PAGES_MAX`."""
@@ -52,6 +53,7 @@ _BOUNDS: Mapping[str, tuple[int, float]] = {
     "output_tokens_max": (0, inf),
     "seed": (0, SEED_MAX),
     "depth": (0, 1),
+    "metrics_port": (1, _PORT_MAX - RANKS_MAX),
 }
 _CHOICES: Mapping[str, Collection[str]] = {
     "stop_policy": [each.value for each in StopRule],
@@ -96,6 +98,8 @@ class ReplaySettings:
     """Prompt tokens that a step computes at most."""
     device: str = "cpu"
     round_timeout_s: float = 60.0
+    metrics_port: int | None = None
+    """The port of rank 0's metrics on loopback; each rank's is its own number beyond it."""
     report: str | None = None
     """The file that rank 0 writes the report to."""
     table: bool = True

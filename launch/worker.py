@@ -30,9 +30,11 @@ from .pool_memory import check_pool_memory
 from .progress import OnDone, nothing
 from .report import RankResult, Report, make_report
 from .settings import ReplaySettings
+from .watching import metrics_served
 
 if TYPE_CHECKING:
     from ..coordinator.collective import Collective
+    from ..ranks.cache import Cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,39 +135,54 @@ def _replay(
     collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=device_of(settings, environment))
     try:
-        scheduler = Scheduler(
-            cache,
-            requests_of(settings.trace, settings.seed, settings.requests),
-            limits_of(settings),
-            on_done=lambda done: watch.on_done(done, requests),
-            stopped=watch.stopped,
-        )
-        run = Run(cache, scheduler)
-        watch.on_open()
-        try:
-            own = run.to_its_end()
-            results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
-            cache.close(flush=False)
-            interrupted = False
-        except (Interrupted, PeerLost, CollectiveTimeout) as error:
-            # Ranks are ended by a signal also where one of them has failed.
-            failed = was_claimed(group.store)
-            if failed or not (isinstance(error, Interrupted) or was_begun(group.store)):
-                raise
-            watch.on_interrupted()
-            own, results = run.so_far(), []
+        with metrics_served(cache.stats, settings.metrics_port, environment.rank):
+            own, results = _served(cache, collective, group.store, settings, requests, watch)
+        if results is None:
             hand_in(group.store, environment.rank, own)
-            interrupted = True
     finally:
         # After an error or an interruption nobody waits for a round any more.
         cache.abandon()
+    interrupted = results is None
     if environment.rank == 0:
-        if interrupted:
+        if results is None:
             results = collect(group.store, own, environment.world_size)
         return make_report(settings, results, interrupted=interrupted)
     if interrupted:
         raise Interrupted
     return None
+
+
+def _served(  # noqa: PLR0917 - what a rank has by then.
+    cache: "Cache",
+    collective: "Collective",
+    store: Store,
+    settings: ReplaySettings,
+    requests: int,
+    watch: Watch,
+) -> tuple[RankResult, list[RankResult] | None]:
+    """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
+    scheduler = Scheduler(
+        cache,
+        requests_of(settings.trace, settings.seed, settings.requests),
+        limits_of(settings),
+        on_done=lambda done: watch.on_done(done, requests),
+        stopped=watch.stopped,
+    )
+    run = Run(cache, scheduler)
+    watch.on_open()
+    try:
+        own = run.to_its_end()
+        packed = collective.gather(own.pack(), JOIN_TIMEOUT_S)
+        results = [RankResult.unpack(each) for each in packed]
+        cache.close(flush=False)
+    except (Interrupted, PeerLost, CollectiveTimeout) as error:
+        # Ranks are ended by a signal also where one of them has failed.
+        failed = was_claimed(store)
+        if failed or not (isinstance(error, Interrupted) or was_begun(store)):
+            raise
+        watch.on_interrupted()
+        return run.so_far(), None
+    return own, results
 
 
 def device_of(settings: ReplaySettings, environment: RankEnvironment) -> torch.device:

@@ -17,6 +17,7 @@ from ...coordinator.ballot import Progress
 from ...coordinator.proposal import Proposal, Readiness
 from ...errors import InternalError, UsageError
 from ...storage_backends.base import Counters
+from ...storage_backends.wrappers.around import Call
 from ..agreed_pools import AgreedPool
 from ..config import CacheConfig
 from ..orders import (
@@ -272,12 +273,15 @@ class RankExecutor:
 
     def counts(self) -> ExecutorCounts:
         """Return what was done and seen so far: of bytes, what `progress` has reported."""
+        calls = self._stores.calls()
         return ExecutorCounts(
             bytes_moved=self._flights.moved,
-            pages_corrupt=self.storage_counters().reads_corrupt,
+            pages_corrupt=sum(
+                each[Call.READ].outcomes.get("corrupt", 0) for each in calls.values()
+            ),
             late_calls=self._stores.late_calls(),
             copies={way: took.histogram() for way, took in self._flights.copies.items()},
-            calls=self._stores.calls(),
+            calls=calls,
         )
 
     def storage_counters(self) -> Counters:

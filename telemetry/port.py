@@ -1,0 +1,114 @@
+"""The port at which Prometheus, `lockstep top` and whoever else scrapes one rank's metrics.
+
+Nothing is counted for it: a scrape reads what the cache counts anyway, in a thread of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from threading import Thread
+from typing import TYPE_CHECKING, Final
+
+from ..errors import ConfigError
+from ..ranks.cache_stats import CacheStats
+from ..storage_backends.latencies import BOUNDS_S, Histogram
+from .families import FAMILIES, PREFIX, Family, Sample, Type
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.metrics_core import Metric
+
+LOOPBACK: Final = "127.0.0.1"
+PORT_MAX: Final = 65535
+MISSING: Final = "metrics need the package prometheus_client: pip install 'lockstep-kv[metrics]'"
+
+
+class CacheCollector:
+    """Has a `prometheus_client` registry read one cache at each scrape.
+
+    `registry.register(CacheCollector(cache.stats))` puts Lockstep's metrics beside an engine's own.
+    """
+
+    def __init__(self, stats: Callable[[], CacheStats]) -> None:
+        """`stats` is asked from whichever thread scrapes; `Cache.stats` allows that."""
+        self._stats = stats
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield all families with what the cache has counted by now."""
+        stats = self._stats()
+        for family in FAMILIES:
+            yield _exposed(family, str(stats.rank), family.samples(stats))
+
+    def describe(self) -> "list[Metric]":
+        """Return nothing, so that registering a cache does not read it."""
+        return []
+
+
+def _exposed(family: Family, rank: str, samples: Iterable[Sample]) -> "Metric":
+    # Only who exposes metrics needs the package.
+    from prometheus_client import core  # noqa: PLC0415
+
+    name, labels = f"{PREFIX}{family.name}", ("rank", *family.labels)
+    if family.type is Type.HISTOGRAM:
+        histogram = core.HistogramMetricFamily(name, family.meaning, labels=labels)
+        for values, took in samples:
+            assert isinstance(took, Histogram)
+            histogram.add_metric((rank, *values), _buckets(took), took.sum_s)
+        return histogram
+    counts = family.type is Type.COUNTER
+    maker = core.CounterMetricFamily if counts else core.GaugeMetricFamily
+    metric = maker(name, family.meaning, labels=labels)
+    for values, value in samples:
+        assert not isinstance(value, Histogram)
+        metric.add_metric((rank, *values), value)
+    return metric
+
+
+def _buckets(took: Histogram) -> list[tuple[str, int]]:
+    bounds = [*(f"{bound:.6g}" for bound in BOUNDS_S), "+Inf"]
+    return list(zip(bounds, accumulate(took.counts), strict=True))
+
+
+class MetricsPort:
+    """Serves one rank's metrics by HTTP until it is closed."""
+
+    def __init__(self, server: "WSGIServer", thread: Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        port: int = self._server.server_port
+        return port
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(
+    stats: Callable[[], CacheStats], port: int, *, address: str = LOOPBACK
+) -> MetricsPort:
+    """Serve a cache's metrics at `http://address:port/metrics`; port 0 takes one that is free.
+
+    `stats` is a cache's method of that name. Only this machine reaches it unless `address` says
+    otherwise; there is no password. Raises `ConfigError` if the port cannot be had, or the package
+    `prometheus_client` is missing.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(CacheCollector(stats))
+    try:
+        server, thread = start_http_server(port, addr=address, registry=registry)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics cannot be served at {address}:{port}: {error.strerror or error}; choose another"
+            " port, or 0 for any that is free"
+        ) from error
+    return MetricsPort(server, thread)

@@ -1,4 +1,4 @@
-"""The command `lockstep`: replay, serve-sim, three simulations, demo, bench, store.
+"""The command `lockstep`: replay, serve-sim, three simulations, demo, bench, top, store.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
@@ -28,6 +28,7 @@ from .serving.command import EXIT_STATUSES as SERVE_EXIT_STATUSES
 from .serving.command import serve_sim
 from .settings import ReplaySettings
 from .store.command import store
+from .top.command import top
 
 RANKS_DEFAULT = ReplaySettings().ranks
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
@@ -109,6 +110,7 @@ app.command("replay", epilog=EXIT_STATUSES)(
 
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.command("top")(top)
 app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
 app.command("simulate-router")(simulate_router)
 app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)

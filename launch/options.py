@@ -61,6 +61,19 @@ Concurrency = Annotated[
         " trace's timestamps say."
     ),
 ]
+Namespaces = Annotated[
+    int,
+    typer.Option(
+        help="Namespaces, as tenants or salts have them, that requests are spread over in turn; 0: each"
+        " request has one of its own."
+    ),
+]
+QuotaPages = Annotated[
+    int | None,
+    typer.Option(
+        help="Pages that each namespace may keep in L1, and in L2.", show_default="no limit"
+    ),
+]
 ProfileName = Annotated[
     str, typer.Option("--profile", help=f"Model geometry, scaled down: {', '.join(PROFILES)}.")
 ]
@@ -202,6 +215,8 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         ranks: Ranks = None,
         requests: Requests = None,
         concurrency: Concurrency = _DEFAULT.concurrency,
+        namespaces: Namespaces = _DEFAULT.namespaces,
+        quota_pages: QuotaPages = None,
         profile: ProfileName = _DEFAULT.profile,
         page_tokens: PageTokens = _DEFAULT.page_tokens,
         device_pages: DevicePages = _DEFAULT.device_pages,
@@ -234,6 +249,8 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
             ranks=ranks_default() if ranks is None else ranks,
             requests=requests,
             concurrency=concurrency,
+            namespaces=namespaces,
+            quota_pages=quota_pages,
             profile=profile,
             page_tokens=page_tokens,
             device_pages=device_pages,

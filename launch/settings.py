@@ -16,6 +16,7 @@ from ..ranks.config import (
     TIMEOUT_S_MAX,
     CacheConfig,
     Eviction,
+    NamespaceLimit,
     Timeouts,
     WritePolicy,
 )
@@ -46,6 +47,8 @@ _BOUNDS: Mapping[str, tuple[int, float]] = {
     "ranks": (1, RANKS_MAX),
     "requests": (1, inf),
     "concurrency": (1, inf),
+    "namespaces": (0, inf),
+    "quota_pages": (1, _POOL_PAGES_MAX),
     "page_tokens": (1, _PAGE_TOKENS_MAX),
     "device_pages": (1, _POOL_PAGES_MAX),
     "host_pages": (1, _POOL_PAGES_MAX),
@@ -75,6 +78,11 @@ class ReplaySettings:
     """How many requests to take; None stands for all."""
     concurrency: int = 8
     """Requests in the system at a time."""
+    namespaces: int = 1
+    """How many namespaces, as tenants or salts have them, requests are spread over in turn; 0 gives
+    each request one of its own."""
+    quota_pages: int | None = None
+    """Pages that each namespace may keep on the device and in host memory; None stands for no limit."""
     profile: str = "llama"
     page_tokens: int = 64
     device_pages: int = 8192
@@ -138,6 +146,7 @@ class ReplaySettings:
             description=profile.description(),
             device_pages=self.device_pages,
             host_pages=self.host_pages,
+            limits=self._limits(),
             store=None if self.store is None else with_replay_durability(self.store),
             stop_policy=StopPolicy(rule=StopRule(self.stop_policy)),
             write_policy=WritePolicy(self.write_policy),
@@ -146,6 +155,14 @@ class ReplaySettings:
             transport=Transport(self.transport),
             timeouts=Timeouts(round_s=self.round_timeout_s),
         )
+
+    def _limits(self) -> tuple[NamespaceLimit, ...]:
+        if self.quota_pages is None:
+            return ()
+        each = NamespaceLimit(
+            namespace="*", device_pages=self.quota_pages, host_pages=self.quota_pages
+        )
+        return (each,)
 
     def fingerprint(self) -> Mapping[str, Scalar]:
         """Return what must be equal on every rank, by name."""

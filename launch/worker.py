@@ -204,4 +204,5 @@ def limits_of(settings: ReplaySettings, *, token_us: float = 0.0) -> EngineLimit
         output_tokens_max=settings.output_tokens_max,
         verify=settings.verify,
         token_us=token_us,
+        namespaces=settings.namespaces,
     )

@@ -29,6 +29,8 @@ class ReplicaStats:
 
     operations: Counts
     """How many operations of each kind ended in each way. `no_room` counts what was not begun, too."""
+    admissions: int
+    """How often a request was admitted."""
     asked_tokens: int
     """How many tokens admitted requests could have used from the cache."""
     hit_tokens: dict[str, int]
@@ -49,6 +51,7 @@ class ReplicaStats:
 class Tallies:
     """Folds notices, each once, in their order."""
 
+    admissions: int = 0
     asked_tokens: int = 0
     quarantined: int = 0
     _operations: Counter[tuple[Kind, Outcome]] = field(
@@ -79,6 +82,7 @@ class Tallies:
         self._operations[notice.kind, Outcome.NO_ROOM] += 1
 
     def _hit(self, notice: Hit) -> None:
+        self.admissions += 1
         self.asked_tokens += notice.tokens
         self._hits["device"] += notice.device_tokens
         self._hits["host"] += notice.host_tokens
@@ -122,6 +126,7 @@ class Tallies:
                     }
                 )
             ),
+            admissions=self.admissions,
             asked_tokens=self.asked_tokens,
             hit_tokens=dict(self._hits),
             missed_pages=dict(self._missed),

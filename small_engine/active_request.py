@@ -13,8 +13,17 @@ NEVER = 1 << 62
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(self, request: Requested, *, page_tokens: int, output_tokens_max: int) -> None:
+    def __init__(
+        self,
+        request: Requested,
+        *,
+        page_tokens: int,
+        output_tokens_max: int,
+        namespace: str = "",
+    ) -> None:
         """`output_tokens_max` 0 stands for no limit."""
+        self.namespace = namespace
+        """Requests of different namespaces share nothing."""
         most = output_tokens_max
         self._page_tokens = page_tokens
         self.name, self.index = request.name, request.index

@@ -183,7 +183,9 @@ class Retractions:
             if each.place is Place.PARKED and self._has_room(HOST, each):
                 if not self._has_room(DEVICE, each):
                     return
-                self._cache.prefetch(each.active.name, each.active.wanted, extent=Extent.ALL)
+                self._cache.prefetch(
+                    each.active.name, each.active.wanted, each.active.namespace, extent=Extent.ALL
+                )
                 each.place = Place.FETCHING
             may_pass &= each.place is not Place.FETCHING
             if each.place not in (Place.SAVED, Place.FETCHED) or not may_pass:
@@ -213,7 +215,7 @@ class Retractions:
     def _there(self, each: _Retracted) -> int:
         """Return how much of what a request had could be admitted."""
         if each.place is Place.FETCHED or each.place is Place.FETCHING:
-            return self._cache.received(each.active.name, each.active.wanted)
+            return self._cache.received(each.active.name, each.active.wanted, each.active.namespace)
         return each.active.computed
 
     def _has_room(self, tier: int, parked: _Retracted) -> bool:
@@ -278,7 +280,9 @@ class Retractions:
         if each.place is Place.SAVED:
             answer = self._cache.resume(active.name, reserve_tokens=reserve)
         else:
-            answer = self._cache.load_back(active.name, active.wanted, reserve_tokens=reserve)
+            answer = self._cache.load_back(
+                active.name, active.wanted, active.namespace, reserve_tokens=reserve
+            )
         if isinstance(answer, Wait):
             return answer
         each.from_storage = each.place is Place.FETCHED

@@ -154,7 +154,7 @@ class Scheduler:
             moved = True
             active = self._active(request)
             if active is not None:
-                self._cache.prefetch(active.name, active.matchable)
+                self._cache.prefetch(active.name, active.matchable, active.namespace)
                 self._waiting.append(active)
         return moved
 
@@ -162,7 +162,12 @@ class Scheduler:
         """Return a request that has come, or None if it can never fit and is refused."""
         page_tokens = self._limits.page_tokens
         most = self._limits.output_tokens_max
-        active = ActiveRequest(request, page_tokens=page_tokens, output_tokens_max=most)
+        active = ActiveRequest(
+            request,
+            page_tokens=page_tokens,
+            output_tokens_max=most,
+            namespace=self._limits.namespace_of(request.index),
+        )
         pages = -(-active.total // page_tokens)
         if pages > self._limits.device_pages:
             self._refuse(active, pages)
@@ -204,7 +209,7 @@ class Scheduler:
         active.begin_again()
         self._cache.abort(active.name)
         # What it has published may leave the device before its turn comes again, and the host too.
-        self._cache.prefetch(active.name, active.matchable)
+        self._cache.prefetch(active.name, active.matchable, active.namespace)
         insort(self._waiting, active, key=turn_of)
 
     def _ready(self, active: ActiveRequest) -> None:
@@ -242,7 +247,9 @@ class Scheduler:
             if not self._cache.prefetch_done(head.name):
                 break
             reserve = self._room_for(head, 0)
-            answer = self._cache.load_back(head.name, head.wanted, reserve_tokens=reserve)
+            answer = self._cache.load_back(
+                head.name, head.wanted, head.namespace, reserve_tokens=reserve
+            )
             if isinstance(answer, Wait):
                 break
             moved = True

@@ -159,6 +159,12 @@ _GROUP = (
 )
 _HITS = (
     Family(
+        name="admissions",
+        type=_COUNTER,
+        meaning="Requests that were admitted.",
+        samples=lambda stats: _one(stats.replica.admissions),
+    ),
+    Family(
         name="asked_tokens",
         type=_COUNTER,
         meaning="Tokens that admitted requests could have used from the cache.",

@@ -1,0 +1,1 @@
+"""`lockstep top`: what a running group does, and why it hits no more than it does."""

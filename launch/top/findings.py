@@ -1,0 +1,226 @@
+"""Why a group hits no more than it does: what its numbers say, and what to do about it.
+
+Pure, from the numbers of a window alone. What weighs most comes first.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from .sighting import label_of
+from .window import Window
+
+ADMISSIONS_MIN: Final = 8
+"""Fewer say nothing about how requests are."""
+SALTED_SHARE: Final = 0.5
+"""With so many new namespaces for each admission, salts do not come back."""
+SLOW_READ_S: Final = 0.25
+"""Computing a page takes less."""
+TURNOVER_S: Final = 600.0
+"""Pages that leave host memory sooner are not there for a conversation's next turn."""
+FULL_SHARE: Final = 0.02
+SKEW: Final = 4.0
+"""How many times as long the others wait as the rank that they wait for."""
+SKEW_S: Final = 0.001
+
+
+class Weight(IntEnum):
+    """How much a finding matters."""
+
+    BROKEN = 0
+    """Nothing is cached, or it will end."""
+    COSTS_HITS = 1
+    SLOWS = 2
+    NORMAL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is the matter, and what to do."""
+
+    weight: Weight
+    what: str
+    remedy: str
+
+
+def findings(window: Window) -> list[Finding]:
+    """Return what the numbers of a window say, what weighs most first; never nothing."""
+    found = [finding for look_for in _ALL for finding in look_for(window)]
+    if not any(each.weight <= Weight.COSTS_HITS for each in found):
+        found += _nothing_wrong(window)
+    return sorted(found, key=lambda each: each.weight)
+
+
+def _ended(window: Window) -> Iterator[Finding]:
+    for rank, numbers in window.now.ranks.items():
+        for key, value in numbers.items():
+            if key[0] == "lockstep_group_up" and not value:
+                error = label_of(key, "ended_by")
+                yield Finding(
+                    Weight.BROKEN,
+                    f"the group has ended, as rank {rank} says: {error}",
+                    "its log has the whole message; the engine has to open the cache again",
+                )
+                return
+
+
+def _silent(window: Window) -> Iterator[Finding]:
+    if window.now.silent:
+        yield Finding(
+            Weight.BROKEN if not window.now.ranks else Weight.SLOWS,
+            f"nobody answers at {', '.join(window.now.silent)}",
+            "the rank has ended, or its port is another one: name each rank's as HOST:PORT",
+        )
+
+
+def _no_store(window: Window) -> Iterator[Finding]:
+    if window.is_at("quarantined_operations_total"):
+        yield Finding(
+            Weight.BROKEN,
+            f"{window.is_at('quarantined_operations_total'):.0f} operations hang, and their pages are"
+            " out of use",
+            "look at the store, or at the device: calls do not come back",
+        )
+    if window.is_at("store_state", state="draining"):
+        yield Finding(
+            Weight.COSTS_HITS,
+            "the store is being let go of: nothing new is read from it",
+            "somebody has detached it, or it hung: the log says which",
+        )
+
+
+def _lacking(window: Window) -> Iterator[Finding]:
+    missed = window.by("missed_pages_total", "reason")
+    pages = missed.get("one_rank_lacks_it", 0.0)
+    if not pages:
+        return
+    ranks = window.by("lacking_total", "lacking_rank")
+    worst = max(ranks, key=lambda rank: ranks[rank], default="")
+    who = f"rank {worst}" if worst else "one rank"
+    yield Finding(
+        Weight.COSTS_HITS,
+        f"{who} lacks pages that the others have in the store: {pages:,.0f} pages were computed again"
+        " for it",
+        f"look at the store of {who}: objects are gone from it, or it looks in another place; what is"
+        " computed again is written again",
+    )
+
+
+def _unreadable(window: Window) -> Iterator[Finding]:
+    pages = window.by("missed_pages_total", "reason").get("unreadable", 0.0)
+    corrupt = window.grew_everywhere("corrupt_pages_total")
+    if pages or corrupt:
+        yield Finding(
+            Weight.COSTS_HITS,
+            f"{max(pages, corrupt):,.0f} pages in the store were damaged or could not be read",
+            "none was used; `lockstep store verify URI` names the objects",
+        )
+
+
+def _late(window: Window) -> Iterator[Finding]:
+    pages = window.by("missed_pages_total", "reason").get("late", 0.0)
+    late = window.grew_everywhere("storage_late_calls_total")
+    took = window.percentile("storage_call_seconds", 0.5, call="read")
+    looked = window.percentile("storage_call_seconds", 0.5, call="exists")
+    slow = max(took or 0.0, looked or 0.0)
+    if not (pages or late) and slow < SLOW_READ_S:
+        return
+    lost = f"; {pages:,.0f} pages came too late and were computed" if pages else ""
+    yield Finding(
+        Weight.COSTS_HITS,
+        f"the store is slow: half of its reads and lookups take {_time(slow)} or more{lost}",
+        "look at the store and the way to it (`lockstep doctor --store URI` measures both), or let"
+        " requests wait longer or less long for it by the stop policy",
+    )
+
+
+def _quota(window: Window) -> Iterator[Finding]:
+    left = sum(window.by("removed_pages_total", "tier", cause="limit").values())
+    if left:
+        yield Finding(
+            Weight.COSTS_HITS,
+            f"{left:,.0f} pages left because their namespace may keep no more: a tenant's quota or its"
+            " time to live",
+            "raise the namespace's limits (`CacheConfig.limits`), if that tenant is to hit more",
+        )
+
+
+def _salts(window: Window) -> Iterator[Finding]:
+    begun, admissions = window.grew("namespaces_begun_total"), window.grew("admissions_total")
+    if admissions >= ADMISSIONS_MIN and begun >= SALTED_SHARE * admissions:
+        yield Finding(
+            Weight.COSTS_HITS,
+            f"{begun:,.0f} namespaces were new for {admissions:,.0f} requests: salts that do not come"
+            " back, so that no request finds what another has left",
+            "salt by tenant and not by request; a salt is part of every page's key",
+        )
+
+
+def _host_full(window: Window) -> Iterator[Finding]:
+    evicted = window.grew("removed_pages_total", tier="host", cause="room")
+    no_room = window.by("missed_pages_total", "reason").get("no_room", 0.0)
+    pages = window.is_at("pool_pages", tier="host", pool="kv")
+    turnover_s = pages * window.seconds / evicted if evicted and window.seconds else 0.0
+    times = f" every {_time(turnover_s)}" if turnover_s else ""
+    is_short = bool(evicted) and (not turnover_s or turnover_s < TURNOVER_S)
+    if not (no_room or is_short):
+        return
+    has_store = window.is_at("store_state", state="attached")
+    where = "and is read again from the store" if has_store else "and is computed again"
+    waits = f"; prefetches found no room for {no_room:,.0f} pages" if no_room else ""
+    yield Finding(
+        Weight.COSTS_HITS,
+        f"host memory is too small: all of its {pages:,.0f} pages are replaced{times}, and what left"
+        f" {'' if not has_store else 'is gone from memory '}{where}{waits}",
+        "give it more (host_pages, --host-pages); `lockstep plan` says how much more would hit",
+    )
+
+
+def _slow_rank(window: Window) -> Iterator[Finding]:
+    rounds = window.grew("rounds_total")
+    waits = {rank: window.grew_on(rank, "round_wait_seconds_total") for rank in window.now.ranks}
+    if len(waits) < 2 or not rounds:
+        return
+    slowest = min(waits, key=lambda rank: waits[rank])
+    others = max(waits.values())
+    if others > SKEW * waits[slowest] and others > SKEW_S * rounds:
+        yield Finding(
+            Weight.SLOWS,
+            f"rank {slowest} is slow: another waits {_time(others / rounds)} for it in each round",
+            "look at that rank's processor, its device and what else runs beside it",
+        )
+
+
+def _nothing_wrong(window: Window) -> Iterator[Finding]:
+    asked = window.grew("asked_tokens_total")
+    if not asked:
+        yield Finding(Weight.NORMAL, "no request was admitted", "nothing is to be done")
+        return
+    hit = window.grew("hit_tokens_total")
+    yield Finding(
+        Weight.NORMAL,
+        f"nothing is wrong that numbers show: of the tokens asked for {1 - hit / asked:.0%} were in no"
+        " tier, since they are new or have left long ago",
+        "`lockstep plan TRACE` says what a larger cache would hit",
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
+_ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
+    _ended,
+    _silent,
+    _no_store,
+    _lacking,
+    _unreadable,
+    _late,
+    _quota,
+    _salts,
+    _host_full,
+    _slow_rank,
+)

@@ -1,0 +1,84 @@
+"""What has changed between two looks at a group."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .sighting import Key, Numbers, Sighting, label_of
+
+PREFIX = "lockstep_"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time between two looks; from the opening of the cache on where there is no first one.
+
+    Names are without their prefix. Counts that are equal on all ranks are one rank's; others are added
+    up over the ranks, or one rank's where `rank` says so.
+    """
+
+    now: Sighting
+    before: Sighting | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it is; 0.0 where nobody knows."""
+        return 0.0 if self.before is None else self.now.at_s - self.before.at_s
+
+    def grew(self, name: str, **labels: str) -> float:
+        """Return by how much a counter that is equal on all ranks has grown."""
+        rank = min(self.now.ranks, default=0)
+        return self.grew_on(rank, name, **labels)
+
+    def grew_on(self, rank: int, name: str, **labels: str) -> float:
+        """Return by how much one rank's counter has grown. One that was opened anew counts from 0."""
+        now = _sum(self.now.ranks.get(rank, {}), name, labels)
+        before = 0.0
+        if self.before is not None:
+            before = _sum(self.before.ranks.get(rank, {}), name, labels)
+        return now - before if now >= before else now
+
+    def grew_everywhere(self, name: str, **labels: str) -> float:
+        """Return by how much a counter has grown on all ranks together."""
+        return sum(self.grew_on(rank, name, **labels) for rank in self.now.ranks)
+
+    def is_at(self, name: str, **labels: str) -> float:
+        """Return what a gauge that is equal on all ranks is at now."""
+        return _sum(self.now.any_rank, name, labels)
+
+    def is_at_everywhere(self, name: str, **labels: str) -> float:
+        """Return what a gauge is at now on all ranks together."""
+        return sum(_sum(numbers, name, labels) for numbers in self.now.ranks.values())
+
+    def values_of(self, name: str, label: str) -> list[str]:
+        """Return the values that a label of a metric has, sorted."""
+        return sorted(
+            {label_of(key, label) for key in self.now.any_rank if key[0] == PREFIX + name}
+        )
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return by how much a counter that is equal on all ranks has grown, by one of its labels."""
+        values = self.values_of(name, label)
+        grown = {each: self.grew(name, **{**labels, label: each}) for each in values}
+        return {each: count for each, count in grown.items() if count}
+
+    def percentile(self, name: str, share: float, **labels: str) -> float | None:
+        """Return a bound in seconds that `share` of a histogram's new entries did not exceed.
+
+        None where there are none; infinite for what took longer than all bounds. Over all ranks.
+        """
+        bounds: dict[float, float] = {}
+        for text in {label_of(key, "le") for key in _keys(self.now.any_rank, f"{name}_bucket")}:
+            bounds[float(text)] = self.grew_everywhere(f"{name}_bucket", **{**labels, "le": text})
+        total = max(bounds.values(), default=0.0)
+        if not total:
+            return None
+        return min(bound for bound, count in bounds.items() if count >= share * total)
+
+
+def _keys(numbers: Numbers, name: str) -> Iterator[Key]:
+    return (key for key in numbers if key[0] == PREFIX + name)
+
+
+def _sum(numbers: Numbers, name: str, labels: dict[str, str]) -> float:
+    wanted = labels.items()
+    return sum(numbers[key] for key in _keys(numbers, name) if wanted <= dict(key[1]).items())

@@ -101,7 +101,7 @@ $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(INSTALL) '.[dev,ray,mooncake,redis,s3]'
+	$(INSTALL) '.[dev,ray,mooncake,redis,s3,metrics]'
 	@touch $(VENV)/.installed $@
 
 # torch comes first, since the engines' own requirements name builds and companions that are not needed.

@@ -1,9 +1,9 @@
 """The options of a replay, declared once for `lockstep replay` and for a rank under torchrun."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -203,6 +203,18 @@ EXIT_STATUSES = (
 _DEFAULT = ReplaySettings()
 
 
+def _settings(options: Mapping[str, Any], ranks_default: Callable[[], int]) -> ReplaySettings:
+    """Return the settings that the options of a replay say."""
+    names = {each.name for each in fields(ReplaySettings)}
+    given = {name: value for name, value in options.items() if name in names}
+    for path in ("trace", "report"):
+        # Ranks may run elsewhere.
+        given[path] = None if given[path] is None else str(given[path].resolve())
+    if given["ranks"] is None:
+        given["ranks"] = ranks_default()
+    return ReplaySettings(**given)
+
+
 def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..., None]:
     """Return a command function with the options of a replay, which validates them and calls `run`.
 
@@ -244,36 +256,8 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         round_timeout_s: RoundTimeout = _DEFAULT.round_timeout_s,
     ) -> None:
         """Serve a workload on real ranks, and check every page."""
-        settings = ReplaySettings(
-            trace=None if trace is None else str(trace.resolve()),
-            ranks=ranks_default() if ranks is None else ranks,
-            requests=requests,
-            concurrency=concurrency,
-            namespaces=namespaces,
-            quota_pages=quota_pages,
-            profile=profile,
-            page_tokens=page_tokens,
-            device_pages=device_pages,
-            host_pages=host_pages,
-            window_device_pages=window_device_pages,
-            window_host_pages=window_host_pages,
-            state_device_pages=state_device_pages,
-            state_host_pages=state_host_pages,
-            store=store,
-            stop_policy=stop_policy,
-            write_policy=write_policy,
-            eviction=eviction,
-            verify=verify,
-            seed=seed,
-            depth=depth,
-            transport=transport,
-            output_tokens_max=output_tokens_max,
-            prefill_tokens=prefill_tokens,
-            device=device,
-            round_timeout_s=round_timeout_s,
-            report=None if report is None else str(report.resolve()),
-            metrics_port=metrics_port,
-        )
+        # Options are named as the settings that they set.
+        settings = _settings(locals(), ranks_default)
         run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 
     return replay

@@ -4,6 +4,7 @@ import numpy as np
 
 from ..ranks.replica.answers import Admission
 from .contents import KeyedTokens
+from .limits import EngineLimits
 from .request import Requested, TokenIds, output_tokens
 
 NEVER = 1 << 62
@@ -13,18 +14,10 @@ NEVER = 1 << 62
 class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
-    def __init__(
-        self,
-        request: Requested,
-        *,
-        page_tokens: int,
-        output_tokens_max: int,
-        namespace: str = "",
-    ) -> None:
-        """`output_tokens_max` 0 stands for no limit."""
-        self.namespace = namespace
+    def __init__(self, request: Requested, limits: EngineLimits) -> None:
+        self.namespace = limits.namespace_of(request.index)
         """Requests of different namespaces share nothing."""
-        most = output_tokens_max
+        most, page_tokens = limits.output_tokens_max, limits.page_tokens
         self._page_tokens = page_tokens
         self.name, self.index = request.name, request.index
         self.prompt = request.prompt_length

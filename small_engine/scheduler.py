@@ -160,15 +160,8 @@ class Scheduler:
 
     def _active(self, request: Requested) -> ActiveRequest | None:
         """Return a request that has come, or None if it can never fit and is refused."""
-        page_tokens = self._limits.page_tokens
-        most = self._limits.output_tokens_max
-        active = ActiveRequest(
-            request,
-            page_tokens=page_tokens,
-            output_tokens_max=most,
-            namespace=self._limits.namespace_of(request.index),
-        )
-        pages = -(-active.total // page_tokens)
+        active = ActiveRequest(request, self._limits)
+        pages = -(-active.total // self._limits.page_tokens)
         if pages > self._limits.device_pages:
             self._refuse(active, pages)
             return None

@@ -167,12 +167,12 @@ def _host_full(window: Window) -> Iterator[Finding]:
     if not (no_room or is_short):
         return
     has_store = window.is_at("store_state", state="attached")
-    where = "and is read again from the store" if has_store else "and is computed again"
+    where = "has to be read from the store again" if has_store else "is computed again"
     waits = f"; prefetches found no room for {no_room:,.0f} pages" if no_room else ""
     yield Finding(
         Weight.COSTS_HITS,
-        f"host memory is too small: all of its {pages:,.0f} pages are replaced{times}, and what left"
-        f" {'' if not has_store else 'is gone from memory '}{where}{waits}",
+        f"host memory is too small: all of its {pages:,.0f} pages are replaced{times}, and what has"
+        f" left {where}{waits}",
         "give it more (host_pages, --host-pages); `lockstep plan` says how much more would hit",
     )
 

@@ -42,8 +42,14 @@ class Sighting:
 
 
 def numbers_in(text: str) -> dict[Key, float]:
-    """Return the samples of a text in the format of Prometheus; raises `ValueError` for another."""
-    from prometheus_client.parser import text_string_to_metric_families
+    """Return the samples of a text in the format of Prometheus.
+
+    Raises `ValueError` for another text, and `ConfigError` where nothing is installed that reads it.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
 
     return {
         (sample.name, frozenset(sample.labels.items())): float(sample.value)
@@ -69,12 +75,8 @@ def addresses_of(first: Sequence[str], world_size: int) -> list[str]:
 def look(addresses: Sequence[str], at_s: float) -> Sighting:
     """Ask the ranks at these addresses for their numbers, side by side.
 
-    Raises `ConfigError` if something else listens there, or what reads it is not installed.
+    Raises `ConfigError` if something else listens there.
     """
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
     with ThreadPoolExecutor(min(32, len(addresses))) as threads:
         texts = list(threads.map(_text_at, addresses))
     ranks: dict[int, Numbers] = {}

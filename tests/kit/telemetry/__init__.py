@@ -1,0 +1,1 @@
+"""Groups that are watched while they serve."""

@@ -1,0 +1,68 @@
+"""A group of two ranks that serves the built-in workload, and what its metrics say of it."""
+
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.top.sighting import Sighting, numbers_in
+from lockstep.launch.worker import limits_of
+from lockstep.ranks.cache import Cache
+from lockstep.small_engine.counts import ReplayCounts
+from lockstep.small_engine.forward_pass import ForwardPass
+from lockstep.small_engine.scheduler import Scheduler
+from lockstep.small_engine.workload import synthetic_requests
+from lockstep.telemetry.port import CacheCollector
+from tests.kit.ranks.served_group import ServedGroup
+
+RANKS = 2
+REQUESTS = 24
+SETTINGS = ReplaySettings(
+    ranks=RANKS, device_pages=256, host_pages=2048, page_tokens=64, stop_policy="wait_complete"
+)
+"""With room for all on the host, and on the device for those at a time."""
+
+
+class WatchedGroup:
+    """Serves workloads, and is looked at."""
+
+    def __init__(self, group: ServedGroup, settings: ReplaySettings) -> None:
+        self.group = group
+        self._limits = limits_of(settings)
+        self._served = 0
+
+    def serve(self, *, seed: int = 1, requests: int = REQUESTS) -> ReplayCounts:
+        """Serve a workload to its end, and wait for the last write; return what rank 0 counts."""
+        first, self._served = self._served, self._served + requests
+
+        def program(cache: Cache, _: ForwardPass) -> ReplayCounts:
+            workload = synthetic_requests(seed, requests)
+            numbered = (replace(each, index=first + each.index) for each in workload)
+            scheduler = Scheduler(cache, numbered, self._limits)
+            assert scheduler.run()
+            assert cache.flush()
+            return scheduler.counts
+
+        counts, *_ = [each.result(120) for each in self.group.begin(program)]
+        return counts
+
+    def seen(self, at_s: float = 0.0) -> Sighting:
+        """Return what a scrape of every rank would see now."""
+        return Sighting(
+            at_s, {cache.rank: numbers_in(exposed_by(cache)) for cache in self.group.caches}
+        )
+
+
+def exposed_by(cache: Cache) -> str:
+    """Return the text that a scrape of a cache gets."""
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(cache.stats))
+    return generate_latest(registry).decode()
+
+
+@contextmanager
+def watched_group(settings: ReplaySettings) -> Generator[WatchedGroup]:
+    with closing(ServedGroup(settings.cache_config(), settings.ranks)) as group:
+        yield WatchedGroup(group, settings)

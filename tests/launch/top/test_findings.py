@@ -1,0 +1,107 @@
+"""What `lockstep top` says of a group with something the matter: the matter comes first."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.settings import ReplaySettings
+from lockstep.launch.top.findings import Weight, findings
+from lockstep.launch.top.sighting import Sighting
+from lockstep.launch.top.window import Window
+from lockstep.storage_backends.registry import open_backend
+from tests.kit.storage.calls import run
+from tests.kit.telemetry.watched_group import SETTINGS, WatchedGroup, watched_group
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+async def lose_half(uri: str) -> None:
+    store = await open_backend(uri)
+    names = [stored.name async for stored in store.objects()]
+    assert all(await store.remove(sorted(names, key=str)[::2], deadline=1e12))
+    await store.close()
+
+
+def watched(stack: ExitStack, **changes: object) -> WatchedGroup:
+    settings: ReplaySettings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    return stack.enter_context(watched_group(settings))
+
+
+def said(group: WatchedGroup, *, seed: int = 1) -> list[str]:
+    """Return what is found while a workload is served."""
+    before = group.seen(0.0)
+    group.serve(seed=seed)
+    return [each.what for each in findings(Window(group.seen(10.0), before))]
+
+
+def test_a_group_with_room_for_all_has_nothing_wrong(stack: ExitStack) -> None:
+    *_, last = said(watched(stack))
+
+    assert last.startswith("nothing is wrong that numbers show")
+
+
+def test_a_rank_whose_store_has_lost_half_of_its_objects_is_named(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    store = f"file://{tmp_path}/{{rank}}?durability=none"
+    before = watched(stack, store=store)
+    before.serve()
+    before.group.close()
+    run(lose_half(store.replace("{rank}", "1")))
+
+    first, *_ = said(watched(stack, store=store))
+
+    assert first.startswith("rank 1 lacks pages that the others have in the store")
+
+
+def test_host_memory_that_is_too_small_is_said_with_how_fast_it_turns_over(
+    stack: ExitStack,
+) -> None:
+    first, *_ = said(watched(stack, host_pages=40))
+
+    assert first.startswith("host memory is too small: all of its 40 pages are replaced every")
+
+
+def test_a_store_that_is_slow_is_said_with_its_latency(stack: ExitStack) -> None:
+    store = "fault+memory://slow?fault.delay=1&fault.delay_ms=800"
+
+    first, *_ = said(watched(stack, store=store, host_pages=2048))
+
+    assert first.startswith("the store is slow: half of its reads and lookups take")
+
+
+def test_a_tenant_s_quota_is_said_to_be_why_pages_left(stack: ExitStack) -> None:
+    first, *_ = said(watched(stack, namespaces=2, quota_pages=20))
+
+    assert "a tenant's quota" in first
+
+
+def test_salts_that_never_repeat_are_said_to_be_new(stack: ExitStack) -> None:
+    first, *_ = said(watched(stack, namespaces=0))
+
+    assert first == (
+        "24 namespaces were new for 24 requests: salts that do not come back, so that no request finds"
+        " what another has left"
+    )
+
+
+def test_a_group_that_nobody_asks_anything_has_no_hits_to_speak_of(stack: ExitStack) -> None:
+    group = watched(stack)
+
+    (only,) = findings(Window(group.seen(10.0), group.seen(0.0)))
+
+    assert (only.weight, only.what) == (Weight.NORMAL, "no request was admitted")
+
+
+def test_a_rank_that_does_not_answer_is_named_by_its_address() -> None:
+    (first, *_) = findings(Window(Sighting(0.0, {}, ("127.0.0.1:9401",))))
+
+    assert first.weight is Weight.BROKEN
+    assert first.what == "nobody answers at 127.0.0.1:9401"

@@ -1,0 +1,148 @@
+"""A group that is scraped while it serves: the text parses, and what it says is what was served."""
+
+import threading
+from dataclasses import replace
+from urllib.request import urlopen
+
+import pytest
+
+from lockstep.errors import ConfigError, PeerLost
+from lockstep.launch.top.sighting import Sighting, look, numbers_in
+from lockstep.launch.top.window import Window
+from lockstep.small_engine.counts import ReplayCounts
+from lockstep.telemetry.families import FAMILIES
+from lockstep.telemetry.port import serve_metrics
+from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
+
+STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
+"""A host so small that much comes from storage."""
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[Sighting, list[ReplayCounts], list[float]]:
+    """Return what is seen at the end, what was served, and hits as they were seen meanwhile."""
+    with watched_group(STORED) as watched:
+        cache = watched.group.caches[0]
+        port = serve_metrics(cache.stats, 0)
+        done = threading.Event()
+        meanwhile: list[float] = []
+
+        def scrape() -> None:
+            while not done.is_set():
+                seen = look([f"127.0.0.1:{port.port}"], 0.0)
+                meanwhile.append(Window(seen).grew("hit_tokens_total"))
+
+        scraper = threading.Thread(target=scrape)
+        scraper.start()
+        counts = [watched.serve(seed=seed) for seed in (1, 2, 1)]
+        done.set()
+        scraper.join()
+        seen = watched.seen()
+        port.close()
+    return seen, counts, meanwhile
+
+
+def test_hits_by_tier_equal_what_the_engine_has_counted_to_the_token(
+    served: tuple[Sighting, list[ReplayCounts], list[float]],
+) -> None:
+    seen, counts, _ = served
+    window = Window(seen)
+
+    by_tier = [window.grew("hit_tokens_total", tier=tier) for tier in ("device", "host", "storage")]
+
+    assert [each.preempted + each.retractions for each in counts] == [0, 0, 0]
+    assert by_tier == [
+        sum(each.hit_device_tokens for each in counts),
+        sum(each.hit_host_tokens for each in counts),
+        sum(each.hit_storage_tokens for each in counts),
+    ]
+    assert all(by_tier)
+
+
+def test_scrapes_while_the_group_serves_see_hits_grow(
+    served: tuple[Sighting, list[ReplayCounts], list[float]],
+) -> None:
+    _, _, meanwhile = served
+
+    assert meanwhile == sorted(meanwhile)
+    assert len(set(meanwhile)) > 2
+
+
+def test_every_rank_says_the_same_of_what_is_replicated(
+    served: tuple[Sighting, list[ReplayCounts], list[float]],
+) -> None:
+    seen, _, _ = served
+    window = Window(seen)
+    names = ("hit_tokens_total", "operations_total", "removed_pages_total", "admissions_total")
+
+    first, second = ([window.grew_on(rank, name) for name in names] for rank in (0, 1))
+
+    assert first == second
+    assert all(first)
+
+
+def test_the_pages_of_a_pool_are_free_evictable_held_or_somebody_s_own(
+    served: tuple[Sighting, list[ReplayCounts], list[float]],
+) -> None:
+    window = Window(served[0])
+
+    assert window.is_at("pool_pages", pool="kv", tier="host") == STORED.host_pages
+    assert window.is_at("pool_pages", pool="kv", tier="device") == STORED.device_pages
+    assert window.is_at("pool_pages", tier="device", state="own") == 0
+    assert window.is_at("pool_pages", state="held") == 0
+
+
+def test_the_store_s_calls_are_counted_under_its_kind(
+    served: tuple[Sighting, list[ReplayCounts], list[float]],
+) -> None:
+    window = Window(served[0])
+
+    read = window.grew_everywhere("storage_bytes_total", store="memory", call="read")
+
+    assert read == window.grew_everywhere("moved_bytes_total", source="storage") > 0
+    assert window.percentile("storage_call_seconds", 0.5, store="memory", call="read")
+
+
+def test_every_family_is_exposed_with_its_type_and_meaning_and_the_rank() -> None:
+    with watched_group(SETTINGS) as watched:
+        text = exposed_by(watched.group.caches[1])
+
+    ranks = {dict(labels).get("rank") for _, labels in numbers_in(text)}
+    said = {f"# TYPE {each.full_name} {each.type}" for each in FAMILIES}
+    assert {line for line in said if line not in text} == set()
+    assert ranks == {"1"}
+
+
+def test_a_port_that_is_taken_is_refused_with_a_remedy() -> None:
+    with watched_group(SETTINGS) as watched:
+        stats = watched.group.caches[0].stats
+        port = serve_metrics(stats, 0)
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port.port}: .*choose another port"):
+            serve_metrics(stats, port.port)
+        port.close()
+
+
+def test_a_port_that_was_closed_is_free_again() -> None:
+    with watched_group(SETTINGS) as watched:
+        stats = watched.group.caches[0].stats
+        first = serve_metrics(stats, 0)
+        first.close()
+        again = serve_metrics(stats, first.port)
+        with urlopen(f"http://127.0.0.1:{again.port}/metrics") as answer:
+            status = answer.status
+        again.close()
+
+    assert status == 200
+
+
+def test_a_group_that_has_ended_says_by_which_error() -> None:
+    with watched_group(SETTINGS) as watched:
+        watched.group.caches[1].abandon()
+        first = watched.group.caches[0]
+        first.open_round()
+        with pytest.raises(PeerLost):
+            first.close_round()
+        window = Window(watched.seen())
+
+    assert window.is_at("group_up", ended_by="PeerLost") == 0
+    assert window.values_of("group_up", "ended_by") == ["PeerLost"]

@@ -1,0 +1,72 @@
+"""The dashboard and the alerts name only what a group exposes, and Prometheus reads the rules."""
+
+import json
+import re
+
+import pytest
+
+from lockstep.telemetry.families import FAMILIES, Type
+from tests.kit.servers.promtool import checked_by_promtool
+from tests.kit.source_tree import ROOT
+
+WATCHING = ROOT / "examples" / "watching"
+NAME = re.compile(r"\blockstep_\w+")
+LABELS = re.compile(r"\b(lockstep_\w+)\{([^}]*)\}")
+LABEL = re.compile(r"(\w+)(?:=~|=)")
+PARTS = ("_bucket", "_sum", "_count")
+FROM_THE_SCRAPE = {"rank", "job", "le"}
+
+
+def exposed() -> dict[str, set[str]]:
+    """Return the labels of everything that is exposed, by name."""
+    names = {each.full_name: set(each.labels) for each in FAMILIES}
+    parts = {
+        f"{each.full_name}{part}": set(each.labels)
+        for each in FAMILIES
+        if each.type is Type.HISTOGRAM
+        for part in PARTS
+    }
+    return {**names, **parts}
+
+
+def texts() -> dict[str, str]:
+    dashboard = json.loads((WATCHING / "grafana.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return {
+        "grafana.json": "\n".join(queries),
+        "alerts.yml": (WATCHING / "alerts.yml").read_text(encoding="utf-8"),
+        "watching.md": (ROOT / "docs" / "watching.md").read_text(encoding="utf-8"),
+    }
+
+
+@pytest.mark.parametrize("name", ["grafana.json", "alerts.yml", "watching.md"])
+def test_every_metric_that_is_named_is_one_that_a_group_exposes(name: str) -> None:
+    named = set(NAME.findall(texts()[name]))
+
+    assert named
+    assert named - set(exposed()) == set()
+
+
+@pytest.mark.parametrize("name", ["grafana.json", "alerts.yml"])
+def test_every_label_that_is_asked_for_is_one_that_the_metric_has(name: str) -> None:
+    known = exposed()
+    asked = {
+        (metric, label)
+        for metric, labels in LABELS.findall(texts()[name])
+        for label in LABEL.findall(labels)
+    }
+
+    assert {each for each in asked if each[1] not in known[each[0]] | FROM_THE_SCRAPE} == set()
+
+
+def test_the_page_for_operators_explains_every_metric() -> None:
+    said = set(NAME.findall(texts()["watching.md"]))
+
+    assert {each.full_name for each in FAMILIES} - said == set()
+
+
+@pytest.mark.parametrize(("what", "file"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])
+def test_prometheus_itself_finds_nothing_wrong_with_the_files(what: str, file: str) -> None:
+    checked = checked_by_promtool(what, WATCHING / file)
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr

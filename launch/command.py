@@ -1,4 +1,4 @@
-"""The command `lockstep`: replay, serve-sim, three simulations, demo, bench, top, store.
+"""The command `lockstep`, with a subcommand for each use.
 
 Whatever is wrong with the input is said in one line on the standard error output, with exit status
 2; a run that shows a fault ends with 1, a group that could not go on with 3, a search for a revived bug
@@ -22,6 +22,8 @@ from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .launching import launch
 from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
+from .planning.command import EXIT_STATUS as PLAN_EXIT_STATUS
+from .planning.command import plan, size
 from .report import check_that_writable
 from .routing.command import simulate_router
 from .serving.command import EXIT_STATUSES as SERVE_EXIT_STATUSES
@@ -112,6 +114,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
 app.command("top")(top)
 app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
+app.command("plan", epilog=PLAN_EXIT_STATUS)(plan)
+app.command("size")(size)
 app.command("simulate-router")(simulate_router)
 app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
 

@@ -1,0 +1,1 @@
+"""`lockstep plan` and `lockstep size`: how much memory to buy, and what it holds."""

@@ -1,0 +1,81 @@
+"""The fields of a Hugging Face `config.json`, read one by one; whatever is wrong is named."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from ...errors import ConfigError
+
+CONFIG = "config.json"
+
+
+class ConfigFields:
+    """The fields of one model, and where they were read."""
+
+    def __init__(self, fields: Mapping[str, object], where: str) -> None:
+        self._fields = fields
+        self.where = where
+
+    @classmethod
+    def read(cls, path: Path) -> "ConfigFields":
+        """Read a `config.json`, or that in a model's directory."""
+        file = path / CONFIG if path.is_dir() else path
+        try:
+            read: object = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} is not JSON: {error}") from error
+        if not isinstance(read, dict):
+            raise ConfigError(f"{file} has no JSON object; give a model's {CONFIG}")
+        return cls(cast("dict[str, object]", read), str(file))
+
+    def text(self) -> "ConfigFields":
+        """Return the fields of the language model, where others stand beside it."""
+        inner = self._fields.get("text_config")
+        if not isinstance(inner, dict):
+            return self
+        return ConfigFields(cast("dict[str, object]", inner), f"{self.where}, text_config")
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigFields":
+        """Return the fields with others for those that are not given, or null."""
+        given = {name: value for name, value in self._fields.items() if value is not None}
+        return ConfigFields({**defaults, **given}, self.where)
+
+    def has(self, name: str) -> bool:
+        """Say whether a field is given, and not null."""
+        return self._fields.get(name) is not None
+
+    def flag(self, name: str) -> bool:
+        """Return a field that is true or not; false where it is not given."""
+        return self._fields.get(name) is True
+
+    def word(self, name: str) -> str:
+        """Return a text; empty where it is not given."""
+        value = self._fields.get(name)
+        return value if isinstance(value, str) else ""
+
+    def words(self, name: str) -> list[str]:
+        """Return a list of texts; empty where it is not given."""
+        value = self._fields.get(name)
+        if value is None:
+            return []
+        words = cast("list[object]", value) if isinstance(value, list) else [None]
+        if not all(isinstance(each, str) for each in words):
+            raise ConfigError(f"{self.where}: {name} must be a list of texts")
+        return cast("list[str]", words)
+
+    def number(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number."""
+        value = self._fields.get(name)
+        if value is None:
+            if default is None:
+                raise ConfigError(f"{self.where}: {name} is missing")
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(
+                f"{self.where}: {name} is {json.dumps(value)[:40]}, must be a whole number,"
+                f" {least} or more"
+            )
+        return value

@@ -1,0 +1,141 @@
+"""What one size comes to on a trace: the replica's hits, and those of the oracles beside it."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import isinf
+
+from ...errors import ConfigError
+from ...ranks.orders import KV_POOL
+from ...ranks.replica.tree.eviction_policies import known_policies
+from ...simulation.planning.group import InstantGroup, Served
+from ...simulation.planning.key_store import KeyStore
+from ...simulation.planning.oracles import Path, belady, fifo, ideal, paths
+from ...simulation.planning.prompts import PagedPrompt, paged
+from ...small_engine.request import WorkloadRequest
+from ...small_engine.workload import requests_of
+from .pools import GIB, ModelPools
+from .published import find_model
+from .settings import ByTier, MovedGib, PlanSettings, Point, Size
+
+FIFO = "fifo"
+"""Not a policy of the replica's: an oracle with all the memory in one tier, to compare with others."""
+
+
+def policies() -> list[str]:
+    """Return the names of the policies that can be planned with."""
+    return [*known_policies(), FIFO]
+
+
+class Evaluation:
+    """A trace and a model, on which sizes are tried. Single-threaded."""
+
+    def __init__(self, settings: PlanSettings) -> None:
+        """Read the trace and the model. Raises `ConfigError` for either."""
+        self.model = find_model(settings.model, settings.dtype)
+        self.requests: Sequence[WorkloadRequest] = list(
+            requests_of(settings.trace, 0, settings.requests)
+        )
+        self.tokens = sum(each.prompt_length for each in self.requests)
+        self._tp = settings.tp
+        self._operations = sum(
+            self.model.work.operations(each.prompt_length) for each in self.requests
+        )
+        # The points of a sweep have few page sizes, and many points of each.
+        self.prompts = lru_cache(maxsize=4)(self._prompts)
+
+    def pools(self, page_tokens: int) -> ModelPools:
+        """Return the model's pools for a page size."""
+        return ModelPools(self.model.profile, self._tp, page_tokens)
+
+    def require(self, size: Size) -> tuple[int, int]:
+        """Return the pages on the device and on the host; raise `ConfigError` if it cannot be tried."""
+        pools = self.pools(size.page_tokens)
+        device = pools.pages(size.device_gib * GIB, "device")
+        host = pools.pages(size.host_gib * GIB, "host")
+        for tier, pages, gib in (
+            ("device", device, size.device_gib),
+            ("host", host, size.host_gib),
+        ):
+            if not pages and (gib or tier == "device"):
+                least = pools.nbytes(1, tier) / GIB
+                raise ConfigError(
+                    f"--{tier}-gib {gib:g} has no room for a page of {size.page_tokens} tokens, which"
+                    f" takes {least:.4f} GiB of each rank with what stands beside it; give more"
+                )
+        if size.storage_gib and not host:
+            raise ConfigError("--storage-gib needs host memory: set --host-gib")
+        return device, host
+
+    def evaluate(self, size: Size) -> Point:
+        """Serve the whole trace with a cache of this size."""
+        prompts, chains, most, _ = self.prompts(size.page_tokens)
+        device, host = self.require(size)
+        pools = self.pools(size.page_tokens)
+        memory = device + host
+        stored = size.storage_gib * GIB
+        best = most
+        if not isinf(stored):
+            memory += int(stored) // pools.stored_bytes[KV_POOL]
+            best = belady(chains, memory)
+        moved: Mapping[tuple[str, str], int] = {}
+        if size.policy == FIFO:
+            oldest = most if isinf(stored) else fifo(chains, memory)
+            served: list[Served | None] = [Served(each, 0, 0) for each in oldest]
+        else:
+            store = None
+            if stored:
+                store = KeyStore(pools.stored_bytes, None if isinf(stored) else int(stored))
+            group = InstantGroup(
+                pools.replica(device, host, has_store=store is not None, policy=size.policy),
+                chunk_pages=pools.chunk_pages(device),
+                store=store,
+            )
+            served = [group.serve(each) for each in prompts]
+            moved = group.moved
+        unit = size.page_tokens
+        hits = [sum(each) * unit if each is not None else 0 for each in served]
+        by_tier = [sum(each[tier] for each in served if each is not None) for tier in range(3)]
+        return Point(
+            device_gib=size.device_gib,
+            host_gib=size.host_gib,
+            storage_gib=None if isinf(stored) else size.storage_gib,
+            page_tokens=unit,
+            policy=size.policy,
+            hit_ratio=sum(hits) / self.tokens,
+            ideal_ratio=sum(most) * unit / self.tokens,
+            belady_ratio=sum(best) * unit / self.tokens,
+            compute_saved=sum(map(self.model.work.operations, hits)) / self._operations,
+            hit_tokens=ByTier(
+                device=by_tier[0] * unit, host=by_tier[1] * unit, storage=by_tier[2] * unit
+            ),
+            moved_gib=self._moved(moved, pools),
+            device_pages=device,
+            host_pages=host,
+            too_long=sum(each is None for each in served),
+        )
+
+    def ideal_tokens(self, page_tokens: int) -> int:
+        """Return how many tokens a cache without bounds would have."""
+        return sum(self.prompts(page_tokens)[2]) * page_tokens
+
+    def whole_gib(self, page_tokens: int) -> float:
+        """Return the host memory of each rank in which all pages of the trace have room."""
+        return self.pools(page_tokens).nbytes(self.prompts(page_tokens)[3], "host") / GIB
+
+    def _prompts(self, page_tokens: int) -> tuple[list[PagedPrompt], list[Path], list[int], int]:
+        prompts = paged(self.requests, page_tokens)
+        chains, pages = paths(prompts)
+        return prompts, chains, ideal(chains), pages
+
+    def _moved(self, moved: Mapping[tuple[str, str], int], pools: ModelPools) -> MovedGib:
+        def gib(way: str, page_bytes: Mapping[str, int], times: int) -> float:
+            of_way = ((pool, pages) for (each, pool), pages in moved.items() if each == way)
+            return sum(pages * page_bytes[pool] for pool, pages in of_way) * times / GIB
+
+        # Every rank reads what is the same on all of them, and one writes it.
+        return MovedGib(
+            l1_to_l2=gib("l1_to_l2", pools.page_bytes, self._tp),
+            l2_to_l1=gib("l2_to_l1", pools.page_bytes, self._tp),
+            l2_to_l3=gib("l2_to_l3", pools.stored_bytes, 1),
+            l3_to_l2=gib("l3_to_l2", pools.page_bytes, self._tp),
+        )

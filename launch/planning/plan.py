@@ -1,0 +1,167 @@
+"""A plan from the command line: the points of a sweep or the answer to a goal, as a table and JSON."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...errors import ConfigError
+from ..amounts import count
+from ..option_values import check_choice, check_number
+from ..progress import progress_bar
+from ..report import write_report
+from .evaluation import Evaluation, policies
+from .goal import Goal, reach
+from .settings import PlanSettings, Point, Size
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_NOT_TO_BE_HAD: Final = 1
+_BAR: Final = 40
+_POLICY: Final = 8
+_LEGEND: Final = (
+    f"{'':{_POLICY}} # hit, + the best that so much memory could hit, . a cache without bounds"
+)
+
+
+def run_plan(
+    settings: PlanSettings, sizes: Sequence[Size], goal: float | None, report: Path | None
+) -> int:
+    """Try all sizes, or look for one; print what came out and write the report; return the status."""
+    from rich.console import Console
+
+    if settings.requests is not None:
+        check_number("requests", settings.requests, 1)
+    check_number("tp", settings.tp, 1)
+    for size in sizes:
+        check_choice("policy", size.policy, policies())
+    evaluation = Evaluation(settings)
+    console = Console(highlight=False, emoji=False)
+    for size in sizes:
+        evaluation.require(size)
+        if goal is not None and len(sizes) > 1:
+            raise ConfigError(
+                "--goal looks for the host memory beside one of each of the other sizes; give no lists"
+            )
+    _tell_what(evaluation, settings, console)
+    found: dict[str, object] = {"settings": asdict(settings)}
+    found |= {"requests": len(evaluation.requests), "tokens": evaluation.tokens}
+    status = 0
+    with Workers(settings, evaluation, len(sizes) if goal is None else 64) as workers:
+        if goal is None:
+            points = _sweep(workers, sizes)
+            print_points(points, console)
+        else:
+            with Console(stderr=True).status("looking") as told:
+                answer = reach(goal, sizes[0], evaluation, workers, told.update)
+            points = [] if answer["point"] is None else [answer["point"]]
+            print_goal(answer, console)
+            found["goal"] = answer
+            status = 0 if points else EXIT_NOT_TO_BE_HAD
+    found["points"] = points
+    if report is not None:
+        write_report(str(report), found)
+    return status
+
+
+def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[Point]:
+    with progress_bar(shown=sys.stderr.isatty()) as on_done:
+        done = 0
+
+        def note() -> None:
+            nonlocal done
+            done += 1
+            on_done(done, len(sizes))
+
+        return workers.evaluate(sizes, note)
+
+
+def _tell_what(evaluation: Evaluation, settings: PlanSettings, console: "Console") -> None:
+    ranks = count(settings.tp, "rank")
+    console.print(
+        f"{count(len(evaluation.requests), 'request')}, {evaluation.tokens:,} tokens of prompts;"
+        f" {evaluation.model.profile.model} in {settings.dtype} on {ranks}.\n"
+        "GiB of device and host are those of each rank, of the store those of all together, as what is"
+        " moved down to it and up again.",
+        soft_wrap=True,
+    )
+
+
+def print_points(points: Sequence[Point], console: "Console") -> None:
+    """Print the table, and a plot of what each size hits beside what could be hit."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("device", "host", "store", "page"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for title in ("hits", "Belady", "ideal", "saved", "down", "up"):
+        table.add_column(title, justify="right", no_wrap=True)
+    bars: list[str] = []
+    for each in points:
+        storage, moved = each["storage_gib"], each["moved_gib"]
+        shares = (each["hit_ratio"], each["belady_ratio"], each["ideal_ratio"])
+        table.add_row(
+            f"{each['device_gib']:g}",
+            f"{each['host_gib']:,.4g}",
+            "inf" if storage is None else f"{storage:,.4g}",
+            str(each["page_tokens"]),
+            each["policy"],
+            *(f"{share:.1%}" for share in (*shares, each["compute_saved"])),
+            f"{moved['l1_to_l2'] + moved['l2_to_l3']:,.0f}",
+            f"{moved['l2_to_l1'] + moved['l3_to_l2']:,.0f}",
+        )
+        bars.append(f"{each['policy']:<{_POLICY}} {_bar(*shares)} {_sizes_of(each)}")
+    console.print(table)
+    console.print("\n".join([_LEGEND, *bars]), soft_wrap=True)
+    too_long = max((each["too_long"] for each in points), default=0)
+    if too_long:
+        console.print(
+            f"With the smallest device {count(too_long, 'request')} did not fit, and counted as"
+            " computed; nothing of them was kept.",
+            soft_wrap=True,
+        )
+
+
+def _sizes_of(point: Point) -> str:
+    """Return the sizes of a point in a few words."""
+    tiers = (("", point["device_gib"]), ("+", point["host_gib"]), ("+", point["storage_gib"]))
+    given = " ".join(
+        f"{sign}{'inf' if gib is None else f'{gib:,.4g}'}" for sign, gib in tiers if gib != 0
+    )
+    return f"{given} GiB, pages of {point['page_tokens']}"
+
+
+def _bar(hit: float, best: float, ideal: float) -> str:
+    """Return a bar as long as what is ideal: all bars of a trace are equally long."""
+    whole = ideal or 1.0
+    hits, bests = (round(_BAR * share / whole) for share in (hit, best))
+    return "#" * hits + "+" * (bests - hits) + "." * (_BAR - max(hits, bests))
+
+
+def print_goal(goal: Goal, console: "Console") -> None:
+    """Print how much memory it takes, or that no memory is enough."""
+    point = goal["point"]
+    if point is None:
+        why = (
+            "no cache hits more"
+            if goal["ideal_ratio"] < goal["wanted"]
+            else "this device and policy do not come to it with host memory for the whole trace"
+        )
+        console.print(
+            f"{goal['wanted']:.1%} is not to be had: a cache without bounds hits"
+            f" {goal['ideal_ratio']:.1%}, and {why}.",
+            soft_wrap=True,
+        )
+        return
+    print_points([point], console)
+    console.print(
+        f"{goal['wanted']:.1%} of all prompt tokens takes {point['host_gib']:,.4g} GiB of host memory"
+        f" on each rank beside {point['device_gib']:g} GiB of its device (found to within"
+        f" {goal['within_gib']:.2g} GiB).",
+        soft_wrap=True,
+    )

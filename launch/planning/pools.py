@@ -1,0 +1,111 @@
+"""Memory as pages of a model's pools, by the rules that a replay goes by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...page_format.object_header import HEADER_BYTES
+from ...page_format.page_layout import PageLayout
+from ...ranks.config import ComponentConfig, SlidingWindow
+from ...ranks.orders import KV_POOL
+from ...ranks.replica.settings import ComponentSettings, ReplicaConfig
+from ...small_engine.profile import Profile
+
+GIB = 1 << 30
+_PAGES_MAX = 1 << 30
+_CHUNK_TOKENS = 8192
+"""How much of a prompt is computed at a time where the model has more than full attention."""
+
+
+@dataclass(frozen=True)
+class ModelPools:
+    """The pools of a model whose pages have so many tokens, on one of so many ranks."""
+
+    profile: Profile
+    tp: int
+    page_tokens: int
+
+    @cached_property
+    def layouts(self) -> Mapping[str, PageLayout]:
+        """The layout of each pool's pages."""
+        others = self._components(1, 1)
+        full = {KV_POOL: self.profile.layout(self.page_tokens)}
+        return full | {each.pool: each.layout for each in others}
+
+    @cached_property
+    def page_bytes(self) -> Mapping[str, int]:
+        """What one rank keeps of a page of each pool, or of a state."""
+        return {pool: layout.shard(0, self.tp).page_bytes for pool, layout in self.layouts.items()}
+
+    @cached_property
+    def stored_bytes(self) -> Mapping[str, int]:
+        """What all ranks together have of a page in a store: an object for each, or one for all."""
+        shards = {pool: layout.shard(0, self.tp) for pool, layout in self.layouts.items()}
+        return {
+            pool: (1 if shard.replicated else self.tp) * (shard.page_bytes + HEADER_BYTES)
+            for pool, shard in shards.items()
+        }
+
+    def nbytes(self, pages: int, tier: str = "device") -> int:
+        """Return what so many pages of full attention take, with what stands beside them."""
+        sizes = self.profile.sizes(self.page_tokens, pages, pages)
+        others = sum(
+            sizes[f"{pool}_{tier}_pages"] * page_bytes
+            for pool, page_bytes in self.page_bytes.items()
+            if pool != KV_POOL
+        )
+        return pages * self.page_bytes[KV_POOL] + others
+
+    def pages(self, nbytes: float, tier: str = "device") -> int:
+        """Return how many pages of full attention a rank's memory has room for, with the rest."""
+        fits, too_many = 0, min(_PAGES_MAX, int(nbytes) // self.page_bytes[KV_POOL] + 1)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.nbytes(middle, tier) <= nbytes:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+    def chunk_pages(self, device_pages: int) -> int:
+        """Return how many pages a prompt is computed at a time, so that it needs no more memory."""
+        window = self.profile.window
+        if window is None:
+            return device_pages
+        sizes = self.profile.sizes(self.page_tokens, device_pages, 0)
+        room = sizes["window_device_pages"] - window.pages(self.page_tokens) - 1
+        return max(1, min(_CHUNK_TOKENS // self.page_tokens, room))
+
+    def replica(
+        self, device_pages: int, host_pages: int, *, has_store: bool, policy: str
+    ) -> ReplicaConfig:
+        """Return the settings of a replica whose pages have one token (`PagedPrompt`)."""
+        components = tuple(
+            ComponentSettings(
+                kind=each.kind,
+                pool=each.pool,
+                device_pages=each.device_pages,
+                host_pages=each.host_pages if host_pages else 0,
+                every_pages=-(-_reach(each) // self.page_tokens),
+            )
+            for each in self._components(device_pages, host_pages)
+        )
+        return ReplicaConfig(
+            page_tokens=1,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            components=components,
+            has_store=has_store,
+            model_digest=self.profile.name.encode(),
+            eviction=policy,
+        )
+
+    def _components(self, device_pages: int, host_pages: int) -> tuple[ComponentConfig, ...]:
+        return self.profile.components(self.page_tokens, device_pages, host_pages)
+
+
+def _reach(component: ComponentConfig) -> int:
+    """Return the tokens of a window, or between two checkpoints."""
+    if isinstance(component, SlidingWindow):
+        return component.window_tokens
+    return component.checkpoint_tokens

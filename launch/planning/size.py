@@ -1,0 +1,199 @@
+"""What a model keeps for each token by pool, what fits on each tier, and which page size to take."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from ...errors import ConfigError
+from ...ranks.config import PAGES_MAX
+from ...ranks.orders import KV_POOL
+from ..amounts import bytes_in_words, count
+from ..option_values import check_number
+from ..report import write_report
+from .page_size import OBJECT_BYTES_GOOD, PageSize, advised, page_sizes
+from .pools import GIB, ModelPools
+from .published import find_model
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeSettings:
+    """What is asked."""
+
+    model: str
+    tp: int
+    dtype: str
+    tokens: int
+    page_tokens: int | None
+    device_gib: float
+    host_gib: float
+    storage_gib: float
+
+
+class PoolSize(TypedDict):
+    """What one pool keeps."""
+
+    pool: str
+    layers: int
+    columns: str
+    bytes_model: int
+    """For each token, or for each state, of the whole model, each thing counted once."""
+    bytes_rank: int
+    """The same of one rank."""
+    kept: str
+    """For which tokens it is kept."""
+
+
+class TierSize(TypedDict):
+    """What one tier has room for, and what the wanted tokens take there."""
+
+    tier: str
+    gib: float
+    tokens: int
+    wanted_gib: float
+
+
+def run_size(settings: SizeSettings, report: Path | None) -> None:
+    """Print what a model takes and write the report."""
+    from rich.console import Console
+
+    check_number("tp", settings.tp, 1)
+    model = find_model(settings.model, settings.dtype)
+    sizes = page_sizes(model.profile, settings.tp)
+    best = advised(sizes)
+    page_tokens = settings.page_tokens or best.page_tokens
+    if page_tokens < 1 or page_tokens > 1 << 20:
+        raise ConfigError(f"--page-tokens is {page_tokens}, must be from 1 to {1 << 20}")
+    if settings.tokens // page_tokens > PAGES_MAX:
+        raise ConfigError(f"--tokens is {settings.tokens}, must be {PAGES_MAX} pages at most")
+    pools = ModelPools(model.profile, settings.tp, page_tokens)
+    by_pool, tiers = _pools(pools), _tiers(pools, settings)
+    console = Console(highlight=False, emoji=False)
+    console.print(
+        f"{model.profile.model} in {settings.dtype} on {count(settings.tp, 'rank')}, pages of"
+        f" {page_tokens} tokens",
+        soft_wrap=True,
+    )
+    _print_pools(by_pool, console)
+    _print_tiers(tiers, settings, console)
+    _print_page_sizes(sizes, best, console)
+    if report is not None:
+        advice = {"page_tokens": best.page_tokens, "sizes": [each._asdict() for each in sizes]}
+        found = {"settings": asdict(settings), "pools": by_pool, "tiers": tiers, "pages": advice}
+        write_report(str(report), found)
+
+
+def _pools(pools: ModelPools) -> list[PoolSize]:
+    """Return what each pool keeps for one token, or in one state."""
+    window, state = pools.profile.window, pools.profile.state
+    one = ModelPools(pools.profile, pools.tp, 1)
+    kept = {KV_POOL: "each token"}
+    if window is not None:
+        kept["window"] = f"the last {window.window_tokens:,} tokens"
+    if state is not None:
+        kept["state"] = f"a state every {state.every(pools.page_tokens):,} tokens"
+    return [
+        PoolSize(
+            pool=name,
+            layers=layout.columns[0].layers,
+            columns=", ".join(
+                f"{each.name} {each.heads}x{each.elements}{' (replicated)' * each.replicated}"
+                for each in layout.columns
+            ),
+            bytes_model=layout.shard(0, 1).page_bytes,
+            bytes_rank=one.page_bytes[name],
+            kept=kept[name],
+        )
+        for name, layout in one.layouts.items()
+    ]
+
+
+def _tiers(pools: ModelPools, settings: SizeSettings) -> list[TierSize]:
+    unit = pools.page_tokens
+    wanted = -(-settings.tokens // unit)
+    tiers = [
+        TierSize(
+            tier=f"{label} {tier}",
+            gib=gib,
+            tokens=pools.pages(gib * GIB, tier) * unit,
+            wanted_gib=pools.nbytes(wanted, tier) / GIB,
+        )
+        for label, tier, gib in (
+            ("L1", "device", settings.device_gib),
+            ("L2", "host", settings.host_gib),
+        )
+    ]
+    # What stands beside full attention is stored in the same proportion as on the host.
+    ratio = pools.nbytes(1 << 20, "host") / (pools.page_bytes[KV_POOL] << 20)
+    page = pools.stored_bytes[KV_POOL] * ratio
+    tiers.append(
+        TierSize(
+            tier="L3 storage",
+            gib=settings.storage_gib,
+            tokens=int(settings.storage_gib * GIB / page) * unit,
+            wanted_gib=wanted * page / GIB,
+        )
+    )
+    return tiers
+
+
+def _table(*titles: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE, pad_edge=False)
+    for title in titles:
+        is_text = title in {"pool", "columns", "kept for", "tier", ""}
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _print_pools(by_pool: list[PoolSize], console: "Console") -> None:
+    table = _table("pool", "kept for", "layers", "bytes", "of a rank", "columns")
+    for each in by_pool:
+        table.add_row(
+            each["pool"],
+            each["kept"],
+            str(each["layers"]),
+            f"{each['bytes_model']:,}",
+            f"{each['bytes_rank']:,}",
+            each["columns"],
+        )
+    console.print(table)
+
+
+def _print_tiers(tiers: list[TierSize], settings: SizeSettings, console: "Console") -> None:
+    table = _table("tier", "GiB", "holds tokens", f"{settings.tokens:,} tokens take GiB")
+    for each in tiers:
+        table.add_row(
+            each["tier"], f"{each['gib']:,g}", f"{each['tokens']:,}", f"{each['wanted_gib']:,.1f}"
+        )
+    console.print(table)
+    console.print(
+        "GiB of L1 and L2 are those of each rank, of L3 those of all together.", soft_wrap=True
+    )
+
+
+def _print_page_sizes(sizes: list[PageSize], best: PageSize, console: "Console") -> None:
+    table = _table("page", "object of a rank", "header", "computed again", "")
+    for each in sizes:
+        table.add_row(
+            str(each.page_tokens),
+            bytes_in_words(each.object_bytes),
+            f"{each.header_share:.2%}",
+            f"{each.waste_tokens} tokens",
+            "advised" if each is best else "",
+        )
+    console.print(table)
+    if best.object_bytes >= OBJECT_BYTES_GOOD:
+        why = "its objects have 1 MiB or more, below which a store's fixed cost for each of them shows"
+    else:
+        why = "no object comes to 1 MiB, below which a store's fixed cost for each of them shows"
+    console.print(
+        f"Pages of {best.page_tokens} tokens: {why}. Larger ones waste more: of each prompt half a page"
+        " is computed again on the mean.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,193 @@
+"""A group that serves one prompt after the other: a real replica, and I/O that takes no time.
+
+Whatever the replica orders is done at once on every rank, so that each verdict follows from the effects
+before it. No ballot, no executor and no byte is needed, and the same prompts give the same figures.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from ...coordinator.expectations import Expectation, Forgotten, Queued, Seated
+from ...coordinator.operation import Phase, Queue
+from ...coordinator.verdict import Arrived, Found, SeatVerdict, Verdict, Watermark
+from ...ranks.executor.restorable import restorable
+from ...ranks.orders import CopyToDevice, CopyToHost, Fetch, LookUp, ObjectTransfer, Order, Put
+from ...ranks.replica.answers import Admission
+from ...ranks.replica.effects import Effects
+from ...ranks.replica.replica import Replica
+from ...ranks.replica.requests import LoadState
+from ...ranks.replica.settings import ReplicaConfig
+from .key_store import KeyStore
+from .prompts import ID_BYTES, PagedPrompt
+
+_NAMESPACE = ""
+_by_operation = attrgetter("operation")
+_TRIES_MAX = 4
+"""How often a request asks again that has to wait, for example until pages are backed up."""
+
+
+class Served(NamedTuple):
+    """How many pages of a prompt came from each tier."""
+
+    device: int
+    host: int
+    storage: int
+
+
+class InstantGroup:
+    """The replica of a group, whose pages have one token (`PagedPrompt`)."""
+
+    def __init__(
+        self, config: ReplicaConfig, *, chunk_pages: int, store: KeyStore | None = None
+    ) -> None:
+        """Prompts are computed in chunks of `chunk_pages`."""
+        self.replica = Replica(config)
+        self.moved: Counter[tuple[str, str]] = Counter()
+        """Pages that each rank has moved, by the way (`l1_to_l2` and so on) and the pool."""
+        self._chunk_pages = chunk_pages
+        self._device_pages = config.device_pages
+        self._store = store
+        self._rounds = 0
+        self._names = 0
+        self._lengths: dict[int, Sequence[int]] = {}
+        """What the store can restore of each prefetch that looks it up."""
+
+    def serve(self, prompt: PagedPrompt) -> Served | None:
+        """Compute a prompt; None if the device has no room for it, and then nothing of it is kept."""
+        if prompt.reserved > self._device_pages:
+            return None
+        replica, name = self.replica, str(self._names)
+        self._names += 1
+        usable = prompt.ids[: prompt.usable * ID_BYTES]
+        if self._store is not None:
+            self._follow(replica.prefetch(name, _NAMESPACE, usable)[1])
+        admission = self._admit(name, usable, prompt.reserved)
+        served = None
+        if admission is not None and self._compute(name, prompt, admission):
+            served = Served(
+                admission.device_tokens, admission.host_tokens, admission.storage_tokens
+            )
+        if replica.knows(name):
+            self._follow(replica.release(name)[1])
+        return served
+
+    def _admit(self, name: str, usable: bytes, pages: int) -> Admission | None:
+        """Admit a request with room for its first chunk, which begins behind what is cached."""
+        for _ in range(_TRIES_MAX):
+            reserved = pages
+            if pages > self._chunk_pages:
+                cached = self.replica.match(_NAMESPACE, usable).host_tokens
+                reserved = min(pages, cached + self._chunk_pages)
+            answer, effects = self.replica.load_back(name, _NAMESPACE, usable, reserved)
+            self._follow(effects)
+            if isinstance(answer, Admission):
+                return answer
+        return None
+
+    def _compute(self, name: str, prompt: PagedPrompt, admission: Admission) -> bool:
+        """Compute what is not cached, chunk by chunk; False where there was no room for a chunk."""
+        replica, pages = self.replica, prompt.pages
+        if replica.load_state(name) is not LoadState.READY:
+            return False
+        chunks = range(admission.cached_tokens + self._chunk_pages, pages, self._chunk_pages)
+        ends = sorted({*chunks, *admission.checkpoints, pages})
+        for end in ends:
+            needed = prompt.reserved if end == pages else end
+            fits, effects = replica.extend(name, needed)
+            self._follow(effects)
+            if not fits:
+                return False
+            final = end == pages
+            inserted = replica.insert(name, prompt.ids[: end * ID_BYTES], final=final)
+            self._follow(inserted[1])
+        return True
+
+    def _follow(self, effects: Effects) -> None:
+        """Do all that was ordered, and apply the verdicts, until nothing is in flight."""
+        while effects.expectations or effects.orders:
+            seats = self._seats(effects.expectations, effects.orders)
+            watermarks = _watermarks(effects.expectations)
+            self._carry_out(effects.orders)
+            if not (watermarks or seats):
+                return
+            self._rounds += 1
+            effects = self.replica.apply(
+                Verdict(
+                    round=self._rounds, time_ms=self._rounds, watermarks=watermarks, seats=seats
+                )
+            )
+
+    def _seats(
+        self, expectations: Iterable[Expectation], orders: Iterable[Order]
+    ) -> tuple[SeatVerdict, ...]:
+        """Return what the lookups and reads of prefetches have come to."""
+        fetches: dict[int, Fetch] = {}
+        for order in orders:
+            if isinstance(order, LookUp):
+                self._lengths[order.operation] = self._restorable(order)
+            elif isinstance(order, Fetch):
+                fetches[order.operation] = order
+        seats: list[SeatVerdict] = []
+        for each in expectations:
+            if isinstance(each, Forgotten):
+                self._lengths.pop(each.operation, None)
+            elif not isinstance(each, Seated):
+                continue
+            elif each.phase is Phase.TRANSFER:
+                seats.append(self._read(fetches[each.operation]))
+            else:
+                lengths = self._lengths[each.operation]
+                pages = max((one for one in lengths if one <= each.bound), default=0)
+                seats.append(Found(each.operation, each.bound, pages, 0, pages, None))
+        return tuple(sorted(seats, key=_by_operation))
+
+    def _restorable(self, order: LookUp) -> Sequence[int]:
+        """Return the lengths that can be restored."""
+        assert self._store is not None
+        has = self._store.has
+        present = [[has(need.pool, key) for key in need.keys] for need in order.needs]
+        longest, lengths = restorable(order, present)
+        return lengths or range(longest + 1)
+
+    def _read(self, order: Fetch) -> Arrived:
+        assert self._store is not None
+        landed = 0
+        for transfer in order.transfers:
+            there = self._store.read(transfer.pool, transfer.keys)
+            landed += there
+            if there < len(transfer.keys):
+                return Arrived(order.operation, landed, landed, 0, None)
+        return Arrived(order.operation, landed, None, None, None)
+
+    def _carry_out(self, orders: Iterable[Order]) -> None:
+        """Count the pages that orders move, and write what goes to the store."""
+        for order in orders:
+            if isinstance(order, CopyToHost | CopyToDevice):
+                way = "l1_to_l2" if isinstance(order, CopyToHost) else "l2_to_l1"
+                for copy in order.transfers:
+                    self.moved[way, copy.pool] += len(copy.sources)
+            elif isinstance(order, Fetch):
+                self._count_objects("l3_to_l2", order.transfers)
+            elif isinstance(order, Put):
+                assert self._store is not None
+                self._count_objects("l2_to_l3", order.transfers)
+                for each in order.transfers:
+                    self._store.write(each.pool, each.keys)
+
+    def _count_objects(self, way: str, transfers: Iterable[ObjectTransfer]) -> None:
+        for each in transfers:
+            self.moved[way, each.pool] += len(each.pages)
+
+
+def _watermarks(expectations: Iterable[Expectation]) -> tuple[Watermark, ...]:
+    """Return that all which stands in a queue has ended well."""
+    through: dict[Queue, int] = {}
+    for each in expectations:
+        if isinstance(each, Queued):
+            through[each.queue] = max(each.ticket, through.get(each.queue, 0))
+    return tuple(
+        Watermark(queue=queue, ended_through=through[queue], first_failed=None, failed_rank=None)
+        for queue in sorted(through)
+    )

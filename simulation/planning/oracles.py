@@ -1,0 +1,214 @@
+"""What other caches would have hit: one without bounds, the best one there can be, and FIFO.
+
+The best one (Belady) knows what comes. Of all pages it lets go of those that are needed again last, and
+does not keep what is needed again later than all of them. A page is never needed later than one that
+follows it in some prompt, so of a prefix the last page leaves first, as it must. No cache of the same
+size hits more, whatever its tiers and its policy: in the time between two uses a page is cached or not,
+and to let go of the longest of these times leaves room for the most of them.
+
+Pages that every prompt has together are one run, so this takes time by runs and not by pages.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from .prompts import ID_BYTES, PagedPrompt
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Pages that every prompt which has one of them has all of."""
+
+    number: int
+    """Runs are numbered from the beginning of prompts to their ends."""
+    first_page: int
+    """The number of its first page among all pages of all runs."""
+    width: int
+
+
+@dataclass(slots=True)
+class _Branch:
+    ids: bytes
+    below: dict[bytes, "_Branch"] = field(default_factory=dict[bytes, "_Branch"])
+    run: Run | None = None
+
+    def cut(self, at: int) -> None:
+        """Divide it after `at` bytes."""
+        lower = _Branch(self.ids[at:], self.below)
+        self.ids, self.below = self.ids[:at], {lower.ids[:ID_BYTES]: lower}
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A prompt as runs."""
+
+    usable: tuple[Run, ...]
+    """Those of which a cache can be of use."""
+    whole: tuple[Run, ...]
+    """All that can be cached once it is computed."""
+
+
+def paths(prompts: Sequence[PagedPrompt]) -> tuple[list[Path], int]:
+    """Return all prompts as runs, and the number of different pages."""
+    top = _Branch(b"")
+    for prompt in prompts:
+        _grow(top, prompt.ids)
+        _grow(top, prompt.ids[: prompt.usable * ID_BYTES])
+    runs = pages = 0
+    found: list[Path] = []
+    for prompt in prompts:
+        branch, done = top, 0
+        whole: list[Run] = []
+        usable = 0
+        while done < len(prompt.ids):
+            branch = branch.below[prompt.ids[done : done + ID_BYTES]]
+            done += len(branch.ids)
+            if branch.run is None:
+                branch.run = Run(runs, pages, len(branch.ids) // ID_BYTES)
+                runs += 1
+                pages += branch.run.width
+            whole.append(branch.run)
+            usable += done <= prompt.usable * ID_BYTES
+        found.append(Path(tuple(whole[:usable]), tuple(whole)))
+    return found, pages
+
+
+def _grow(top: _Branch, ids: bytes) -> None:
+    """Make branches for the pages of a prompt, and let one of them end where it ends."""
+    branch, done = top, 0
+    while done < len(ids):
+        following = branch.below.get(ids[done : done + ID_BYTES])
+        if following is None:
+            branch.below[ids[done : done + ID_BYTES]] = _Branch(ids[done:])
+            return
+        branch = following
+        common = _common(branch.ids, ids, done)
+        if common < len(branch.ids):
+            branch.cut(common)
+        done += common
+
+
+def _common(ids: bytes, other: bytes, at: int) -> int:
+    """Return how many bytes, in whole pages, `ids` has in common with `other` from `at` on."""
+    if other.startswith(ids, at):
+        return len(ids)
+    few, many = 0, min(len(ids), len(other) - at) // ID_BYTES + 1
+    while many - few > 1:
+        middle = (few + many) // 2
+        if other.startswith(ids[: middle * ID_BYTES], at):
+            few = middle
+        else:
+            many = middle
+    return few * ID_BYTES
+
+
+def ideal(prompts: Sequence[Path]) -> list[int]:
+    """Return how many pages of each prompt a cache without bounds would have."""
+    seen: set[int] = set()
+    hits: list[int] = []
+    for path in prompts:
+        hit = 0
+        for run in path.usable:
+            if run.number not in seen:
+                break
+            hit += run.width
+        hits.append(hit)
+        seen.update(run.number for run in path.whole)
+    return hits
+
+
+def belady(prompts: Sequence[Path], pages: int) -> list[int]:
+    """Return how many pages of each prompt the best cache of `pages` pages would have."""
+    following = _next_uses(prompts)
+    held: dict[int, int] = {}
+    """How many pages of each run are cached, from its first on."""
+    when: dict[int, float] = {}
+    widest: list[tuple[float, int]] = []
+    """The runs by their next use, as a heap with the last one first. What is not in `when` is stale."""
+    free = pages
+    hits: list[int] = []
+    for at, path in enumerate(prompts):
+        hits.append(_leading(path.usable, held))
+        for run, needed in zip(path.whole, following[at], strict=True):
+            if when.get(run.number) != needed and run.number in held:
+                when[run.number] = needed
+                heapq.heappush(widest, (-needed, -run.number))
+        for run, needed in zip(path.whole, following[at], strict=True):
+            have = held.get(run.number, 0)
+            lacks = run.width - have
+            while lacks > free and widest:
+                last, number = -widest[0][0], -widest[0][1]
+                if when.get(number) != last:
+                    heapq.heappop(widest)
+                    continue
+                if last <= needed:
+                    break
+                leaving = min(held[number], lacks - free)
+                held[number] -= leaving
+                free += leaving
+                if not held[number]:
+                    del held[number], when[number]
+                    heapq.heappop(widest)
+            taken = min(lacks, free)
+            if taken and needed != inf:
+                held[run.number] = have + taken
+                free -= taken
+                when[run.number] = needed
+                heapq.heappush(widest, (-needed, -run.number))
+            if taken < lacks:
+                break
+    return hits
+
+
+def _next_uses(prompts: Sequence[Path]) -> list[tuple[float, ...]]:
+    """Return for each prompt and run when a cache can be of use with it again."""
+    latest: dict[int, float] = {}
+    uses: list[tuple[float, ...]] = []
+    for at in range(len(prompts) - 1, -1, -1):
+        path = prompts[at]
+        uses.append(tuple(latest.get(run.number, inf) for run in path.whole))
+        latest.update((run.number, at) for run in path.usable)
+    return uses[::-1]
+
+
+def _leading(runs: Sequence[Run], held: dict[int, int]) -> int:
+    hit = 0
+    for run in runs:
+        there = held.get(run.number, 0)
+        hit += there
+        if there < run.width:
+            break
+    return hit
+
+
+def fifo(prompts: Sequence[Path], pages: int) -> list[int]:
+    """Return how many pages of each prompt a cache would have that lets the oldest page go first."""
+    cached = bytearray(
+        max((run.first_page + run.width for p in prompts for run in p.whole), default=0)
+    )
+    queue: deque[int] = deque()
+    hits: list[int] = []
+    for path in prompts:
+        hits.append(_leading_pages(path.usable, cached))
+        for run in path.whole:
+            for page in range(run.first_page, run.first_page + run.width):
+                if cached[page]:
+                    continue
+                if len(queue) >= pages:
+                    cached[queue.popleft()] = 0
+                cached[page] = 1
+                queue.append(page)
+    return hits
+
+
+def _leading_pages(runs: Sequence[Run], cached: bytearray) -> int:
+    hit = 0
+    for run in runs:
+        missing = cached.find(0, run.first_page, run.first_page + run.width)
+        if missing >= 0:
+            return hit + missing - run.first_page
+        hit += run.width
+    return hit

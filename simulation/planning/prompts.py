@@ -1,0 +1,78 @@
+"""Prompts in pages: one id for each whole page, so that a replica needs no tokens to know them.
+
+Two pages have the same id only if they have the same tokens. A replica whose pages have one token,
+which is that id, finds, keeps and evicts just what one does that is given all tokens, and hashes a
+small part of the bytes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ConfigError
+from ...small_engine.request import BLOCK_TOKENS, WorkloadRequest
+
+ID_BYTES = 4
+"""An id is what a replica takes for a token."""
+_IDS_MAX = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedPrompt:
+    """A prompt as a replica sees it whose pages have one token."""
+
+    tokens: int
+    """Its length in tokens."""
+    ids: bytes
+    """The ids of its whole pages."""
+    usable: int
+    """How many of them can come from a cache: at least one token is computed."""
+    reserved: int
+    """How many pages it needs, the last of which may not be full."""
+
+    @property
+    def pages(self) -> int:
+        """How many whole pages it has."""
+        return len(self.ids) // ID_BYTES
+
+
+def require_page_tokens(page_tokens: int) -> None:
+    """Raise `ConfigError` unless a trace says of pages of this size whether they are equal."""
+    if page_tokens < 1 or (BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS):
+        raise ConfigError(
+            f"pages of {page_tokens} tokens cannot be told apart by a trace, whose ids stand for"
+            f" {BLOCK_TOKENS} tokens; take a divisor or a multiple of that"
+        )
+
+
+def paged(requests: Iterable[WorkloadRequest], page_tokens: int) -> list[PagedPrompt]:
+    """Return the requests' prompts in pages."""
+    require_page_tokens(page_tokens)
+    blocks_a_page = max(1, page_tokens // BLOCK_TOKENS)
+    each = max(1, BLOCK_TOKENS // page_tokens)
+    offsets = np.arange(each, dtype=np.int64)
+    numbers: dict[tuple[int, ...] | int, int] = {}
+    prompts: list[PagedPrompt] = []
+    for request in requests:
+        named: Iterable[tuple[int, ...] | int] = request.hash_ids
+        if blocks_a_page > 1:
+            at = range(0, len(request.hash_ids), blocks_a_page)
+            named = [request.hash_ids[first : first + blocks_a_page] for first in at]
+        runs = [numbers.setdefault(name, len(numbers)) for name in named]
+        ids = (np.array(runs, dtype=np.int64)[:, None] * each + offsets).reshape(-1)
+        whole = request.prompt_length // page_tokens
+        prompts.append(
+            PagedPrompt(
+                tokens=request.prompt_length,
+                ids=ids[:whole].astype("<i4").tobytes(),
+                usable=(request.prompt_length - 1) // page_tokens,
+                reserved=-(-request.prompt_length // page_tokens),
+            )
+        )
+    if len(numbers) * each > _IDS_MAX:
+        raise ConfigError(
+            f"the trace has {len(numbers) * each:,} different pages of {page_tokens} tokens, and"
+            f" {_IDS_MAX:,} can be told apart; take larger pages or fewer requests"
+        )
+    return prompts

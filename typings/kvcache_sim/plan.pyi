@@ -1,0 +1,6 @@
+from .trace import TraceData
+
+class ExecutionPlan:
+    warmup_requests: int
+
+def build_execution_plan(trace: TraceData) -> ExecutionPlan: ...

@@ -10,7 +10,7 @@ from ...ranks.replica.tree.eviction_policies import known_policies
 from ...simulation.planning.group import InstantGroup, Served
 from ...simulation.planning.key_store import KeyStore
 from ...simulation.planning.oracles import Path, belady, fifo, ideal, paths
-from ...simulation.planning.prompts import PagedPrompt, paged
+from ...simulation.planning.prompts import PagedPrompt, paged, require_page_tokens
 from ...small_engine.request import WorkloadRequest
 from ...small_engine.workload import requests_of
 from .pools import GIB, ModelPools
@@ -49,6 +49,7 @@ class Evaluation:
 
     def require(self, size: Size) -> tuple[int, int]:
         """Return the pages on the device and on the host; raise `ConfigError` if it cannot be tried."""
+        require_page_tokens(size.page_tokens)
         pools = self.pools(size.page_tokens)
         device = pools.pages(size.device_gib * GIB, "device")
         host = pools.pages(size.host_gib * GIB, "host")

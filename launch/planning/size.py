@@ -64,7 +64,7 @@ def run_size(settings: SizeSettings, report: Path | None) -> None:
     model = find_model(settings.model, settings.dtype)
     sizes = page_sizes(model.profile, settings.tp)
     best = advised(sizes)
-    page_tokens = settings.page_tokens or best.page_tokens
+    page_tokens = best.page_tokens if settings.page_tokens is None else settings.page_tokens
     if page_tokens < 1 or page_tokens > 1 << 20:
         raise ConfigError(f"--page-tokens is {page_tokens}, must be from 1 to {1 << 20}")
     if settings.tokens // page_tokens > PAGES_MAX:

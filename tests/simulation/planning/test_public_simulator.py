@@ -1,8 +1,9 @@
 """LRU, FIFO and the optimum are those of the public `kvcache-simulator`, block by block.
 
-Both model one tier of blocks that prompts share from their beginnings. There a prompt's last block counts
-even where it is not full, and all of a prompt may come from the cache; so every block is full here, and
-usable. It counts what the second half of the requests hits, once the first has filled the cache.
+Both model one tier of blocks that prompts share from their beginnings. There a prompt's last block
+counts even where it is not full, and all of a prompt may come from the cache; so every block is full
+here, and usable. It counts what the second half of the requests hits, once the first has filled the
+cache.
 """
 
 import json

@@ -1,0 +1,208 @@
+"""What a model keeps and computes is read from its `config.json`, or refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lockstep.errors import ConfigError
+from lockstep.launch.planning.config_fields import ConfigFields
+from lockstep.launch.planning.model_config import Model, model_of
+from lockstep.launch.planning.published import PUBLISHED, find_model
+from lockstep.small_engine.profiles import PROFILES
+
+# What the repositories of these models on Hugging Face have, less what says nothing of memory or work.
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "sliding_window": None,
+}
+QWEN3 = {
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+QWEN2 = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+}
+GEMMA_3_4B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+}
+GPT_OSS_20B = {
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+}
+GLM_4_5_AIR = {
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 1,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+}
+
+
+def of(config: dict[str, object], dtype: str = "bfloat16") -> Model:
+    return model_of(ConfigFields(config, "config.json"), dtype)
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_each_profile_has_the_geometry_of_its_published_configuration(name: str) -> None:
+    real, profile = find_model(name, "bfloat16").profile, PROFILES[name]
+
+    assert real.model == profile.model
+    assert real.full.columns == real.full.scaled == profile.full.columns
+    assert [pool and pool.columns for pool in (real.window, real.state)] == [
+        pool and pool.columns for pool in (profile.window, profile.state)
+    ]
+    assert real.description() == profile.description()
+    assert real.least_sizes(64) == profile.least_sizes(64)
+
+
+def test_all_profiles_of_models_that_exist_are_known_by_name() -> None:
+    assert PROFILES.keys() - PUBLISHED.keys() == {"hybrid-all"}
+
+
+@pytest.mark.parametrize(
+    ("config", "full", "heads", "elements"),
+    [
+        (MIXTRAL, 32, 8, 128),
+        (QWEN3, 36, 8, 128),
+        (QWEN2, 28, 4, 128),
+        (GLM_4_5_AIR, 46, 8, 128),
+    ],
+    ids=["mixtral", "qwen3", "qwen2", "glm4_moe"],
+)
+def test_a_model_of_full_attention_keeps_keys_and_values_of_its_kv_heads(
+    config: dict[str, object], full: int, heads: int, elements: int
+) -> None:
+    profile = of(config).profile
+
+    shapes = {(each.layers, each.heads, each.elements) for each in profile.full.columns}
+    assert shapes == {(full, heads, elements)}
+    assert (profile.window, profile.state) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "full", "window", "tokens", "heads"),
+    [(GEMMA_3_4B, 5, 29, 1024, 4), (GPT_OSS_20B, 12, 12, 128, 8)],
+    ids=["gemma3", "gpt_oss"],
+)
+def test_layers_with_a_window_have_a_pool_of_their_own(
+    config: dict[str, object], full: int, window: int, tokens: int, heads: int
+) -> None:
+    profile = of(config).profile
+
+    assert profile.window is not None
+    assert profile.full.columns[0].layers == full
+    assert profile.window.columns[0].layers == window
+    assert profile.window.window_tokens == tokens
+    assert {each.heads for each in profile.window.columns} == {heads}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # What is said to be active, less embeddings, which a prompt's tokens do not pass.
+    [("llama", 7.0), ("deepseek", 35.6), ("qwen-next", 3.1), ("glm", 39.0), ("gpt-oss", 4.5)],
+)
+def test_a_token_passes_about_as_many_weights_as_the_model_says_are_active(
+    name: str, billions: float
+) -> None:
+    assert find_model(name, "bfloat16").work.weights / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_the_element_type_of_the_kv_is_chosen() -> None:
+    assert {each.dtype for each in of(QWEN3, "float8_e4m3fn").profile.full.columns} == {
+        "float8_e4m3fn"
+    }
+
+
+def test_a_directory_stands_for_the_configuration_in_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
+
+    found = [find_model(str(path), "bfloat16") for path in (tmp_path, tmp_path / "config.json")]
+
+    assert found == [of(QWEN3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "mamba2"}, "model_type 'mamba2' is not understood; known are deepseek_v2,"),
+        ({"model_type": None}, "model_type is missing"),
+        ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing"),
+        ({"num_hidden_layers": "many"}, 'num_hidden_layers is "many", must be a whole number'),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, must be a whole number, 1 or more"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 layers, num_hidden_layers is 36"),
+        ({"layer_types": [3]}, "layer_types must be a list of texts"),
+        (
+            {"layer_types": ["chunked_attention", "full_attention"] * 18},
+            "layers of the kind 'chunked_attention' are not understood",
+        ),
+        (
+            {"model_type": "mistral", "use_sliding_window": None, "sliding_window": 4096},
+            "no layer has full attention",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    change: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        of({**QWEN3, **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("{", "is not JSON"), ("[]", "has no JSON object")]
+)
+def test_a_file_that_is_no_configuration_is_refused(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=complaint):
+        find_model(str(file), "bfloat16")

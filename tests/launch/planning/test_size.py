@@ -1,0 +1,99 @@
+"""`lockstep size`: bytes a token by pool, what fits on each tier, and which page size to take."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.launch.in_process import Run, run_lockstep
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
+
+
+def size(lockstep: Run, folder: Path, *arguments: str) -> dict[str, Any]:
+    report = folder / "size.json"
+    status, _, errors = lockstep("size", *arguments, "--report", report)
+    assert (status, errors) == (0, "")
+    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_token_of_llama_takes_128_kib_that_ranks_divide(lockstep: Run, tmp_path: Path) -> None:
+    found = size(lockstep, tmp_path, "--tp", "8", "--tokens", "2e6", "--device-gib", "30")
+
+    (pool,) = found["pools"]
+    device, host, storage = found["tiers"]
+    assert (pool["bytes_model"], pool["bytes_rank"]) == (128 << 10, 16 << 10)
+    assert found["pages"]["page_tokens"] == 64
+    assert device["tokens"] == (30 << 30) // (16 << 10)
+    assert host["wanted_gib"] == pytest.approx(2e6 * (16 << 10) / (1 << 30), rel=1e-4)
+    # In a store a page is an object of each rank, with its header.
+    assert storage["wanted_gib"] == pytest.approx(8 * host["wanted_gib"] * (1 + 4096 / (1 << 20)))
+
+
+def test_latent_attention_is_whole_on_every_rank_and_once_in_a_store(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    found = size(lockstep, tmp_path, "--model", "deepseek", "--tp", "8", "--page-tokens", "64")
+
+    (pool,) = found["pools"]
+    _, host, storage = found["tiers"]
+    assert pool["bytes_model"] == pool["bytes_rank"] == 61 * 576 * 2
+    assert storage["wanted_gib"] == pytest.approx(host["wanted_gib"], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "pools"),
+    [("gemma", ["kv", "window"]), ("qwen-next", ["kv", "state"]), ("glm", ["kv"])],
+)
+def test_each_kind_of_state_is_a_pool(
+    lockstep: Run, tmp_path: Path, model: str, pools: list[str]
+) -> None:
+    found = size(lockstep, tmp_path, "--model", model)
+
+    assert [each["pool"] for each in found["pools"]] == pools
+
+
+def test_the_advised_page_is_the_smallest_whose_objects_have_a_mebibyte(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    pages = size(lockstep, tmp_path, "--model", "gpt-oss", "--tp", "4")["pages"]
+
+    small = [each["object_bytes"] for each in pages["sizes"] if each["object_bytes"] < 1 << 20]
+    assert pages["page_tokens"] == 128
+    assert len(small) == 3
+
+
+def test_where_no_page_comes_to_that_the_largest_is_advised(lockstep: Run) -> None:
+    status, output, _ = lockstep("size", "--model", "qwen-next", "--tp", "2", "--dtype", "int8")
+
+    assert status == 0
+    assert "Pages of 256 tokens" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--tokens", "-1"], "--tokens is -1.0, must be 0 or more"),
+        (["--tokens", "nan"], "--tokens is nan"),
+        (["--tokens", "1e30"], "pages at most"),
+        (["--device-gib", "inf"], "--device-gib is inf"),
+        (["--page-tokens", "0"], "--page-tokens is 0, must be from 1"),
+        (["--tp", "16"], "8 KV heads, which 16 ranks cannot divide evenly"),
+        (["--model", "/"], "cannot read /config.json"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_status_2(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
+    status, output, said = lockstep("size", *arguments)
+
+    assert (status, output) == (2, "")
+    assert complaint in said
+    assert (said.startswith("lockstep: "), said.count("\n")) == (True, 1)

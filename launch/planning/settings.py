@@ -32,8 +32,9 @@ class Size:
 
     def as_record(self) -> dict[str, object]:
         """Return it as JSON has it, where null stands for a store without a bound."""
-        record = asdict(self)
-        return record | {"storage_gib": None if isinf(self.storage_gib) else self.storage_gib}
+        record: dict[str, object] = asdict(self)
+        record["storage_gib"] = None if isinf(self.storage_gib) else self.storage_gib
+        return record
 
     @classmethod
     def from_record(cls, record: dict[str, object]) -> "Size":

@@ -94,12 +94,13 @@ class InstantGroup:
         chunks = range(admission.cached_tokens + self._chunk_pages, pages, self._chunk_pages)
         ends = sorted({*chunks, *admission.checkpoints, pages})
         for end in ends:
-            needed = prompt.reserved if end == pages else end
-            fits, effects = replica.extend(name, needed)
-            self._follow(effects)
-            if not fits:
-                return False
             final = end == pages
+            # What is computed in one chunk has its room since it was admitted.
+            if prompt.reserved > self._chunk_pages:
+                fits, effects = replica.extend(name, prompt.reserved if final else end)
+                self._follow(effects)
+                if not fits:
+                    return False
             inserted = replica.insert(name, prompt.ids[: end * ID_BYTES], final=final)
             self._follow(inserted[1])
         return True

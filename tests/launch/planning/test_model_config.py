@@ -1,6 +1,7 @@
 """What a model keeps and computes is read from its `config.json`, or refused by name."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ GLM_4_5_AIR = {
 }
 
 
-def of(config: dict[str, object], dtype: str = "bfloat16") -> Model:
+def of(config: Mapping[str, object], dtype: str = "bfloat16") -> Model:
     return model_of(ConfigFields(config, "config.json"), dtype)
 
 

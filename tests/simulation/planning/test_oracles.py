@@ -24,7 +24,7 @@ def prompt(ids: Sequence[int], *, partial: bool = True) -> PagedPrompt:
 
 def hits_of_the_best(prompts: list[tuple[int, ...]], pages: int) -> int:
     """The most that can be hit, by trying every choice of what to keep."""
-    chains = [[tuple(each[: end + 1]) for end in range(len(each))] for each in prompts]
+    chains = [[each[: end + 1] for end in range(len(each))] for each in prompts]
 
     @cache
     def best(at: int, held: frozenset[tuple[int, ...]]) -> int:
@@ -35,7 +35,7 @@ def hits_of_the_best(prompts: list[tuple[int, ...]], pages: int) -> int:
         kept = combinations(sorted(can), min(pages, len(can)))
         return hit + max(best(at + 1, frozenset(each)) for each in kept)
 
-    return best(0, frozenset())
+    return best(0, frozenset[tuple[int, ...]]())
 
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple), max_size=6)

@@ -112,7 +112,7 @@ def size(
     ] = 4096.0,
     report: ReportFile = None,
 ) -> None:
-    """Say what a model keeps for each token, and how much of it fits."""
+    """Say how many bytes a model keeps, and what fits."""
     from .size import SizeSettings, run_size
 
     if report is not None:

@@ -55,7 +55,7 @@ class InstantGroup:
         """What the store can restore of each prefetch that looks it up."""
 
     def serve(self, prompt: PagedPrompt) -> Served | None:
-        """Compute a prompt; None if the device has no room for it, and then nothing of it is kept."""
+        """Compute a prompt; None if the device has no room for it."""
         if prompt.reserved > self._device_pages:
             return None
         replica, name = self.replica, str(self._names)

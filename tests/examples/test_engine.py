@@ -1,0 +1,197 @@
+"""The example engine: the same tokens wherever a prefix comes from, and whatever goes wrong."""
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_engine import Engine, Request
+from tiny_transformer import Shape, TinyTransformer
+from tour import OUTPUTS, Scene, config, prompt, serve, without_cache
+
+from lockstep import Cache, LoadState, WritePolicy
+from lockstep.coordinator.collectives.in_process import InProcessGroup
+from lockstep.ranks.executor.copies import CopyJob, CpuCopies
+from tests.kit.launch.replays import TORCHRUN, Ended, run
+from tests.kit.source_tree import ROOT
+
+RUN = ROOT / "examples" / "engine" / "run.py"
+SHAPE = Shape()
+MODEL = TinyTransformer(SHAPE)
+MANY = [0, 1, 2, 3, 0, 0]
+"""More prompts than the device has room for, some of them the same."""
+ROW = re.compile(
+    r"^(.*?) {2,}(\d+) +(\d+) +(\d+) +(\d+) +(\d+)  (WRONG|as without a cache)", re.MULTILINE
+)
+
+
+@contextmanager
+def opened(store: str | None = None, **settings: Any) -> Iterator[Cache]:
+    """A cache of one rank, whose pages spoil what is computed from them until they are written."""
+    changed = replace(config(SHAPE, "memory://"), store=store, **settings)
+    cache = Cache.open(changed, InProcessGroup(1).member(0))
+    for column in changed.layout.columns:
+        cache.device_pool.column(column.name).fill_(math.nan)
+    yield cache
+    cache.close()
+
+
+def rows(ended: Ended) -> list[tuple[str, ...]]:
+    """The table that the example has printed: name, prompt, computed, device, host, storage, tokens."""
+    assert ended.status == 0, ended.err[-2000:]
+    return ROW.findall(ended.out)
+
+
+def answer(ended: Ended) -> str:
+    return ended.out.splitlines()[-1]
+
+
+SERVED = [
+    ("again", "129", "1", "128", "0", "0"),
+    ("again, off the device", "129", "1", "32", "96", "0"),
+    ("again, off the host", "129", "1", "32", "0", "96"),
+    ("after a restart", "129", "1", "0", "0", "128"),
+]
+COLD, FOUND = (
+    ("first time", "129", "129", "0", "0", "0"),
+    ("first time", "129", "1", "0", "0", "128"),
+)
+
+
+@pytest.mark.distributed
+def test_two_ranks_and_then_one_give_the_same_tokens_from_every_tier(tmp_path: Path) -> None:
+    store = ("--store", f"file://{tmp_path}/kv")
+
+    two = run(*TORCHRUN, "--standalone", "--nproc-per-node", 2, RUN, *store)
+    one = run(sys.executable, RUN, *store)
+
+    right = "as without a cache"
+    assert {row[-1] for row in [*rows(two), *rows(one)]} == {right}
+    assert [row[:-1] for row in rows(two) if row[:-1] in (COLD, *SERVED)] == [COLD, *SERVED]
+    assert [row[:-1] for row in rows(one) if row[:-1] in (FOUND, *SERVED)] == [FOUND, *SERVED]
+    assert re.search(r"all at once .* \d+ resumed; \d+ retracted; \d+ wait: loading", two.out)
+    assert answer(two) == answer(one)
+
+
+def chunked(chunk_tokens: int) -> list[int]:
+    with opened() as cache:
+        engine = Engine(cache, MODEL, chunk_tokens=chunk_tokens)
+        engine.submit(Request(name="r", tokens=prompt(0), last=len(prompt(0)) + OUTPUTS))
+        engine.run()
+        return engine.served["r"].tokens[-OUTPUTS:]
+
+
+@pytest.mark.parametrize("chunk_tokens", [5, 1000])
+def test_chunks_of_any_size_give_the_same_tokens(chunk_tokens: int) -> None:
+    assert chunked(chunk_tokens) == without_cache(SHAPE, 0)
+
+
+def spoiled(page: int, with_page: int | None) -> Scene:
+    """Serve a prompt whose cached page has another one's content, or nobody's."""
+    with opened() as cache:
+        serve("before", cache, MODEL, [0])
+        cache.load_back("looks", prompt(0)[:-1])
+        pages = cache.page_table("looks")
+        cache.release("looks")
+        for name in ("k", "v"):
+            column = cache.device_pool.column(name)
+            wrong = math.nan if with_page is None else column[:, pages[with_page]].clone()
+            column[:, pages[page]] = wrong
+        return serve("after", cache, MODEL, [0])
+
+
+@pytest.mark.parametrize("page", [0, 7])
+@pytest.mark.parametrize("with_page", [None, 3])
+def test_a_page_with_other_content_changes_the_tokens(page: int, with_page: int | None) -> None:
+    """So that equal tokens do prove that every page was the right one."""
+    scene = spoiled(page, with_page)
+
+    assert (scene.computed, scene.equal) == (1, False)
+
+
+@pytest.mark.parametrize("policy", WritePolicy)
+def test_under_every_write_policy_requests_make_room_and_come_back(policy: WritePolicy) -> None:
+    with opened(write_policy=policy) as cache:
+        scene = serve("many", cache, MODEL, MANY)
+
+    assert scene.equal
+    assert scene.events["retracted"] == scene.events["resumed"] > 0
+
+
+def test_without_host_memory_a_request_that_makes_room_begins_again() -> None:
+    with opened(host_pages=0) as cache:
+        scene = serve("many", cache, MODEL, MANY)
+
+    assert scene.equal
+    assert scene.events["begun again"] > 0
+
+
+def test_copies_that_fail_cost_work_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = CpuCopies._copy
+
+    def fail_sometimes(copies: CpuCopies, job: CopyJob) -> None:
+        if job.operation % 3 == 0:
+            raise OSError("the cable was out")
+        copy(copies, job)
+
+    monkeypatch.setattr(CpuCopies, "_copy", fail_sometimes)
+    with opened() as cache:
+        scenes = [serve(f"many {again}", cache, MODEL, MANY) for again in range(2)]
+
+    assert [scene.equal for scene in scenes] == [True] * 2
+    happened = sum((scene.events for scene in scenes), Counter[str]())
+    assert min(happened["failed"], happened["lost"]) > 0
+
+
+def test_pages_that_storage_has_damaged_are_computed_again(tmp_path: Path) -> None:
+    store = f"fault+file://{tmp_path}/kv?fault.seed=1&fault.flip=0.2"
+    with opened(store) as cache:
+        serve("before", cache, MODEL, MANY)
+
+    with opened(store) as cache:
+        scene = serve("after", cache, MODEL, MANY)
+        corrupt = cache.stats().pages_corrupt
+
+    assert scene.equal
+    assert scene.storage > 0
+    assert corrupt > 0
+
+
+def until(engine: Engine, name: str, state: LoadState) -> None:
+    """Step until a request is in a state."""
+    names = [each.name for each in engine.admitted]
+    while name not in names or engine._cache.load_state(name) is not state:
+        engine.step()
+        names = [each.name for each in engine.admitted]
+
+
+def test_a_request_can_be_dropped_wherever_it_is() -> None:
+    with opened() as cache:
+        serve("before", cache, MODEL, [0])
+        engine = Engine(cache, MODEL)
+        for at, number in enumerate([1, 2, 3, 4, 5]):
+            engine.submit(Request(name=f"r{at}", tokens=prompt(number), last=129 + OUTPUTS))
+        engine.abort("r4")
+        until(engine, "r2", LoadState.SAVED)
+        engine.abort("r2")
+        engine.abort("r0")
+        engine.run()
+        cache.flush()
+        cache.inspection.check()
+        served = {name: each.tokens[-OUTPUTS:] for name, each in engine.served.items()}
+
+    assert served == {"r1": without_cache(SHAPE, 2), "r3": without_cache(SHAPE, 4)}
+
+
+def test_a_request_that_no_device_could_hold_is_refused() -> None:
+    with opened() as cache:
+        engine = Engine(cache, MODEL)
+
+        with pytest.raises(ValueError, match="needs 25 device pages"):
+            engine.submit(Request(name="r", tokens=[1], last=16 * 24 + 1))

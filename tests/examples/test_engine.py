@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,9 @@ from tour import OUTPUTS, Scene, config, prompt, serve, without_cache
 
 from lockstep import Cache, LoadState, WritePolicy
 from lockstep.coordinator.collectives.in_process import InProcessGroup
-from lockstep.ranks.executor.copies import CopyJob, CpuCopies
+from lockstep.ranks.executor.copies import CopyJob, page_pairs
+from lockstep.ranks.executor.pools import TierPools
+from lockstep.ranks.orders import CopyTransfer
 from tests.kit.launch.replays import TORCHRUN, Ended, run
 from tests.kit.source_tree import ROOT
 
@@ -32,7 +34,7 @@ ROW = re.compile(
 
 
 @contextmanager
-def opened(store: str | None = None, **settings: Any) -> Iterator[Cache]:
+def opened(store: str | None = None, **settings: Any) -> Generator[Cache]:
     """A cache of one rank, whose pages spoil what is computed from them until they are written."""
     changed = replace(config(SHAPE, "memory://"), store=store, **settings)
     cache = Cache.open(changed, InProcessGroup(1).member(0))
@@ -132,15 +134,17 @@ def test_without_host_memory_a_request_that_makes_room_begins_again() -> None:
     assert scene.events["begun again"] > 0
 
 
+def fail_every_third(
+    job: CopyJob, transfer: CopyTransfer, pools: TierPools
+) -> list[tuple[int, int]]:
+    """Let the copies of every third operation fail when they begin."""
+    if job.operation % 3 == 0:
+        raise OSError("the cable was out")
+    return page_pairs(job, transfer, pools)
+
+
 def test_copies_that_fail_cost_work_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = CpuCopies._copy
-
-    def fail_sometimes(copies: CpuCopies, job: CopyJob) -> None:
-        if job.operation % 3 == 0:
-            raise OSError("the cable was out")
-        copy(copies, job)
-
-    monkeypatch.setattr(CpuCopies, "_copy", fail_sometimes)
+    monkeypatch.setattr("lockstep.ranks.executor.copies.page_pairs", fail_every_third)
     with opened() as cache:
         scenes = [serve(f"many {again}", cache, MODEL, MANY) for again in range(2)]
 
@@ -163,10 +167,10 @@ def test_pages_that_storage_has_damaged_are_computed_again(tmp_path: Path) -> No
     assert corrupt > 0
 
 
-def until(engine: Engine, name: str, state: LoadState) -> None:
+def until(engine: Engine, cache: Cache, name: str, state: LoadState) -> None:
     """Step until a request is in a state."""
     names = [each.name for each in engine.admitted]
-    while name not in names or engine._cache.load_state(name) is not state:
+    while name not in names or cache.load_state(name) is not state:
         engine.step()
         names = [each.name for each in engine.admitted]
 
@@ -178,7 +182,7 @@ def test_a_request_can_be_dropped_wherever_it_is() -> None:
         for at, number in enumerate([1, 2, 3, 4, 5]):
             engine.submit(Request(name=f"r{at}", tokens=prompt(number), last=129 + OUTPUTS))
         engine.abort("r4")
-        until(engine, "r2", LoadState.SAVED)
+        until(engine, cache, "r2", LoadState.SAVED)
         engine.abort("r2")
         engine.abort("r0")
         engine.run()

@@ -28,7 +28,10 @@ class ConfigError(LockstepError, ValueError):
 
 
 class UsageError(LockstepError):
-    """The engine called out of order or with impossible arguments. Nothing was changed."""
+    """The engine called out of order or with impossible arguments. Nothing was changed.
+
+    The group goes on, if every rank has made the same call and catches it.
+    """
 
 
 class StaleHandle(UsageError):
@@ -40,7 +43,10 @@ class InternalError(LockstepError):
 
 
 class GroupError(LockstepError):
-    """The group cannot agree any more. Its epoch is over on every rank; rebuild the group."""
+    """The group cannot agree any more. Its epoch is over on every rank; rebuild the group.
+
+    Every later command and step raises it again. What was written to the store is there for the next.
+    """
 
 
 class CollectiveTimeout(GroupError, TimeoutError):

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
 
 
 class Cache(RankCache):
-    """One rank's cache, with device pages of its own."""
+    """One rank's cache, with device pages of its own.
+
+    What it answers is the same on every rank, as long as every rank makes the same calls in the same
+    order, all from one thread (`attach_store`, `detach_store` and `store_state` apart). Answers change
+    by these calls and in `step`, and nowhere else. Lengths are in tokens, and tokens are int32 ids in
+    any sequence or one-dimensional array. A request's name is free again once it was released.
+
+    Calls out of order or with impossible arguments raise `UsageError` and change nothing. Once the
+    group's epoch is over, all commands but `release` and `abort` raise the `GroupError` that ended it.
+    """
 
     @classmethod
     def open(
@@ -53,7 +62,7 @@ class Cache(RankCache):
     ) -> "Cache":
         """Make this rank's cache: compare settings over the ranks, get memory, open the store.
 
-        Collective: every rank calls it at the same point. `collective` is the transport for rounds,
+        Every rank calls it at the same point. `collective` is the transport for rounds,
         the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
         which must be initialised. `inbox` is where `messages` come from: every rank has one, or none
         has. It stays the caller's, and is made anew for each cache. `listener`, which a rank may have
@@ -84,7 +93,10 @@ class Cache(RankCache):
     def device_pools(self) -> "Mapping[str, DevicePool]":
         """The device pages of each pool, by its name.
 
-        `.column(name)` of each is a tensor [layers, pages, heads, tokens, elements].
+        `.column(name)` of each is a tensor [layers, pages, heads, tokens, elements] of this rank's
+        layers and heads, zero at first; `.pages` is how many there are. The memory is the cache's. The
+        engine writes only into pages that are a request's own by its `page_table`, from READY until
+        they are inserted, and reads those of the table's prefix, too.
         """
         # Only the simulated executor has none, and whoever imports this class need not have torch.
         pools: Mapping[str, DevicePool] | None = getattr(self._executor, "device_pools", None)
@@ -122,24 +134,30 @@ class Cache(RankCache):
         return self._follow(self._replica.load_back(request, namespace, data, reserve, rank))
 
     def load_state(self, request: str) -> LoadState:
-        """Say whether an admitted request's prefix is on the device on every rank."""
+        """Say whether an admitted request's prefix is on the device on every rank.
+
+        Raises `UsageError` for a request that was never admitted.
+        """
         return self._replica.load_state(request)
 
     def page_table(self, request: str, pool: str = KV_POOL) -> npt.NDArray[np.int32]:
         """Return the device pages of a READY request in token order: shared prefix, then its own.
 
-        Of a sliding window's pool: over the same positions, with -1 where the request has no page
-        any more, left of its trailing window. Of a recurrent state's pool: one element, the slot of
-        the state that the request works on, which holds the state after its cached tokens once it is
-        READY (unless there are none), and which the engine changes in place. A copy. `insert` may
-        change the table, since a page that the tree has already replaces the request's own.
+        Token t is in slot t % `page_tokens` of the page at t // `page_tokens`. Of a sliding window's
+        pool: over the same positions, with -1 where the request has no page any more, left of its
+        trailing window. Of a recurrent state's pool: one element, the slot of the state that the
+        request works on, which holds the state after its cached tokens once it is READY (unless there
+        are none), and which the engine changes in place. A copy. `insert` may change the table, since
+        a page that the tree has already replaces the request's own; so read it anew after each. Raises
+        `UsageError` unless the request is READY.
         """
         return np.array(self._replica.page_table(request, pool), dtype=np.int32)
 
     def extend(self, request: str, total_tokens: int) -> bool:
         """Reserve device pages for `total_tokens` tokens in total; False if there is no room.
 
-        There never is for more than the device has, where the engine has to end the request.
+        Nothing has changed then. There never is room for more than the device has, where the engine
+        has to end the request; for less there is once others have released, or left by `retract`.
         """
         self._require_group()
         return self._follow(self._replica.extend(request, as_count(total_tokens)))
@@ -152,7 +170,8 @@ class Cache(RankCache):
         shared, backed up under the write policy, and stay locked for the request, but for those that
         its windows have left. A recurrent state is kept where `tokens` end with a whole page at one of
         the admission's checkpoints, or at a regular one. Returns the number of tokens that the tree
-        now shares with the request.
+        now shares with the request; their pages are written no more. Raises `UsageError` for more
+        tokens than it has pages for, or others than it shares already.
         """
         self._require_group()
         return self._follow(self._replica.insert(request, as_token_bytes(tokens), final=final))
@@ -181,7 +200,11 @@ class Cache(RankCache):
         return self._follow(self._replica.resume(request, as_count(reserve_tokens)))
 
     def release(self, request: str) -> None:
-        """Forget a request: unlock what it shares and give back what is its own."""
+        """Forget a request: unlock what it shares and give back what is its own.
+
+        What was inserted stays cached; the rest is gone. Its pages may be another's from now on, so
+        the engine's stream must not be given anything more for them.
+        """
         self._follow(self._replica.release(request))
 
     def abort(self, request: str) -> None:

@@ -28,9 +28,13 @@ class KeptState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """Everything that a model keeps for a prefix."""
+    """Everything that a model keeps for a prefix.
+
+    Given to `CacheConfig`, which refuses by name what no pool and column of its own holds.
+    """
 
     model: str
+    """Named in the errors."""
     keeps: tuple[KeptState, ...]
 
     def require_covered(self, pools: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -23,7 +23,10 @@ class RankCache(Member):
     """
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
-        """Return how much of `tokens` is cached on device and host. Changes nothing."""
+        """Return how much of `tokens` is cached on device and host. Changes nothing.
+
+        Nothing is held by it either: by the time of an admission there may be less, or more.
+        """
         require_text(namespace)
         return self._replica.match(namespace, as_token_view(tokens))
 

@@ -26,7 +26,11 @@ class Graded(Protocol):
 
 
 class EvictionPolicy(Protocol):
-    """One order of eviction. It must depend on the node alone, so that all ranks have the same."""
+    """One order of eviction, to be registered by the same name on every rank.
+
+    What it answers must follow from the node alone, so that all ranks evict the same. Within a grade
+    the node leaves first that was used longest ago.
+    """
 
     @property
     def name(self) -> str:

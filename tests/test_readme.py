@@ -1,4 +1,4 @@
-"""The example in the README runs as printed, and its second run is warm."""
+"""The examples in the README run as printed, and their second runs are warm."""
 
 import re
 import subprocess
@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-STORE = "file:///tmp/lockstep-example"
+from tests.kit.snippets import blocks_of
+from tests.kit.source_tree import ROOT
+
+PROGRAMS = [
+    block.text
+    for block in blocks_of("README.md", (ROOT / "README.md").read_text(encoding="utf-8"))
+    if block.language == "python" and block.said == "tests/test_readme.py"
+]
+STORE = re.compile(r"file:///tmp/lockstep-\w+")
 
 
 def run_on_two_ranks(script: Path) -> list[str]:
@@ -20,14 +27,33 @@ def run_on_two_ranks(script: Path) -> list[str]:
     return sorted(re.findall(r"rank \d: \d+ of 100 tokens were cached", done.stdout))
 
 
+def cold_and_warm(program: str, folder: Path) -> list[list[str]]:
+    script = folder / "example.py"
+    script.write_text(STORE.sub(f"file://{folder}/store", program))
+    return [run_on_two_ranks(script), run_on_two_ranks(script)]
+
+
+COLD_AND_WARM = [
+    [f"rank {rank}: {cached} of 100 tokens were cached" for rank in (0, 1)] for cached in (0, 96)
+]
+
+
 @pytest.mark.distributed
 def test_the_example_in_the_readme_runs_as_printed(tmp_path: Path) -> None:
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (example,) = [each for each in examples if STORE in each]
-    script = tmp_path / "example.py"
-    script.write_text(example.replace(STORE, f"file://{tmp_path}/store"))
+    example, _, _ = PROGRAMS
 
-    cold, warm = run_on_two_ranks(script), run_on_two_ranks(script)
+    assert cold_and_warm(example, tmp_path) == COLD_AND_WARM
 
-    assert cold == [f"rank {rank}: 0 of 100 tokens were cached" for rank in (0, 1)]
-    assert warm == [f"rank {rank}: 96 of 100 tokens were cached" for rank in (0, 1)]
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_example_runs_with_windows_and_states_as_the_readme_says(tmp_path: Path) -> None:
+    example, hybrid, chunks = PROGRAMS
+    start, rest = example.split("layout = ", 1)
+    _, rest = rest.split("Cache.open(", 1)
+    middle, end = rest.split("prompt = ", 1)
+    assert middle.endswith("**pools))\n")
+    opened = f"{start}{hybrid}\ncache = Cache.open(config)\nprompt = {end}"
+    program = opened.replace('cache.insert("r1", prompt)  # share', f"{chunks}\n# share")
+
+    assert cold_and_warm(program, tmp_path) == COLD_AND_WARM

@@ -1,0 +1,119 @@
+"""The code blocks of the README and the docs: which there are, and what is said of how they are run.
+
+Every fence names its language: `python` and `bash` are run, `text` and `json` are not. A comment right
+before a fence, as in
+
+    <!-- not run: it needs a GPU -->
+
+says what else holds for it: that it is not run, and why; which test runs it; that it is a file, under
+which name the commands of its page find it; that it goes on where the program before it on its page
+ends; or that it is slow.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tests.kit.source_tree import ROOT
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
+_MARK = re.compile(
+    r"^ *<!-- (?P<mark>not run|run by|saved as|goes on|slow)(?:: (?P<said>.+))? -->$"
+)
+_INDENTED = re.compile(r"^ {4}\S")
+_LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
+
+
+class Mark(Enum):
+    """What is said of a block."""
+
+    PLAIN = ""
+    NOT_RUN = "not run"
+    RUN_BY = "run by"
+    SAVED_AS = "saved as"
+    GOES_ON = "goes on"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    """The page's path from the root."""
+    line: int
+    """The line of its fence."""
+    language: str
+    text: str
+    mark: Mark = Mark.PLAIN
+    said: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the block is."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def first_line(self) -> str:
+        """The line by which a reader knows it."""
+        return self.text.split("\n", 1)[0]
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a shell block, each with its continuation lines."""
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def pages() -> list[Path]:
+    """The README, the guide for contributors, and all of the docs."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def all_blocks() -> list[Block]:
+    """Every block of every page."""
+    return [
+        block
+        for page in pages()
+        for block in blocks_of(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))
+    ]
+
+
+def blocks_of(page: str, text: str) -> Iterator[Block]:
+    """The blocks of one page, in order."""
+    lines = text.split("\n")
+    opened: tuple[int, str, str] | None = None
+    for at, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if fence is not None and opened is None:
+            opened = (at, fence["indent"], fence["language"])
+        elif fence is not None and opened is not None:
+            start, indent, language = opened
+            body = "\n".join(each.removeprefix(indent) for each in lines[start + 1 : at])
+            mark = _MARK.match(lines[start - 1])
+            yield Block(
+                page=page,
+                line=start + 1,
+                language=language,
+                text=body,
+                mark=Mark(mark["mark"]) if mark else Mark.PLAIN,
+                said=(mark["said"] or "") if mark else "",
+            )
+            opened = None
+
+
+def indented_blocks(page: Path) -> list[str]:
+    """Where a page has a block that is only indented, of which no language is known."""
+    found: list[str] = []
+    inside, listed, before = False, False, ""
+    for at, line in enumerate(page.read_text(encoding="utf-8").split("\n"), 1):
+        if _FENCE.match(line):
+            inside = not inside
+        elif not inside:
+            listed = bool(_LISTED.match(line)) or (listed and (not line or line.startswith(" ")))
+            if _INDENTED.match(line) and not before and not listed:
+                found.append(f"{page.name}:{at}")
+        before = line
+    return found

@@ -27,7 +27,7 @@ DEFAULT_TESTS := not slow and not engines
 JUST_BOOTED := PYTHON=$(BIN)/python tests/kit/just_booted.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores \
+.PHONY: help install install-dev install-engines install-stores check test scenarios test-slow test-engines gpu disagreeing-stores docs \
 	sglang-disagreeing-stores bench bench-engines demo clean
 
 help:  ## Print this list.
@@ -81,6 +81,9 @@ bench: install  ## Measure, and print the table of results.
 
 bench-engines: install-engines  ## Measure what vLLM pays for a cache that is always cold.
 	$(ENGINES)/bin/python -m lockstep.benchmarks.vllm_overhead
+
+docs: install-dev  ## Build the documentation site into build/site.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: install  ## Serve a synthetic workload on two ranks, cold and then warm from disk.
 	$(BIN)/lockstep demo

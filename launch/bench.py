@@ -41,7 +41,7 @@ def _group() -> None:
 Numbers = list[int] | None
 
 
-@bench.command("tree")
+@bench.command("tree", short_help="Measure match, insert, lock and eviction beside memcmp.")
 def tree(
     *,
     tokens: Annotated[
@@ -114,7 +114,7 @@ def storage(
     _measure(lambda say: run(sizes, lambda what: say(f"measuring: {what}")), print_storage, report)
 
 
-@bench.command("path")
+@bench.command("path", short_help="Measure storage to host to device beside bare reads.")
 def path(
     *,
     store: Annotated[

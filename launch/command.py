@@ -9,7 +9,7 @@ with 70, an interrupted run with 130.
 import errno
 import os
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -35,6 +35,8 @@ from .top.command import top
 RANKS_DEFAULT = ReplaySettings().ranks
 _CANNOT_PRINT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a full disk, or one that fails, says to whoever prints to a file on it."""
+_WRONG_USAGE: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""An option, an argument or a command that is wrong, or lacks; typer has no public name for it."""
 
 app = typer.Typer(
     name="lockstep",
@@ -60,7 +62,9 @@ def _group(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """A KV cache for tensor-parallel inference that stays the same on every rank."""
+    """A KV cache for tensor-parallel inference that stays the same on every rank.
+    Begin with `lockstep demo`; `lockstep COMMAND --help` tells the rest.
+    """
 
 
 def main() -> None:
@@ -69,11 +73,12 @@ def main() -> None:
         raise_on_signals()
         prepare_for_mooncake()
         try:
-            app()
+            status = _run()
         finally:
             # Otherwise the interpreter does it, and has only a traceback to say what went wrong.
             if sys.stdout is not None:
                 sys.stdout.flush()
+        sys.exit(status)
     except LockstepError as error:
         _end(str(error), 2 if isinstance(error, ConfigError) else 3)
     except Interrupted:
@@ -87,6 +92,19 @@ def main() -> None:
             raise
         _drop_output()
         _end(f"the output could not be written: {error.strerror}", 3)
+
+
+def _run() -> int:
+    """Run the subcommand and return its status."""
+    try:
+        return cast(int | None, app(prog_name="lockstep", standalone_mode=False)) or 0
+    except _WRONG_USAGE as error:
+        wrong = cast(typer.BadParameter, error)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(wrong.format_message(), err=True)
+            return 2
+        path = "lockstep" if wrong.ctx is None else wrong.ctx.command_path
+        raise ConfigError(f"{wrong.format_message().rstrip('.')}; see `{path} --help`") from error
 
 
 def _end(line: str, status: int) -> None:
@@ -118,6 +136,20 @@ app.command("plan", epilog=PLAN_EXIT_STATUS)(plan)
 app.command("size")(size)
 app.command("simulate-router")(simulate_router)
 app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
+app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it, copy it.")
+app.command(
+    "serve-sim",
+    epilog=SERVE_EXIT_STATUSES,
+    short_help="Serve a workload by groups that hand requests over.",
+)(serve_sim)
+app.command("simulate-router", short_help="Compare ways to route requests to groups.")(
+    simulate_router
+)
+app.command(
+    "simulate-handoff",
+    epilog=EXIT_STATUSES,
+    short_help="Explore handoffs between groups, with faults.",
+)(simulate_handoff)
 
 
 @app.command("demo", epilog=EXIT_STATUSES)

@@ -1,7 +1,6 @@
 """The command: what is wrong with the input is said in one line, before any rank is started."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,25 +98,6 @@ def test_bad_input_gets_one_line_and_status_2(
     assert complaint in said
     assert said.startswith("lockstep: ")
     assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("group", "subcommand"),
-    [
-        ([], "replay"),
-        ([], "demo"),
-        ([], "simulate"),
-        (["bench"], "tree"),
-        (["bench"], "storage"),
-        (["bench"], "agreement"),
-    ],
-)
-def test_a_list_of_commands_says_of_each_in_one_whole_sentence_what_it_does(
-    group: list[str], subcommand: str
-) -> None:
-    told = CliRunner(env={"COLUMNS": "80"}).invoke(command.app, [*group, "--help"])
-
-    assert re.search(rf"^  {subcommand} +\S.*[^.]\.$", told.output, re.MULTILINE)
 
 
 def test_the_command_tells_its_version() -> None:

@@ -1,0 +1,124 @@
+"""What the command says of itself, and of a line that makes no sense, from an empty directory."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from lockstep.launch.command import app
+from tests.kit.launch.in_process import Run, run_lockstep
+
+Words = tuple[str, ...]
+
+
+def commands_below(found: object, path: Words = ()) -> Iterator[tuple[Words, bool]]:
+    """Every command by the words that reach it, and whether it has others below it."""
+    below: dict[str, object] = getattr(found, "commands", {})
+    yield path, bool(below)
+    for name, each in below.items():
+        yield from commands_below(each, (*path, name))
+
+
+ALL = list(commands_below(typer.main.get_command(app)))
+GROUPS = [path for path, is_group in ALL if is_group]
+
+
+@pytest.fixture
+def lockstep(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Run]:
+    """Runs the command in this process, in an empty directory and on a terminal of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    yield from run_lockstep(monkeypatch, capfd)
+
+
+def test_the_help_fits_a_screen_and_says_where_to_begin(lockstep: Run) -> None:
+    status, told, _ = lockstep("--help")
+
+    assert status == 0
+    assert len(told.splitlines()) <= 24
+    assert max(map(len, told.splitlines())) <= 80
+    assert "Begin with `lockstep demo`" in told
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_a_list_of_commands_says_of_each_in_one_whole_sentence_what_it_does(
+    lockstep: Run, group: Words
+) -> None:
+    _, told, _ = lockstep(*group, "--help")
+
+    listed = told.partition("Commands:\n")[2].splitlines()
+    assert listed
+    assert [line for line in listed if not re.fullmatch(r"  \S+ +\S.*[^.]\.", line)] == []
+
+
+@pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
+def test_every_command_says_what_it_does_and_which_options_it_has(
+    lockstep: Run, path: Words, tmp_path: Path
+) -> None:
+    status, told, said = lockstep(*path, "--help")
+
+    assert (status, said, list(tmp_path.iterdir())) == (0, "", [])
+    assert told.startswith(f"Usage: {' '.join(['lockstep', *path])} ")
+    assert "Options:" in told
+
+
+@pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
+def test_an_option_that_is_not_there_gets_one_line_and_status_2(
+    lockstep: Run, path: Words, tmp_path: Path
+) -> None:
+    status, told, said = lockstep(*path, "--no-such-option")
+
+    assert (status, told, list(tmp_path.iterdir())) == (2, "", [])
+    assert said.startswith("lockstep: No such option: --no-such-option")
+    assert said.endswith(f"; see `{' '.join(['lockstep', *path])} --help`\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_a_group_of_commands_without_one_shows_its_help_and_ends_with_2(
+    lockstep: Run, group: Words
+) -> None:
+    status, told, said = lockstep(*group)
+
+    assert (status, told) == (2, "")
+    assert said.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no-such-command",
+        "demo --ranks two",
+        "demo --store nowhere",
+        "replay no-such-trace",
+        "replay --report nowhere/report.json",
+        "serve-sim --prefill many",
+        "simulate --seeds some",
+        "simulate --revive Z",
+        "simulate-router --groups 0",
+        "simulate-router no-such-trace",
+        "simulate-handoff --seeds 3",
+        "bench tree --tokens 0",
+        "bench storage --store nowhere --page-bytes 1MiB",
+        "bench path --page-bytes 1MiB",
+        "bench agreement --ranks 0",
+        "bench handoff --page-bytes none",
+        "bench latency --repeats 0",
+        "store ls nowhere",
+        "store stat file:///nowhere",
+        "store verify ftp://host/kv",
+        "store gc file:///nowhere --older-than soon",
+        "store rm file:///nowhere",
+        "store copy file:///nowhere",
+    ],
+)
+def test_a_wrong_word_gets_one_line_and_status_2(lockstep: Run, line: str, tmp_path: Path) -> None:
+    status, told, said = lockstep(*line.split())
+
+    assert (status, told, list(tmp_path.iterdir())) == (2, "", [])
+    assert said.startswith("lockstep: ")
+    assert said.count("\n") == 1

@@ -20,13 +20,19 @@ SMALLER = (
     ("--requests 40", "--requests 4"),
     ("--requests 20", "--requests 4"),
     ("lockstep replay --profile", "lockstep replay --requests 4 --profile"),
+    ("serve-sim TRACE", "serve-sim TRACE --requests 4"),
     ("simulate-router ", "simulate-router --requests 40 "),
     ("bench storage ", "bench storage --bytes 16MiB "),
     ("bench path ", "bench path --bytes 32MiB "),
     ("bench handoff ", "bench handoff --bytes 16MiB --rounds 1 "),
     ("bench latency", "bench latency --prompt-tokens 1024 --repeats 1"),
     ("bench agreement ", "bench agreement --blocks 1 "),
-    ("bench tree", "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --repetitions 3"),
+    ("benchmarks.scale --report", "benchmarks.scale --quick --report"),
+    ("benchmarks.copies", "benchmarks.copies --megabytes 16"),
+    (
+        "bench tree",
+        "bench tree --tokens 1024 --nodes 1000 --page-tokens 64 --blocks 16 --repetitions 3",
+    ),
 )
 """What would take minutes takes less of the same."""
 

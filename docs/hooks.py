@@ -68,7 +68,9 @@ def _from_the_root(path: str, source: str) -> str | None:
     """The path from the repository's root of what a page links to; None for another site."""
     if ":" in path:
         return None
-    folder = "" if source in AS_PAGES.values() else posixpath.join("docs", posixpath.dirname(source))
+    folder = (
+        "" if source in AS_PAGES.values() else posixpath.join("docs", posixpath.dirname(source))
+    )
     return posixpath.normpath(posixpath.join(folder, path))
 
 

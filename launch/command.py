@@ -54,7 +54,10 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    help="A KV cache for tensor-parallel inference that stays the same on every rank."
+    " Begin with `lockstep demo`; `lockstep COMMAND --help` tells the rest."
+)
 def _group(
     *,
     version: Annotated[
@@ -62,9 +65,7 @@ def _group(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """A KV cache for tensor-parallel inference that stays the same on every rank.
-    Begin with `lockstep demo`; `lockstep COMMAND --help` tells the rest.
-    """
+    """Say what all commands are for; the options here belong to none of them."""
 
 
 def main() -> None:

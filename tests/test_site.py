@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, fetches nothing, and has every name in its reference."""
+"""The documentation site builds without a warning, fetches nothing, and its reference is whole."""
 
 import os
 import re

@@ -40,7 +40,7 @@ STORES = ("mnt/kv", *(f"disk{rank}/kv" for rank in range(4)))
 """Where the docs say that an operator has a store."""
 
 BLOCKS = all_blocks()
-RUN = (Mark.PLAIN, Mark.GOES_ON, Mark.SLOW)
+RUN = (Mark.PLAIN, Mark.SLOW)
 NOT_RUN_PAGE = ROOT / "docs" / "not-run.md"
 
 
@@ -57,14 +57,6 @@ def to_be_run(language: str) -> list[object]:
 def before(block: Block) -> Iterator[Block]:
     """The blocks of a page that stand before this one."""
     return (each for each in BLOCKS if each.page == block.page and each.line < block.line)
-
-
-def program_of(block: Block) -> str:
-    """A block of Python, behind those that it goes on from."""
-    if block.mark is not Mark.GOES_ON:
-        return block.text
-    *_, last = (each for each in before(block) if each.language == "python")
-    return f"{program_of(last)}\n{block.text}"
 
 
 def script_of(block: Block) -> str:
@@ -116,7 +108,7 @@ def run(folder: Path, *command: str) -> None:
 def test_a_program_of_the_docs_runs_as_it_stands_there(block: Block, tmp_path: Path) -> None:
     prepare(tmp_path, block)
 
-    run(tmp_path, sys.executable, "-W", "error", "-c", moved(program_of(block), tmp_path))
+    run(tmp_path, sys.executable, "-W", "error", "-c", moved(block.text, tmp_path))
 
 
 @pytest.mark.distributed

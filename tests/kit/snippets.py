@@ -6,8 +6,7 @@ before a fence, as in
     <!-- not run: it needs a GPU -->
 
 says what else holds for it: that it is not run, and why; which test runs it; that it is a file, under
-which name the commands of its page find it; that it goes on where the program before it on its page
-ends; or that it is slow.
+which name the commands of its page find it; or that it is slow.
 """
 
 import re
@@ -19,9 +18,7 @@ from pathlib import Path
 from tests.kit.source_tree import ROOT
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
-_MARK = re.compile(
-    r"^ *<!-- (?P<mark>not run|run by|saved as|goes on|slow)(?:: (?P<said>.+))? -->$"
-)
+_MARK = re.compile(r"^ *<!-- (?P<mark>not run|run by|saved as|slow)(?:: (?P<said>.+))? -->$")
 _INDENTED = re.compile(r"^ {4}\S")
 _LISTED = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
@@ -33,7 +30,6 @@ class Mark(Enum):
     NOT_RUN = "not run"
     RUN_BY = "run by"
     SAVED_AS = "saved as"
-    GOES_ON = "goes on"
     SLOW = "slow"
 
 

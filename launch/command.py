@@ -130,13 +130,9 @@ app.command("replay", epilog=EXIT_STATUSES)(
 )
 
 app.add_typer(bench, name="bench")
-app.add_typer(store, name="store")
-app.command("top")(top)
-app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
-app.command("plan", epilog=PLAN_EXIT_STATUS)(plan)
-app.command("size")(size)
-app.command("simulate-router")(simulate_router)
-app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
+app.command("top", short_help="Watch a running group: what it hits, and why no more.")(top)
+app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any size would hit.")(plan)
+app.command("size", short_help="Say what a model keeps for a token, and what fits.")(size)
 app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it, copy it.")
 app.command(
     "serve-sim",

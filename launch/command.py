@@ -17,6 +17,8 @@ from ..errors import ConfigError, LockstepError
 from ..version import VERSION
 from .amounts import LINE_MAX, printable
 from .bench import bench
+from .doctor.command import EXIT_STATUSES as DOCTOR_EXIT_STATUSES
+from .doctor.command import doctor
 from .environment import prepare_for_mooncake
 from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
@@ -147,6 +149,11 @@ app.command(
     epilog=EXIT_STATUSES,
     short_help="Explore handoffs between groups, with faults.",
 )(simulate_handoff)
+app.add_typer(store, name="store")
+app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
+app.command("doctor", epilog=DOCTOR_EXIT_STATUSES)(doctor)
+app.command("simulate-router")(simulate_router)
+app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
 
 
 @app.command("demo", epilog=EXIT_STATUSES)

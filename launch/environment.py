@@ -118,6 +118,11 @@ def choose_interface(address: str) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
+def read_gloo_interface() -> str:
+    """Return the interface that the user wants gloo to use; empty where it may be any."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "")
+
+
 def read_secret() -> str:
     """Return what all groups and whoever sends them requests know; empty where nothing is set."""
     return os.environ.get(SECRET_VARIABLE, "")

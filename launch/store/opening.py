@@ -52,7 +52,7 @@ async def opened_store(uri: str, *, looking: bool = False) -> AsyncGenerator[Sto
     not even what is found to be corrupt, and its directory need not be writable.
     """
     _shared_backend(uri)
-    backend = make_backend(_for_a_tool(uri, looking=looking))
+    backend = make_backend(for_a_tool(uri, looking=looking))
     if not backend.capabilities.lists:
         why = _WHY_UNLISTED.get(parse_uri(uri).scheme, "its backend does not list")
         raise ConfigError(
@@ -127,7 +127,7 @@ def _check_that_there(uri: str) -> None:
         )
 
 
-def _for_a_tool(uri: str, *, looking: bool) -> str:
+def for_a_tool(uri: str, *, looking: bool = False) -> str:
     """Return the URI of a store of files as a tool opens it: not to be swept, or not even changed."""
     if not can_only_look(parse_uri(uri)):
         return uri

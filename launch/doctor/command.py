@@ -1,0 +1,127 @@
+"""`lockstep doctor`: whether this machine has what ranks need, and what to do where it has not."""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from ...version import VERSION
+from ..amounts import LINE_MAX, count, printable, well_formed
+from ..option_values import check_number, check_store
+from ..settings import RANKS_MAX
+from .finding import Finding, Status, exit_status, well
+
+WIDTH: Final = 100
+_STATUS: Final = 8
+_NAME: Final = 16
+
+EXIT_STATUSES = (
+    "Exit status: 0, all is well, or there is advice; 1, there is a problem; 2, the options are"
+    " wrong."
+)
+
+
+def doctor(
+    *,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="A store to try, for example file:///var/kv; what is written there is removed again.",
+            show_default="none",
+            metavar="URI",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks that are to run on this machine.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Look whether this machine has what a group of ranks needs.
+
+    Each finding says what was seen and what to do. Nothing is changed, and what is tried is removed.
+    """
+    from rich.console import Console
+
+    check_number("ranks", ranks, 1, RANKS_MAX)
+    if store is not None:
+        check_store(store)
+    with Console(stderr=True).status("looking") as status:
+        findings = list(examine(ranks, store, status.update))
+    if as_json:
+        record = {
+            "version": VERSION,
+            "status": max(findings, key=_gravity).status,
+            "findings": [asdict(each) for each in findings],
+        }
+        print(json.dumps(well_formed(record), indent=2))
+    else:
+        print("\n".join(lines_of(findings)))
+    raise typer.Exit(exit_status(findings))
+
+
+def examine(ranks: int, store: str | None, say: Callable[[str], None]) -> Iterator[Finding]:
+    """Look at everything, one finding after the other. `say` is told what is being looked at."""
+    from . import kernel, memory, network, software
+
+    say("versions")
+    cuda = software.probe_cuda()
+    yield software.judge_python(software.python_version())
+    yield from software.judge_packages(software.probe_packages())
+    yield software.judge_cuda(cuda)
+    yield kernel.judge_processors(kernel.probe_processors(ranks))
+    yield memory.judge_host_memory(memory.probe_host_memory(ranks))
+    yield memory.judge_shared(memory.probe_shared())
+    yield memory.judge_locked(memory.probe_locked(cuda=bool(cuda.devices)))
+    yield memory.judge_huge_pages(memory.probe_huge_pages())
+    yield kernel.judge_calls(kernel.probe_calls())
+    yield kernel.judge_open_files(kernel.probe_open_files())
+    yield kernel.judge_clocks(kernel.probe_clocks())
+    yield network.judge_host_name(network.probe_host_name())
+    interface = network.probe_interface()
+    yield network.judge_interface(interface)
+    say("two processes vote over gloo")
+    yield network.judge_gloo(network.probe_gloo(interface), interface)
+    if store is None:
+        yield well("store", "not tried; --store URI tries one")
+    else:
+        yield from _examine_store(store, say)
+
+
+def _examine_store(uri: str, say: Callable[[str], None]) -> Iterator[Finding]:
+    from . import store
+
+    tried = store.of_rank_0(uri)
+    direct = store.probe_direct(tried)
+    if direct is not None:
+        yield store.judge_direct(direct)
+    say("the store")
+    answers = store.probe_answers(tried)
+    yield store.judge_answers(answers)
+    # A store that does not answer would only fail once more.
+    speed = None if answers.failure else store.probe_speed(tried, say)
+    if speed is not None:
+        yield store.judge_speed(speed)
+
+
+def lines_of(findings: Sequence[Finding]) -> list[str]:
+    """Return the findings as people read them, in lines of at most `WIDTH` characters."""
+    lines: list[str] = []
+    margin = " " * (_STATUS + _NAME)
+    for each in findings:
+        head = f"{each.status:<{_STATUS}}{each.name:<{_NAME - 1}} "
+        lines += _folded(head, margin, printable(each.seen, LINE_MAX))
+        if each.remedy:
+            lines += _folded(f"{margin}-> ", f"{margin}   ", printable(each.remedy, LINE_MAX))
+    problems = sum(each.status is Status.PROBLEM for each in findings)
+    hints = sum(each.status is Status.ADVICE for each in findings)
+    pieces = f"{count(problems, 'problem')}, {hints} with advice, of {len(findings)} findings"
+    return [*lines, "", pieces]
+
+
+def _folded(head: str, margin: str, text: str) -> list[str]:
+    return textwrap.wrap(f"{head}{text}", WIDTH, subsequent_indent=margin, break_on_hyphens=False)
+
+
+def _gravity(finding: Finding) -> int:
+    return list(Status).index(finding.status)

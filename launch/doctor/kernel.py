@@ -1,0 +1,176 @@
+"""What the kernel lets a process do: calls, open files, clocks and processors."""
+
+import ctypes
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from ..amounts import count
+from .finding import Finding, advice, problem, well
+
+FILES_WANTED: Final = 4096
+FILES_NEEDED: Final = 256
+_EARLIEST: Final = datetime(2025, 1, 1, tzinfo=UTC)
+"""A wall clock that says less was never set."""
+_CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+_UNSYNCHRONISED: Final = 5
+"""What `adjtimex` returns for a clock that nothing keeps right."""
+_TIMEX_BYTES: Final = 208
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What ranks of a host need to share memory, and why each call does not work; empty if it does."""
+
+    failures: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """How many files this process may have open, and how many it may ask for."""
+
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How fine the monotonic clock is, what the wall clock says, and whether it is kept right."""
+
+    resolution_s: float
+    wall_s: float
+    kept: bool | None
+    """None where the kernel does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """How many processors this process may use, of how many, and the share of them that it is given."""
+
+    usable: int
+    there: int
+    quota: float | None
+    ranks: int
+
+
+def probe_calls() -> Calls:
+    """Make both calls."""
+
+    def memory() -> int:
+        return os.memfd_create("lockstep-doctor", os.MFD_CLOEXEC)
+
+    def process() -> int:
+        return os.pidfd_open(os.getpid())
+
+    failures: dict[str, str] = {}
+    for name, call in (("memfd_create", memory), ("pidfd_open", process)):
+        try:
+            os.close(call())
+            failures[name] = ""
+        except AttributeError:
+            failures[name] = "this Python was built without it"
+        except OSError as error:
+            failures[name] = error.strerror or str(error)
+    return Calls(failures)
+
+
+def judge_calls(calls: Calls) -> Finding:
+    """Judge by what rounds in the memory of a host need."""
+    name = "kernel calls"
+    failed = [f"{call} ({why})" for call, why in calls.failures.items() if why]
+    if failed:
+        seen = f"ranks of one host cannot share memory without {' and '.join(failed)}"
+        return problem(
+            name, seen, "allow them in the container's seccomp profile, or take the transport torch"
+        )
+    return well(name, f"{' and '.join(calls.failures)} work")
+
+
+def probe_open_files() -> OpenFiles:
+    """Ask for the limit on open files."""
+    return OpenFiles(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def judge_open_files(files: OpenFiles) -> Finding:
+    """Judge by what connections to other ranks, groups and stores take."""
+    name = "open files"
+    soft, hard = (
+        "any number" if each == resource.RLIM_INFINITY else f"{each:,}"
+        for each in (files.soft, files.hard)
+    )
+    seen = f"{soft} at a time, {hard} if a process asks"
+    if files.soft == resource.RLIM_INFINITY or files.soft >= FILES_WANTED:
+        return well(name, seen)
+    remedy = "ulimit -n 65536 before ranks are started, or docker run --ulimit nofile=65536"
+    return (problem if files.soft < FILES_NEEDED else advice)(name, seen, remedy)
+
+
+def probe_clocks() -> Clocks:
+    """Ask for the clocks, and for what the kernel knows of the wall clock."""
+    resolution_s = time.get_clock_info("monotonic").resolution
+    return Clocks(resolution_s, time.time(), _is_kept())
+
+
+def _is_kept() -> bool | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
+    if adjtimex is None:
+        return None
+    # All zero asks and changes nothing; some containers forbid even that.
+    state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
+    return None if state < 0 else state != _UNSYNCHRONISED
+
+
+def judge_clocks(clocks: Clocks) -> Finding:
+    """Judge by what deadlines need of the one clock, and several hosts of the other."""
+    name = "clocks"
+    wall = datetime.fromtimestamp(clocks.wall_s, UTC)
+    ticks = f"the monotonic clock goes by {clocks.resolution_s * 1e9:,.0f} ns"
+    seen = f"{wall:%Y-%m-%d %H:%M:%S} UTC; {ticks}"
+    if wall < _EARLIEST:
+        return problem(
+            name, f"{seen}; nothing has set the date", "set the date: leases and ages go by it"
+        )
+    if clocks.resolution_s > 0.001:
+        remedy = "deadlines and measured times are no finer; see `timedatectl` and the clock source"
+        return advice(name, seen, remedy)
+    if clocks.kept is None:
+        return well(name, f"{seen}; the kernel does not say whether NTP keeps the date right")
+    if not clocks.kept:
+        remedy = "run chrony or ntpd: times of several hosts are compared as they are"
+        return advice(name, f"{seen}; nothing keeps the date right", remedy)
+    return well(name, f"{seen}; NTP keeps the date right")
+
+
+def probe_processors(ranks: int) -> Processors:
+    """Ask for the processors that this process may use."""
+    quota: float | None = None
+    try:
+        share, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        quota = None if share == "max" else int(share) / int(period)
+    except (OSError, ValueError):
+        pass
+    return Processors(len(os.sched_getaffinity(0)), os.cpu_count() or 1, quota, ranks)
+
+
+def judge_processors(processors: Processors) -> Finding:
+    """Judge by the ranks that are to run here: each has a thread that must not wait for another."""
+    name = "processors"
+    seen = f"{processors.usable} of {processors.there} can be used"
+    given = float(processors.usable)
+    if processors.quota is not None:
+        given = min(given, processors.quota)
+        seen += f", and {processors.quota:g} at a time by this process's control group"
+    if given < processors.ranks:
+        seen += f", for {count(processors.ranks, 'rank')}"
+        remedy = (
+            "a round waits for a rank that has no processor: run fewer ranks here, or allow more"
+        )
+        return advice(name, seen, remedy)
+    return well(name, seen)

@@ -1,0 +1,144 @@
+"""Memory: what is shared, what may be locked, how large its pages are, and how much there is."""
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from ...ranks.executor.host_memory import available_host_memory, cgroup_available
+from ..amounts import bytes_in_words, count
+from .finding import Finding, advice, problem, well
+
+_SHARED: Final = Path("/dev/shm")  # noqa: S108 - nothing is opened there by a name.
+_HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_RDMA: Final = Path("/sys/class/infiniband")
+SHARED_BYTES: Final = 1 << 30
+"""What NCCL's own guide gives a container; vLLM and SGLang have their queues there, too."""
+RANK_BYTES: Final = 1 << 30
+"""What a rank takes before it has a page: Python, torch, and buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The file system for memory that processes share; None where there is none."""
+
+    total: int | None
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LockedMemory:
+    """How much memory this process may lock, None for any amount, and what would want to."""
+
+    limit: int | None
+    rdma: bool
+    cuda: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """What the kernel says of large pages, the chosen word in brackets; empty for nothing."""
+
+    enabled: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the machine has, what this process may use, and what its control groups allow of it."""
+
+    total: int
+    available: int
+    group: int | None
+    ranks: int
+
+
+def probe_shared() -> SharedMemory:
+    """Ask for the size of /dev/shm."""
+    try:
+        found = os.statvfs(_SHARED)
+    except OSError:
+        return SharedMemory(None)
+    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def judge_shared(shared: SharedMemory) -> Finding:
+    """Judge by what engines need: rounds are in memory without a name, and need none of this."""
+    name = "shared memory"
+    remedy = "give the container more, for example docker run --shm-size 1g, or --ipc host"
+    if shared.total is None:
+        return advice(name, "there is no /dev/shm, which NCCL and engines' queues need", remedy)
+    seen = f"{_SHARED} has {bytes_in_words(shared.total)}, {bytes_in_words(shared.free)} of it free"
+    if shared.free < SHARED_BYTES:
+        seen += f"; NCCL and engines' queues want {bytes_in_words(SHARED_BYTES)}"
+        return advice(name, seen, remedy)
+    return well(name, seen)
+
+
+def probe_locked(*, cuda: bool) -> LockedMemory:
+    """Ask for the limit on locked memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    rdma = _RDMA.is_dir() and any(_RDMA.iterdir())
+    return LockedMemory(None if soft == resource.RLIM_INFINITY else soft, rdma, cuda)
+
+
+def judge_locked(locked: LockedMemory) -> Finding:
+    """Judge by what is there that locks memory: a GPU, or a network card that reads it itself."""
+    name = "locked memory"
+    if locked.limit is None:
+        return well(name, "any amount may be locked")
+    seen = f"at most {bytes_in_words(locked.limit)} may be locked"
+    wanting = [
+        what for what, is_there in (("a GPU", locked.cuda), ("RDMA", locked.rdma)) if is_there
+    ]
+    if wanting:
+        seen += f", and pages for {' and '.join(wanting)} are locked in host memory"
+        return advice(name, seen, "ulimit -l unlimited, or docker run --ulimit memlock=-1")
+    return well(name, f"{seen}; there is neither a GPU nor RDMA that needs more")
+
+
+def probe_huge_pages() -> HugePages:
+    """Ask whether the kernel gives large pages to who wants them."""
+    try:
+        return HugePages(_HUGE.read_text(encoding="ascii").strip())
+    except OSError:
+        return HugePages("")
+
+
+def judge_huge_pages(huge: HugePages) -> Finding:
+    """Judge by what host pools ask for."""
+    name = "huge pages"
+    if "[never]" in huge.enabled:
+        seen = "the kernel gives none, and host pools ask for them: their copies take longer"
+        return advice(name, seen, f"echo madvise > {_HUGE}, as root")
+    if not huge.enabled:
+        return well(name, "the kernel does not say; host pools do without")
+    chosen = huge.enabled.partition("[")[2].partition("]")[0]
+    return well(name, f"host pools get them where the kernel has any ({chosen})")
+
+
+def probe_host_memory(ranks: int) -> HostMemory:
+    """Ask what is left."""
+    available, _ = available_host_memory()
+    return HostMemory(psutil.virtual_memory().total, available, cgroup_available(), ranks)
+
+
+def judge_host_memory(memory: HostMemory) -> Finding:
+    """Judge by what ranks need before they have pages."""
+    name = "host memory"
+    available, total = bytes_in_words(memory.available), bytes_in_words(memory.total)
+    seen = f"{available} of {total} can be used"
+    if memory.group is not None and memory.group <= memory.available:
+        seen += ": the limit is this process's control group"
+    needed = memory.ranks * RANK_BYTES
+    if memory.available < memory.ranks * (RANK_BYTES >> 2):
+        return problem(
+            name, seen, f"run fewer ranks than {memory.ranks} here, or allow more memory"
+        )
+    if memory.available < needed:
+        ranks = count(memory.ranks, "rank")
+        remedy = f"{ranks} take {bytes_in_words(needed)} before they have a page: allow more"
+        return advice(name, seen, remedy)
+    return well(name, seen)

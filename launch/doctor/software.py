@@ -1,0 +1,164 @@
+"""Versions: Python, torch, CUDA, and the extras that are installed, beside what was tried."""
+
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final
+
+from .finding import Finding, advice, problem, well
+from .tried import ALIASES, ENGINES, TRIED
+
+DISTRIBUTION: Final = "lockstep-kv"
+_PYTHON_LEAST: Final = (3, 11)
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+_REQUIREMENT: Final = re.compile(r"([\w.-]+)(?:\[[^]]*\])?([^;]*)(?:;.*extra == ['\"](\w+)['\"])?")
+_BOUND: Final = re.compile(r"(>=|<)\s*([\w.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The GPUs that torch sees, what it was built with, and the driver; empty where there is none."""
+
+    devices: tuple[str, ...]
+    built_with: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A distribution that Lockstep uses, the versions that it takes, and the one that is installed."""
+
+    name: str
+    bounds: str
+    """As the package's own metadata has them: `<3,>=2.6`."""
+    extra: str
+    """The extra that brings it; empty for what is always there."""
+    installed: str
+    """Empty where it is not."""
+    tried: str
+
+
+def probe_cuda() -> Cuda:
+    """Ask torch and the driver."""
+    import torch
+
+    names: list[str] = []
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+    try:
+        first = _DRIVER.read_text(encoding="utf-8").partition("\n")[0]
+        driver = next(iter(re.findall(r"\d+\.\d+(?:\.\d+)?", first)), first.strip())
+    except OSError:
+        driver = ""
+    return Cuda(tuple(names), torch.version.cuda or "", driver)
+
+
+def judge_cuda(cuda: Cuda) -> Finding:
+    """Judge whether the driver and torch see the same."""
+    name = "CUDA"
+    driver = f"driver {cuda.driver}" if cuda.driver else "no driver of NVIDIA's"
+    if cuda.devices:
+        kinds = ", ".join(
+            f"{cuda.devices.count(each)} x {each}" for each in dict.fromkeys(cuda.devices)
+        )
+        return well(name, f"{kinds}; {driver}, torch for CUDA {cuda.built_with}")
+    if not cuda.driver:
+        return well(name, f"{driver}: device pages are in host memory")
+    if not cuda.built_with:
+        remedy = "install a torch that was built for CUDA"
+        return advice(name, f"{driver}, and a torch that was built without CUDA", remedy)
+    remedy = (
+        "see nvidia-smi; in a container, docker run --gpus all, and a driver that is new enough"
+    )
+    return problem(
+        name, f"{driver}, torch for CUDA {cuda.built_with}, and torch finds no device", remedy
+    )
+
+
+def judge_python(found: tuple[int, ...]) -> Finding:
+    """Judge the version of Python."""
+    shown = ".".join(map(str, found))
+    if found[:2] < _PYTHON_LEAST:
+        least = ".".join(map(str, _PYTHON_LEAST))
+        return problem("Python", shown, f"Lockstep needs Python {least} or newer")
+    return well("Python", f"{shown}, {platform.system()} {platform.release()}")
+
+
+def python_version() -> tuple[int, ...]:
+    """Return the version of this Python."""
+    return sys.version_info[:3]
+
+
+def probe_packages(tried: Mapping[str, str] = TRIED) -> list[Package]:
+    """Ask for torch and for what the extras bring, as Lockstep's own metadata lists them."""
+    try:
+        lines = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        lines = list(tried)
+    found: list[Package] = []
+    for line in lines:
+        match = _REQUIREMENT.match(line)
+        if match is None or match[3] == "dev" or not (match[3] or match[1] in tried):
+            continue
+        name = match[1]
+        others = [other for other, same in ALIASES.items() if same == name]
+        installed = next(filter(None, map(_version, (name, *others))), "")
+        bounds = match[2].strip()
+        found.append(Package(name, bounds, match[3] or "", installed, tried.get(name, "")))
+    return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def judge_packages(packages: list[Package]) -> list[Finding]:
+    """Judge what is installed, one by one, and name what is not together."""
+    findings = [_judged(each) for each in packages if each.installed]
+    missing = [each for each in packages if not each.installed]
+    if missing:
+        extras = ", ".join(dict.fromkeys(each.extra or each.name for each in missing))
+        findings.append(well("extras", f"not installed, and needed only where used: {extras}"))
+    return findings
+
+
+def _judged(package: Package) -> Finding:
+    label = package.extra or package.name
+    seen = package.installed if label == package.name else f"{package.name} {package.installed}"
+    if not _within(package.installed, package.bounds):
+        wanted = f"{DISTRIBUTION}[{package.extra}]" if package.extra else DISTRIBUTION
+        seen += f", and Lockstep takes {package.bounds}"
+        return problem(label, seen, f"pip install '{wanted}'")
+    if not package.tried:
+        return well(label, seen)
+    if _release(package.installed) == _release(package.tried):
+        return well(label, f"{seen}, the release that the tests run with")
+    seen += f"; the tests run with {package.tried}"
+    if package.name in ENGINES:
+        remedy = f"take {package.tried}, or try yours out: a plug-in reaches into its engine"
+        return advice(label, seen, remedy)
+    return well(label, seen)
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: 2, 13, 0 of `2.13.0+cpu`."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _within(installed: str, bounds: str) -> bool:
+    """Say whether a version keeps all bounds, which are of two kinds: at least, and below."""
+    for kind, bound in _BOUND.findall(bounds):
+        pairs = zip_longest(_release(installed), _release(bound), fillvalue=0)
+        difference = next((one - other for one, other in pairs if one != other), 0)
+        if (difference < 0) if kind == ">=" else (difference >= 0):
+            return False
+    return True

@@ -1,0 +1,271 @@
+"""A store: whether its files can go past the page cache, how long it takes to answer, how fast it is.
+
+Real objects go through the real backend, under names that nobody else has, and are removed again. Each
+figure stands beside its limit, which is measured in the same run: bare calls on a file for a store of
+files, a bare connection for one that is reached over the network.
+"""
+
+import asyncio
+import mmap
+import os
+import secrets
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from ...benchmarks.empty_directories import no_directories_left
+from ...benchmarks.storage import IN_DIRECTORIES, StorageSizes, limit_directory
+from ...benchmarks.storage import run as measure_speed
+from ...errors import LockstepError, StorageError
+from ...page_format.object_name import ObjectName
+from ...page_format.object_shape import ObjectShape
+from ...storage_backends.base import Read, ReadOutcome, StorageBackend, Write, WriteOutcome
+from ...storage_backends.host_port import split_address
+from ...storage_backends.registry import make_backend
+from ...storage_backends.uri import RANK, StoreUri, parse_uri
+from ..amounts import bytes_in_words, shown_store
+from ..store.opening import call_deadline, for_a_tool
+from .bare_connection import bare_connection_gbps, connect_us
+from .finding import Finding, advice, problem, well
+
+PAGE_BYTES: Final = 1 << 20
+TOTAL_BYTES: Final = 64 << 20
+SMALL_BYTES: Final = 4096
+TURNS: Final = 32
+SLOW_US: Final = 20_000.0
+LOW_RATIO: Final = 0.5
+_READ_ONLY: Final = "peer"
+"""The scheme whose pages are another group's, so that none can be written to try it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Whether files in a directory can be opened with O_DIRECT, and whether the URI wants that."""
+
+    directory: str
+    failure: str
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How long a store takes to give back one small object, beside its limit; medians."""
+
+    store: str
+    read_us: float = 0.0
+    limit_us: float | None = None
+    limit: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast pages come and go, in GB/s, beside the limit of each."""
+
+    read_gbps: float = 0.0
+    limit_read_gbps: float = 0.0
+    write_gbps: float = 0.0
+    limit_write_gbps: float = 0.0
+    limit: str = ""
+    failure: str = ""
+
+
+def of_rank_0(uri: str) -> str:
+    """Return the URI of the store that is tried: that of the first rank, where each has its own."""
+    return for_a_tool(uri.replace(RANK, "0"))
+
+
+def probe_direct(uri: str) -> Direct | None:
+    """Try O_DIRECT where a store of files is or would be; None for a store of another kind."""
+    parsed = parse_uri(uri)
+    if parsed.scheme not in IN_DIRECTORIES:
+        return None
+    directory = limit_directory(parsed)
+    while not directory.is_dir() and directory != directory.parent:
+        directory = directory.parent
+    wanted = parsed.options.get("direct") == "1"
+    return Direct(str(directory), _direct_failure(directory), wanted)
+
+
+def _direct_failure(directory: Path) -> str:
+    path = directory / f".lockstep-doctor-{secrets.token_hex(8)}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    except OSError as error:
+        # The name may be there by then.
+        path.unlink(missing_ok=True)
+        return error.strerror or str(error)
+    try:
+        path.unlink()
+        # A mapping begins at a multiple of what any disk wants.
+        with mmap.mmap(-1, SMALL_BYTES) as block:
+            os.pwrite(fd, block, 0)
+            os.preadv(fd, [block], 0)
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(fd)
+    return ""
+
+
+def judge_direct(direct: Direct) -> Finding:
+    """Judge by what the URI asks for."""
+    name = "O_DIRECT"
+    if not direct.failure:
+        return well(name, f"files in {direct.directory} can go past the page cache (direct=1)")
+    seen = f"not in {direct.directory}: {direct.failure}"
+    if direct.wanted:
+        return problem(name, seen, "leave direct=1 out, or put the store on another filesystem")
+    return well(name, f"{seen}; pages go through the page cache")
+
+
+def probe_answers(uri: str) -> Answers:
+    """Write some small objects, read each, and remove them, beside the limit."""
+    parsed, shown = parse_uri(uri), shown_store(uri)
+    peer = _where(parsed)
+    try:
+        if parsed.scheme == _READ_ONLY:
+            took = None if peer is None else connect_us(*peer)
+            return Answers(shown, limit_us=took, limit="connecting to it")
+        directory = limit_directory(parsed)
+        namespace = secrets.token_hex(16)
+        tidied = no_directories_left(directory, namespace)
+        with tidied if parsed.scheme == "file" else nullcontext():
+            read_us = asyncio.run(_answers_us(make_backend(uri), namespace))
+            if peer is not None:
+                return Answers(shown, read_us, connect_us(*peer), "connecting to it")
+            limit_us = _bare_read_us(directory)
+        return Answers(shown, read_us, limit_us, "open, pread and close of a file")
+    except (LockstepError, OSError) as error:
+        return Answers(shown, failure=str(error))
+
+
+async def _answers_us(backend: StorageBackend, namespace: str) -> float:
+    shape = ObjectShape.whole(SMALL_BYTES)
+    names = [ObjectName(namespace, secrets.token_hex(32), "kv", "l0-1.h0-8") for _ in range(TURNS)]
+    source, target = memoryview(bytearray(SMALL_BYTES)), memoryview(bytearray(SMALL_BYTES))
+    source[:16] = os.urandom(16)
+    took: list[float] = []
+    try:
+        await backend.open()
+        writes = [Write(name, (source,), shape) for name in names]
+        written = await backend.write(writes, deadline=call_deadline())
+        if set(written) != {WriteOutcome.OK}:
+            raise StorageError(f"it did not take what was written: {_outcomes(written)}")
+        for name in names:
+            began = time.perf_counter()
+            read = await backend.read([Read(name, (target,), shape)], deadline=call_deadline())
+            took.append((time.perf_counter() - began) * 1e6)
+            if read != [ReadOutcome.OK] or source != target:
+                raise StorageError(f"it did not give back what was written: {_outcomes(read)}")
+    finally:
+        with suppress(LockstepError, OSError):
+            await backend.remove(names, deadline=call_deadline())
+        await backend.close()
+    return statistics.median(took)
+
+
+def _outcomes(outcomes: list[ReadOutcome] | list[WriteOutcome]) -> str:
+    return ", ".join(sorted({each.name for each in outcomes}))
+
+
+def _bare_read_us(directory: Path) -> float:
+    took: list[float] = []
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        file.write(bytes(2 * SMALL_BYTES))
+        file.flush()
+        target = bytearray(2 * SMALL_BYTES)
+        for _ in range(TURNS):
+            began = time.perf_counter()
+            fd = os.open(file.name, os.O_RDONLY)
+            os.preadv(fd, [target], 0)
+            os.close(fd)
+            took.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(took)
+
+
+def judge_answers(answers: Answers) -> Finding:
+    """Judge by what a request waits for its first page."""
+    name = "store answers"
+    if answers.failure:
+        remedy = "see docs/storage.md, and try the same URI with `lockstep store stat`"
+        return problem(name, f"{answers.store} failed: {answers.failure}", remedy)
+    limit = "" if answers.limit_us is None else f"{answers.limit} takes {answers.limit_us:,.0f} us"
+    if not answers.read_us:
+        return well(
+            name, f"{answers.store} is read-only: pages of another group; {limit}".rstrip("; ")
+        )
+    seen = f"{answers.store} gives back 4 KiB in {answers.read_us:,.0f} us"
+    if answers.limit_us:
+        seen += f"; {limit}: {answers.read_us / answers.limit_us:,.1f} times"
+    if answers.read_us > SLOW_US:
+        remedy = "prefetches hide it while requests queue; a nearer store would wait less"
+        return advice(name, seen, remedy)
+    return well(name, seen)
+
+
+def probe_speed(
+    uri: str, say: Callable[[str], None], total_bytes: int = TOTAL_BYTES
+) -> Speed | None:
+    """Write and read pages of 1 MiB beside the limit; None where none can be written."""
+    parsed = parse_uri(uri)
+    if parsed.scheme == _READ_ONLY:
+        return None
+    threads = parsed.options.get("threads", "1") if parsed.scheme == "file" else "1"
+    sizes = StorageSizes(
+        store=uri, page_bytes=PAGE_BYTES, threads=int(threads), total_bytes=total_bytes
+    )
+    try:
+        found = measure_speed(sizes, lambda what: say(f"measuring the store: {what}"))
+        speed = Speed(
+            found["read_gbps"],
+            found["limit_read_gbps"],
+            found["write_gbps"],
+            found["limit_write_gbps"],
+            "bare preadv and pwrite",
+        )
+        if parsed.scheme in IN_DIRECTORIES or _where(parsed) is None:
+            return speed
+        bare = bare_connection_gbps(total_bytes)
+    except (LockstepError, OSError) as error:
+        return Speed(failure=str(error))
+    return Speed(
+        speed.read_gbps, bare, speed.write_gbps, bare, "a bare connection inside this machine"
+    )
+
+
+def judge_speed(speed: Speed) -> Finding:
+    """Judge by how much of its limit a store reaches."""
+    name = "store speed"
+    if speed.failure:
+        return problem(name, speed.failure, "see docs/storage.md for what this store needs")
+    read, write = (
+        speed.read_gbps / speed.limit_read_gbps,
+        speed.write_gbps / speed.limit_write_gbps,
+    )
+    seen = (
+        f"pages of {bytes_in_words(PAGE_BYTES)}: read {speed.read_gbps:.2f} GB/s,"
+        f" {read:.2f} of {speed.limit}; written {speed.write_gbps:.2f} GB/s, {write:.2f} of that"
+    )
+    if min(read, write) < LOW_RATIO:
+        remedy = "more threads in the URI, and `lockstep bench storage` on a machine at rest"
+        return advice(name, seen, remedy)
+    return well(name, seen)
+
+
+def _where(uri: StoreUri) -> tuple[str, int] | None:
+    """Return the host and port at which a store is reached; None for one that is here."""
+    if uri.scheme in IN_DIRECTORIES:
+        return None
+    with suppress(LockstepError, ValueError):
+        endpoint = urlsplit(uri.options.get("endpoint", ""))
+        if endpoint.hostname is not None:
+            return endpoint.hostname, endpoint.port or (443 if endpoint.scheme == "https" else 80)
+        return split_address(uri.host)
+    return None

@@ -1,0 +1,125 @@
+"""`lockstep doctor` on this machine, as it is run by people and by scripts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.launch.doctor.command import WIDTH, lines_of
+from lockstep.launch.doctor.finding import Finding, Status
+from lockstep.launch.doctor.network import Interface, probe_gloo
+from lockstep.launch.doctor.software import probe_packages
+from lockstep.launch.doctor.store import of_rank_0, probe_answers, probe_direct, probe_speed
+from tests.kit.launch.in_process import IN_A_PROCESS, Run, run_lockstep
+from tests.kit.launch.replays import run
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
+
+
+@pytest.mark.distributed
+def test_the_doctor_tells_people_in_lines_and_machines_in_json_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "kv"
+    options = ("doctor", "--store", store.as_uri(), "--ranks", "1")
+
+    told = run(*IN_A_PROCESS, *options)
+    record = json.loads(run(*IN_A_PROCESS, *options, "--json").out)
+
+    names = [each["name"] for each in record["findings"]]
+    assert (told.status, told.err) == (0, "")
+    assert names[:2] == ["Python", "torch"]
+    assert [name for name in names if name not in told.out] == []
+    assert {"gloo", "kernel calls", "O_DIRECT", "store answers", "store speed"} <= {*names}
+    assert max(map(len, told.out.splitlines())) <= WIDTH
+    assert record["status"] in ("ok", "advice")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gloo_at_an_interface_that_this_machine_does_not_have_is_told_in_one_line() -> None:
+    # For documentation: no machine has it.
+    failed = probe_gloo(Interface("eth9", "203.0.113.7", ""))
+
+    assert failed.failure
+    assert "\n" not in failed.failure
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--ranks", "0"], "--ranks is 0, must be from 1 to 1024"),
+        (["--store", "/var/kv"], "--store is '/var/kv', which is not a URI"),
+        (["--store", "ftp://host/kv"], "unknown scheme 'ftp'"),
+    ],
+)
+def test_options_that_are_wrong_get_one_line_and_status_2(
+    lockstep: Run, arguments: list[str], complaint: str
+) -> None:
+    status, out, said = lockstep("doctor", *arguments)
+
+    assert (status, out, said.count("\n")) == (2, "", 1)
+    assert complaint in said
+
+
+def test_a_store_that_cannot_be_opened_is_a_problem_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "kv").write_text("a file")
+
+    answers = probe_answers((tmp_path / "kv").as_uri())
+
+    assert "kv" in answers.failure
+
+
+def test_a_store_in_memory_answers_and_keeps_what_it_is_given() -> None:
+    answers = probe_answers("memory://")
+    speed = probe_speed("memory://", lambda _: None, total_bytes=2 << 20)
+
+    assert (answers.failure, answers.read_us > 0) == ("", True)
+    assert speed is not None
+    assert speed.failure == ""
+    assert speed.read_gbps > 0
+
+
+def test_a_store_of_another_group_is_only_connected_to() -> None:
+    answers = probe_answers("peer://127.0.0.1:1")
+
+    assert "refused" in answers.failure
+    assert probe_speed("peer://127.0.0.1:1", lambda _: None) is None
+
+
+def test_direct_reads_are_tried_where_the_store_would_be_made(tmp_path: Path) -> None:
+    direct = probe_direct(f"{(tmp_path / 'not' / 'yet').as_uri()}?direct=1")
+
+    assert direct is not None
+    assert (direct.directory, direct.wanted) == (str(tmp_path), True)
+    assert list(tmp_path.iterdir()) == []
+    assert probe_direct("memory://") is None
+
+
+def test_the_store_of_the_first_rank_is_tried_and_not_swept() -> None:
+    assert of_rank_0("file:///kv/{rank}?quota_gib=1&threads=2") == "file:///kv/0?threads=2"
+
+
+def test_packages_are_those_of_the_extras_and_torch() -> None:
+    found = {each.name: each.extra for each in probe_packages()}
+
+    assert (found["torch"], found["obstore"], found["vllm"]) == ("", "s3", "vllm")
+    assert {"numpy", "ruff", "pytest"} & found.keys() == set()
+
+
+def test_a_long_finding_is_folded_under_its_own_column() -> None:
+    findings = [
+        Finding("gloo", Status.PROBLEM, "word " * 40, "do " * 40),
+        Finding("python", Status.OK, "3.13"),
+    ]
+
+    lines = lines_of(findings)
+
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[0].startswith("problem gloo            word word")
+    assert lines[1].startswith(" " * 24 + "word")
+    assert lines[-1] == "1 problem, 0 with advice, of 2 findings"

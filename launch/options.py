@@ -12,6 +12,7 @@ from ..small_engine.profile import KV_PAGES_PER_WINDOW_PAGE, STATES_PER_CHECKPOI
 from ..small_engine.profiles import PROFILES
 from ..small_engine.workload import REQUESTS_DEFAULT
 from .option_values import check_choice, check_number, option
+from .reports.meanings import print_meanings
 from .settings import DEVICES, ReplaySettings
 
 LAUNCHERS = ("torch", "ray")
@@ -155,6 +156,23 @@ RanksPerNode = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the built-in workload.")]
+
+
+def _explain(wanted: bool) -> None:
+    if wanted:
+        print_meanings()
+        raise typer.Exit
+
+
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        callback=_explain,
+        is_eager=True,
+        help="Only say what each row of the table means.",
+    ),
+]
 ReportFile = Annotated[
     Path | None,
     typer.Option(help="Write the report here as JSON.", show_default="none", metavar="FILE.json"),
@@ -248,6 +266,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
         metrics_port: MetricsPort = None,
+        explain: Explain = False,
         depth: Depth = _DEFAULT.depth,
         transport: TransportName = _DEFAULT.transport,
         output_tokens_max: OutputTokensMax = _DEFAULT.output_tokens_max,
@@ -258,6 +277,34 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         """Serve a workload on real ranks, and check every page."""
         # Options are named as the settings that they set.
         settings = _settings(locals(), ranks_default)
+        del explain  # Its callback has ended the command.
+        settings = ReplaySettings(
+            trace=None if trace is None else str(trace.resolve()),
+            ranks=ranks_default() if ranks is None else ranks,
+            requests=requests,
+            concurrency=concurrency,
+            profile=profile,
+            page_tokens=page_tokens,
+            device_pages=device_pages,
+            host_pages=host_pages,
+            window_device_pages=window_device_pages,
+            window_host_pages=window_host_pages,
+            state_device_pages=state_device_pages,
+            state_host_pages=state_host_pages,
+            store=store,
+            stop_policy=stop_policy,
+            write_policy=write_policy,
+            eviction=eviction,
+            verify=verify,
+            seed=seed,
+            depth=depth,
+            transport=transport,
+            output_tokens_max=output_tokens_max,
+            prefill_tokens=prefill_tokens,
+            device=device,
+            round_timeout_s=round_timeout_s,
+            report=None if report is None else str(report.resolve()),
+        )
         run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 
     return replay

@@ -30,6 +30,7 @@ def conclude(report: Report, *, path: str | None, table: bool) -> int:
         console.print(
             table_of({f"{title}, interrupted" if report["interrupted"] else title: report})
         )
+        console.print("lockstep replay --explain says what each row means")
     # The table comes first: a report that cannot be written must not take the run with it.
     if path is not None:
         write_report(path, report)
@@ -62,7 +63,7 @@ def _pace(report: Report) -> str:
 
 def table_of(reports: Mapping[str, Report]) -> Table:
     """Return a table with one column for each report, by its title."""
-    return table_with({title: _rows(report) for title, report in reports.items()})
+    return table_with({title: rows_of(report) for title, report in reports.items()})
 
 
 def table_with(columns: Mapping[str, Sequence[Row]]) -> Table:
@@ -77,7 +78,8 @@ def table_with(columns: Mapping[str, Sequence[Row]]) -> Table:
     return table
 
 
-def _rows(report: Report) -> list[Row]:
+def rows_of(report: Report) -> list[Row]:
+    """Return the rows of the table that shows a replay."""
     prompt, hits, moved = report["prompt_tokens"], report["hit_tokens"], report["bytes"]
 
     def share(tokens: int) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ConfigError
 from ..small_engine.counts import PoolCounts, ReplayCounts
 from ..storage_backends.uri import without_secrets
+from .reports.samples import Samples, counted_by_size, upper_us
 from .settings import ReplaySettings
 
 
@@ -124,6 +125,11 @@ class Report(TypedDict):
     """How long it took from the first request to the end of the last write."""
     flush_s: float
     """The part of `wall_s` that writes took after the last request had left."""
+    samples: Samples | None
+    """What rank 0 saw while it ran; None where it took none."""
+    round_us_counts: list[list[float]]
+    """How many steps of all ranks took how long, as `round_us`: a time in microseconds, and how many
+    took less than it and at least 11/12 of it. Sizes that no step had are left out."""
     settings: dict[str, object]
 
 
@@ -149,6 +155,8 @@ class RankResult:
     digest: int
     wall_s: float
     flush_s: float
+    samples: Samples | None = None
+    """What was seen meanwhile; of rank 0 alone."""
 
     def pack(self) -> bytes:
         """Return the result as msgpack."""
@@ -226,6 +234,12 @@ def make_report(
         digests=[] if interrupted else [f"{each.digest:016x}" for each in results],
         wall_s=round(max(each.wall_s for each in results), 3),
         flush_s=round(max(each.flush_s for each in results), 3),
+        samples=first.samples,
+        round_us_counts=[
+            [upper_us(size), int(steps)]
+            for size, steps in enumerate(counted_by_size(round_us))
+            if steps
+        ],
         settings=shown_settings(settings),
     )
 
@@ -286,11 +300,16 @@ def check_that_writable(path: str) -> None:
 
 
 def write_report(path: str, report: Mapping[str, object]) -> None:
-    """Write the report, whole or not at all: to a temporary file that is then renamed."""
+    """Write the report as `write_text` does."""
+    write_text(path, f"{json.dumps(report, indent=2)}\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file whole or not at all: to a temporary one that is then renamed."""
     target = Path(path)
     temporary = _beside(target)
     try:
-        temporary.write_text(f"{json.dumps(report, indent=2)}\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error

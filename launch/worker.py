@@ -27,8 +27,9 @@ from .handing_in import Run, collect, hand_in, was_begun
 from .interruption import Interrupted
 from .meeting import JOIN_TIMEOUT_S, joined
 from .pool_memory import check_pool_memory
-from .progress import OnDone, nothing
+from .progress import OnDone, Progress, nothing
 from .report import RankResult, Report, make_report
+from .reports.samples import Sampler
 from .settings import ReplaySettings
 from .watching import metrics_served
 
@@ -138,6 +139,28 @@ def _replay(
         with metrics_served(cache.stats, settings.metrics_port, environment.rank):
             own, results = _served(cache, collective, group.store, settings, requests, watch)
         if results is None:
+        sampler = Sampler(cache, watch.stopped) if environment.rank == 0 else None
+        scheduler = Scheduler(
+            cache,
+            requests_of(settings.trace, settings.seed, settings.requests),
+            limits_of(settings),
+            on_done=lambda done: watch.on_done(Progress.of(done, requests, scheduler.counts)),
+            stopped=watch.stopped if sampler is None else sampler.look,
+        )
+        run = Run(cache, scheduler, sampler)
+        watch.on_open()
+        try:
+            own = run.to_its_end()
+            results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
+            cache.close(flush=False)
+            interrupted = False
+        except (Interrupted, PeerLost, CollectiveTimeout) as error:
+            # Ranks are ended by a signal also where one of them has failed.
+            failed = was_claimed(group.store)
+            if failed or not (isinstance(error, Interrupted) or was_begun(group.store)):
+                raise
+            watch.on_interrupted()
+            own, results = run.so_far(), []
             hand_in(group.store, environment.rank, own)
     finally:
         # After an error or an interruption nobody waits for a round any more.

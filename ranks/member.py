@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
@@ -252,6 +253,9 @@ class Member:
             each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())
         )
         prefixes, ended_by = self._replica.prefixes, self._rounds.ended_by
+    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
+        """Return what this rank has done so far; `round_us` of the last `rounds` steps at most."""
+        latest = list(islice(reversed(self._round_s), rounds))
         return CacheStats(
             rank=self.rank,
             world_size=self.world_size,
@@ -262,6 +266,7 @@ class Member:
             round_us=list(self._round_us),
             steps_took=self._steps_took.histogram(),
             waited_s=self._waited_s,
+            round_us=[seconds * 1e6 for seconds in reversed(latest)],
             replica=self._tallies.stats(),
             pools=pools_in_use(prefixes),
             in_flight=in_flight,

@@ -21,6 +21,7 @@ from ..environment import RankEnvironment
 from ..first_error import EXIT_CONFIG, EXIT_GROUP, exit_code
 from ..interruption import Interrupted
 from ..meeting import JOIN_TIMEOUT_S, meet
+from ..progress import Progress
 from ..report import Report
 from ..worker import Watch
 from .cluster import RayCluster, node_address
@@ -49,7 +50,7 @@ class RankActor(ABC):
 
     def __init__(self) -> None:
         self._stop = threading.Event()
-        self._done = (0, 0)
+        self._done = Progress(0, 0)
         self._host = ""
         """The address at which other ranks and groups reach this one."""
 
@@ -63,15 +64,15 @@ class RankActor(ABC):
         """Let the rank end at its next step."""
         self._stop.set()
 
-    def done(self) -> tuple[int, int]:
-        """Return how many requests have left the system, and how many there are."""
+    def done(self) -> Progress:
+        """Return how far the rank has come."""
         return self._done
 
     def run(self, settings: str, environment: bytes, host: str) -> bytes:
         """Do the rank's work, and return its outcome as msgpack."""
 
-        def note(done: int, total: int) -> None:
-            self._done = (done, total)
+        def note(done: Progress) -> None:
+            self._done = done
 
         try:
             self._host = host
@@ -130,11 +131,11 @@ class RankActors:
         ended, waiting = self._ray.wait(self._runs, num_returns=len(self._runs), timeout=POLL_S)
         return not waiting or any(self._outcome(run, 0).error for run in ended)
 
-    def done(self) -> tuple[int, int] | None:
+    def done(self) -> Progress | None:
         """Return what rank 0 says of its requests (`RankActor.done`), if it does."""
         with suppress(self._ray.exceptions.RayError):
             done = self._ray.get(self._actors[0].done.remote(), timeout=POLL_S * 5)
-            return cast("tuple[int, int]", done)
+            return cast("Progress", done)
         return None
 
     def stop(self) -> list[RankOutcome]:

@@ -73,7 +73,7 @@ def _run_actors(
             while not ranks.wait() and not interrupted():
                 done = ranks.done()
                 if done is not None:
-                    on_done(*done)
+                    on_done(done)
         outcomes = ranks.stop()
         if not interrupted():
             return outcomes

@@ -22,7 +22,7 @@ from ...ranks.executor.host_memory import available_host_memory
 from ...small_engine.workload import count_requests, requests_of
 from ..interruption import ignore_signals, raise_on_signals
 from ..pool_memory import needed_bytes
-from ..progress import progress_bar
+from ..progress import Progress, progress_bar
 from ..report import check_that_writable
 from .directories import open_directory
 from .front import Due, Front, Lines
@@ -99,7 +99,7 @@ def serve_by(
         kill = _killing(settings, groups)
 
         def left(number: int) -> None:
-            on_done(number, requests)
+            on_done(Progress(number, requests))
             kill(number)
 
         lost: PeerLost | None = None

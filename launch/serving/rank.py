@@ -9,7 +9,7 @@ import logging
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,7 @@ from ..environment import RankEnvironment, prepare_for_mooncake
 from ..handing_in import Run
 from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, joined
 from ..report import RankResult, make_report
+from ..reports.samples import Sampler
 from ..worker import Watch, device_of, limits_of
 from .directories import open_directory
 from .membership import Membership
@@ -181,8 +182,11 @@ def _serving(
             )
             tellers.append(teller)
         told = tellers[0] if tellers else None
+        sampler = Sampler(cache, watch.stopped) if leads else None
+        if sampler is not None:
+            watch = replace(watch, stopped=sampler.look)
         handovers, scheduler = _scheduled(settings, cache, terms, send, told=told, watch=watch)
-        yield _Serving(cache, handovers, Run(cache, scheduler), told)
+        yield _Serving(cache, handovers, Run(cache, scheduler, sampler), told)
 
 
 def _scheduled(

@@ -153,7 +153,7 @@ def conclude(
     if console is not None:
         settings = cast("dict[str, object]", report["settings"]["replay"])
         console.print(find_profile(str(settings["profile"])).scale, soft_wrap=True)
-        console.print(table_with({_shape(report): _rows(report)}))
+        console.print(table_with({_shape(report): rows_of(report)}))
     if path is not None:
         write_report(path, report)
     for line in report["refusals"]:
@@ -176,7 +176,8 @@ def _shape(report: ServeReport) -> str:
     return f"{count(len(groups), 'group')}, {count(ranks, 'rank')}"
 
 
-def _rows(report: ServeReport) -> list[Row]:
+def rows_of(report: ServeReport) -> list[Row]:
+    """Return the rows of the table that shows what groups have served."""
     prompt, hits, handoffs = report["prompt_tokens"], report["hit_tokens"], report["handoffs"]
 
     def share(tokens: int) -> str:

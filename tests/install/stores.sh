@@ -1,5 +1,7 @@
 #!/bin/sh
 # Installs what the tests of storage backends and of metrics need beside Python packages, from Debian's packages.
+# Installs what the tests of storage backends and of report pages need beside Python packages, from
+# Debian's packages.
 # Without the right to, it says what is missing and leaves it at that.
 set -eu
 
@@ -7,10 +9,11 @@ wanted=""
 command -v redis-server >/dev/null 2>&1 || wanted="$wanted redis-server"
 ldconfig -p | grep -q libibverbs.so.1 || wanted="$wanted libibverbs1"
 command -v promtool >/dev/null 2>&1 || wanted="$wanted prometheus"
+command -v chromium >/dev/null 2>&1 || wanted="$wanted chromium"
 [ -n "$wanted" ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-    echo "not installed, so the tests of some stores will be skipped:$wanted" >&2
+    echo "not installed, so the tests of what needs it will be skipped:$wanted" >&2
     exit 0
 fi
 export DEBIAN_FRONTEND=noninteractive
@@ -18,4 +21,4 @@ export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086 - these are words of their own.
 apt-get install --yes --quiet --no-install-recommends $wanted >/dev/null ||
     { apt-get update --quiet >/dev/null && apt-get install --yes --quiet --no-install-recommends $wanted >/dev/null; } ||
-    echo "apt-get could not install$wanted; the tests of some stores will be skipped" >&2
+    echo "apt-get could not install$wanted; the tests of what needs it will be skipped" >&2

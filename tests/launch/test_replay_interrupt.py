@@ -107,6 +107,8 @@ def assert_counts_so_far_are_kept(tmp_path: Path) -> None:
     assert report["ranks"] == 2
     assert report["steps"] > 0
     assert report["bytes"]["l1_to_l2"] > 0
+    assert report["samples"] is not None
+    assert report["samples"]["rounds"][-1] == report["rounds"]
     assert report["pages_corrupt"] == 0
     served = report["computed_tokens"] + sum(
         report["hit_tokens"][tier] for tier in ("device", "host", "storage")

@@ -1,0 +1,88 @@
+"""What each row of a table means, by its label: for `--explain`, and for the page of a report."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_POOL: Final = re.compile(r"^pool \S+:")
+
+OF_A_REPLAY: Final[Mapping[str, str]] = {
+    "requests served": "requests whose whole output was computed",
+    "requests refused": "requests that can never fit the device pool; nothing else counts them",
+    "requests retracted": "how often one left the device with all it had, for an older one to go on",
+    "resumed": "how many of those came back with all they had; the others began again",
+    "from storage": "how many of those came back out of storage, since host memory had no room",
+    "requests preempted": "how often one gave its pages up and began again: it could not be saved",
+    "wall time": "from the first request to the end of the last write to storage",
+    "prompt tokens": "all tokens of the prompts that were served: the four rows below together",
+    "computed": "prompt tokens that were not cached on every rank, so the model computed them",
+    "hit on the device (L1)": "prompt tokens whose pages were on the device already",
+    "hit in host memory (L2)": "prompt tokens whose pages were copied from host memory to the device",
+    "hit in storage (L3)": "prompt tokens whose pages were read from storage",
+    "pool NAME: pages in L1 + L2": "pages of each rank on the device and on the host, and their size",
+    "pages compared": "pages of this pool that were compared with what was computed, over all ranks",
+    "steps": "steps of the engine: each decides, computes and ends with one round",
+    "rounds": "votes of all ranks on what is in flight; one for each step",
+    "collectives": "collectives that a rank launched for its rounds: one for each",
+    "carried by": "what carried the rounds, and why",
+    "time in Cache.step p50": "half of the steps kept the engine no longer: the vote and what follows",
+    "time in Cache.step p99": "the same for all but one step of a hundred",
+    "operations ended": "prefetches, loads, backups and writes to storage that have come to an end",
+    "of them failed": "those that failed: each was a miss or was not stored, and is no fault by itself",
+    "operations left at the end": "those in flight when everything was written; more than 0 is a fault",
+    "device to host": "bytes that all ranks copied from the device to host memory (backups)",
+    "host to device": "bytes that all ranks copied from host memory to the device (loads)",
+    "host to storage": "bytes that all ranks wrote to storage",
+    "storage to host": "bytes that all ranks read from storage (prefetches)",
+    "pages verified when used": "pages from the cache that were compared before a request used them",
+    "pages verified at the end": "pages that were compared once more when their request had finished",
+    "pages corrupt": "pages with wrong bytes that were used; more than 0 is a fault",
+    "objects bad in storage": "damaged objects: found by their checksum, and a miss each",
+    "storage calls that timed out": "calls to the store that had no answer when their time was up",
+    "waited for them": "how long these calls took, summed over those that ran side by side",
+    "replicas equal": "whether all ranks had the same state at the end; NO is a fault",
+}
+
+OF_SERVING: Final[Mapping[str, str]] = {
+    "requests served": "requests that were computed by one group, handed over, and decoded by another",
+    "requests refused": "requests that fit no group; nothing else counts them",
+    "requests sent again": "requests that went to other groups since theirs were lost",
+    "wall time": "from the first request to the end of the last",
+    "handed over at once": "requests that came with everything, at the first time of asking",
+    "asked for again": "requests that came with everything once it was asked for again",
+    "offered again": "requests that came with everything once the other group had offered it again",
+    "the rest computed here": "requests that came with less: the rest was computed there",
+    "handoff p50, p99": "from the end of a prompt's last chunk until all of it was on the other device",
+    "first token p50, p99": "from when a request came until its prompt was computed",
+    "put aside and taken up": "how often a group that decodes retracted a request, and resumed one",
+    "out of storage": "how many of those came back out of storage",
+    "prompt tokens": "all tokens of the prompts that were served",
+    "computed": "prompt tokens that any group has computed",
+    "hit on the device (L1)": OF_A_REPLAY["hit on the device (L1)"],
+    "hit in host memory (L2)": OF_A_REPLAY["hit in host memory (L2)"],
+    "hit in storage (L3)": OF_A_REPLAY["hit in storage (L3)"],
+    "pages verified when used": OF_A_REPLAY["pages verified when used"],
+    "pages corrupt": OF_A_REPLAY["pages corrupt"],
+    "hits that the router saw": "the share that the chosen groups had, as the router knew",
+    "pages verified at the end": OF_A_REPLAY["pages verified at the end"],
+    "objects bad where read": "objects that were damaged: found by their checksum, and not used",
+    "operations left at the end": OF_A_REPLAY["operations left at the end"],
+}
+
+
+def meaning_of(label: str, meanings: Mapping[str, str] = OF_A_REPLAY) -> str:
+    """Return what a row of this label means; empty where it says so itself."""
+    return meanings.get(_POOL.sub("pool NAME:", label.strip()), "")
+
+
+def print_meanings() -> None:
+    """Print what each row of the table of a replay means."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for label, meaning in OF_A_REPLAY.items():
+        table.add_row(label, meaning)
+    Console(highlight=False, emoji=False).print(table)

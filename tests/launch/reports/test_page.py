@@ -1,0 +1,229 @@
+"""The page of a report: a demo's in a real browser, and reports of every other kind."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.launch.outcome import rows_of
+from lockstep.launch.report import make_report, write_report
+from lockstep.launch.reports.meanings import OF_A_REPLAY, OF_SERVING, meaning_of
+from lockstep.launch.reports.reading import page_of
+from lockstep.launch.reports.samples import Samples
+from lockstep.launch.serving.front import FrontCounts
+from lockstep.launch.serving.report import make_serve_report
+from lockstep.launch.serving.report import rows_of as serving_rows_of
+from lockstep.launch.serving.settings import ServeSettings, Shape
+from lockstep.launch.settings import ReplaySettings
+from tests.kit.launch.browser import DARK, needs_chromium, shown
+from tests.kit.launch.in_process import IN_A_PROCESS, Run, run_lockstep
+from tests.kit.launch.rank_results import result
+from tests.kit.launch.replays import run
+
+PLOTS = [
+    "Hit rate",
+    "Tokens by tier",
+    "In flight",
+    "Bytes moved",
+    "Rounds",
+    "Time in Cache.step",
+    "Time in Cache.step, distribution",
+]
+SAMPLES = Samples(
+    seconds=[0.0, 1.0, 2.0],
+    requests=[0, 1, 2],
+    requests_in_system=[0, 1, 0],
+    operations_in_flight=[0, 3, 0],
+    prompt_tokens=[0, 40, 100],
+    hit_device_tokens=[0, 0, 30],
+    hit_host_tokens=[0, 10, 20],
+    hit_storage_tokens=[0, 5, 10],
+    rounds=[0, 10, 30],
+    round_us_p50=[0.0, 100.0, 200.0],
+    round_us_p99=[0.0, 1000.0, 3000.0],
+    l1_to_l2_bytes=[0, 1000, 2000],
+    l2_to_l1_bytes=[0, 0, 0],
+    l2_to_l3_bytes=[0, 10, 20],
+    l3_to_l2_bytes=[0, 10, 20],
+)
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
+
+
+def report_at(path: Path, **changes: Any) -> Path:
+    """Write the report of a replay that never was, with some of its keys changed."""
+    report = make_report(ReplaySettings(ranks=1), [result(samples=SAMPLES)])
+    write_report(str(path), {**report, **changes})
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page that a demo has written."""
+    page = tmp_path_factory.mktemp("demo") / "report.html"
+    ended = run(*IN_A_PROCESS, "demo", "--page", page)
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines()[-1] == f"plots of both runs: {page}"
+    return page
+
+
+@needs_chromium
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("options", "paper"), [([], "rgb(255, 255, 255)"), ([DARK], "rgb(18, 23, 29)")]
+)
+def test_a_browser_draws_every_plot_of_a_demo_and_complains_of_nothing(
+    demo: Path, tmp_path: Path, options: list[str], paper: str
+) -> None:
+    seen = shown(demo, tmp_path, *options)
+
+    assert (seen.console, seen.paper, seen.is_too_wide) == ([], paper, False)
+    assert [each["title"] for each in seen.plots] == [*PLOTS, *PLOTS]
+    assert [each for each in seen.plots if not each["marks"]] == []
+    assert [each for each in seen.plots if each["right"] < 400 or each["cut"]] == []
+    assert [each for each in seen.plots if not re.search(r"\d", each["tip"])] == []
+
+
+@pytest.mark.distributed
+def test_the_page_asks_no_network_for_anything(demo: Path) -> None:
+    text = demo.read_text()
+
+    assert re.findall(r"https?://|src=|@import|url\(", text) == []
+    assert "default-src 'none'" in text
+
+
+def test_the_page_of_a_replay_has_its_plots_its_totals_and_what_they_mean(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    report = report_at(tmp_path / "run.json")
+
+    status, out, _ = lockstep("report", report, "-o", tmp_path / "page.html")
+
+    text = (tmp_path / "page.html").read_text()
+    assert (status, out) == (0, f"wrote {tmp_path / 'page.html'}\n")
+    assert re.findall(r"<h3>(.*?)</h3>", text) == PLOTS
+    assert OF_A_REPLAY["replicas equal"] in text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["page.html", "run.json"]
+
+
+def test_a_page_lies_beside_its_report_where_nothing_else_is_said(
+    lockstep: Run, tmp_path: Path
+) -> None:
+    lockstep("report", report_at(tmp_path / "run.json"))
+
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_report_without_samples_is_shown_without_their_plots(tmp_path: Path) -> None:
+    path = report_at(tmp_path / "run.json")
+    older = json.loads(path.read_text())
+    del older["samples"], older["round_us_counts"]
+    path.write_text(json.dumps(older))
+
+    text = page_of(path)
+
+    assert "<h3>" not in text
+    assert "There are no samples in this report" in text
+    assert "wall time" in text
+
+
+def test_what_a_report_says_is_text_on_the_page_and_never_markup(tmp_path: Path) -> None:
+    settings = {"profile": "llama", "trace": "<script>alert(1)</script>"}
+
+    text = page_of(report_at(tmp_path / "run.json", settings=settings, violations=["<b>no</b>"]))
+
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "&lt;b&gt;no&lt;/b&gt;" in text
+
+
+def test_the_page_of_groups_that_served_has_each_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "serve.json"
+    settings = ServeSettings(replay=ReplaySettings(), prefill=Shape(1, 1), decode=Shape(1, 1))
+    serve = make_serve_report(settings, FrontCounts(), {}, 1.0)
+    group = make_report(ReplaySettings(ranks=1), [result(samples=SAMPLES)])
+    write_report(str(path), {**serve, "groups": {"prefill-0": group}})
+
+    text = page_of(path)
+
+    assert "<h2>Group prefill-0</h2>" in text
+    assert re.findall(r"<h3>(.*?)</h3>", text) == PLOTS
+    assert [row[0] for row in serving_rows_of(serve) if not meaning_of(row[0], OF_SERVING)] == []
+
+
+def test_the_page_of_a_benchmark_has_its_table_and_its_figures(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    numbers = ("read_gbps", "write_gbps", "limit_read_gbps", "limit_write_gbps", "ratio_read")
+    more = ("ratio_write", "exists_us_per_key", "cpu_s_per_gb", "limit_cpu_s_per_gb")
+    record = dict.fromkeys((*numbers, *more), 0.5)
+    path.write_text(
+        json.dumps({**record, "page_bytes": 4096, "threads": 2, "limit_file": "a file"})
+    )
+
+    text = page_of(path)
+
+    assert "lockstep bench storage" in text
+    assert "pages of 4,096 bytes, 2 threads" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{}", "is not a report of `lockstep replay`"),
+        ("[1]", "is not a report of `lockstep replay`"),
+        ("{", "is not JSON"),
+        ("\x00\xff", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"round_us": 1, "hit_tokens": 2, "digests": 3}', "is not whole, or of another version"),
+        ('{"cold": {}, "warm": {}}', "is not whole, or of another version"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(
+    lockstep: Run, tmp_path: Path, content: str, complaint: str
+) -> None:
+    (tmp_path / "run.json").write_text(content)
+
+    status, _, said = lockstep("report", tmp_path / "run.json")
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["/nowhere/run.json"], "cannot write the report /nowhere/run.html"),
+        (["/nowhere/run.json", "-o", "run.html"], "cannot read /nowhere/run.json"),
+        (["run.html"], "run.html is the report itself; give another file with --output"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused_in_one_line(
+    lockstep: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    status, _, said = lockstep("report", *arguments)
+
+    assert (status, said.count("\n")) == (2, 1)
+    assert complaint in said
+
+
+def test_every_row_of_the_table_has_a_meaning_and_explain_tells_them_all(lockstep: Run) -> None:
+    report = make_report(ReplaySettings(profile="hybrid-all"), [result(), result()])
+
+    status, out, _ = lockstep("replay", "--explain")
+
+    assert [label for label, _, _ in rows_of(report) if not meaning_of(label)] == []
+    assert (status, [label for label in OF_A_REPLAY if label not in out]) == (0, [])

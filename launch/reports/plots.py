@@ -187,8 +187,8 @@ def _seconds_text(samples: Samples) -> Format:
     last = samples["seconds"][-1]
     if last >= 600:
         return lambda seconds: f"{seconds / 60:,.0f} min"
-    digits = 0 if last >= 20 else 1 if last >= 2 else 2
-    return lambda seconds: f"{seconds:.{digits}f} s"
+    digits = 1 if last >= 20 else 2
+    return lambda seconds: f"{round(seconds, digits):g} s"
 
 
 def _percent(share: float) -> str:
@@ -197,11 +197,11 @@ def _percent(share: float) -> str:
     )
 
 
-def _short(number: float) -> str:
+def _short(number: float, unit: str = "") -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
+            return f"{number / size:.3g} {letter}{unit}"
+    return f"{number:.3g} {unit}".rstrip()
 
 
 def _per_second(number: float) -> str:
@@ -209,7 +209,7 @@ def _per_second(number: float) -> str:
 
 
 def _bytes_per_second(number: float) -> str:
-    return f"{_short(number)}B/s"
+    return _short(number, "B/s")
 
 
 def microseconds(us: float) -> str:

@@ -56,6 +56,7 @@ i.computed { background:var(--computed) }
 .tip { position:absolute; pointer-events:none; background:var(--paper); border:1px solid
   var(--rule); border-radius:8px; padding:6px 10px; font-size:12.5px; box-shadow:0 4px 14px #0003;
   white-space:nowrap; visibility:hidden; z-index:1 }
+.tip b { font-weight:600; padding-left:10px }
 .tip div { font-variant-numeric:tabular-nums }
 .wide { overflow-x:auto }
 table { border-collapse:collapse; width:100%; font-size:14px }
@@ -79,7 +80,8 @@ for (const figure of document.querySelectorAll("figure")) {
   const line = (name, colour, text) => {
     const row = document.createElement("div");
     if (colour) row.appendChild(document.createElement("i")).className = colour;
-    row.append(text ? name + "  " + text : name);
+    row.append(name);
+    if (text) row.appendChild(document.createElement("b")).textContent = text;
     return row;
   };
   const hide = () => { tip.style.visibility = cursor.style.visibility = "hidden"; };
@@ -93,10 +95,11 @@ for (const figure of document.querySelectorAll("figure")) {
     cursor.setAttribute("x2", data.x[best]);
     const rows = data.series.filter((each) => each[2][best]);
     tip.replaceChildren(line(data.title[best]), ...rows.map((e) => line(e[0], e[1], e[2][best])));
-    const left = data.x[best] / scale + svg.offsetLeft + 14 + (figure.clientWidth - box.width) / 2;
+    const frame = figure.getBoundingClientRect();
+    const left = box.left - frame.left + data.x[best] / scale + 14;
     const over = left + tip.offsetWidth > figure.clientWidth;
     tip.style.left = (over ? Math.max(4, left - tip.offsetWidth - 28) : left) + "px";
-    tip.style.top = event.clientY - figure.getBoundingClientRect().top + 12 + "px";
+    tip.style.top = event.clientY - frame.top + 12 + "px";
     tip.style.visibility = cursor.style.visibility = "visible";
   });
 }

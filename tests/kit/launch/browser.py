@@ -29,6 +29,7 @@ const shown = [...document.querySelectorAll("svg.plot")].map((svg) => {
     marks: marks.filter((each) => each.width > 0).length,
     right: Math.max(...marks.map((each) => each.x + each.width)),
     tip: figure.querySelector(".tip").textContent,
+    at: figure.querySelector(".tip").offsetLeft,
     cut: [...svg.querySelectorAll("text")].filter((each) => each.getBBox().x < 0).length,
   };
 });
@@ -49,7 +50,7 @@ class Shown:
 
     plots: list[dict[str, Any]]
     """Of each: its title, how many marks have a width, how far right they reach, what a pointer over
-    its middle is told, and how many texts are cut off."""
+    its middle is told and where, and how many texts are cut off."""
     paper: str
     """The colour behind everything."""
     is_too_wide: bool

@@ -89,6 +89,7 @@ def test_a_browser_draws_every_plot_of_a_demo_and_complains_of_nothing(
     assert [each for each in seen.plots if not each["marks"]] == []
     assert [each for each in seen.plots if each["right"] < 400 or each["cut"]] == []
     assert [each for each in seen.plots if not re.search(r"\d", each["tip"])] == []
+    assert [each for each in seen.plots if not 100 < each["at"] < 500] == []
 
 
 @pytest.mark.distributed

@@ -135,6 +135,10 @@ def _replay(
     config = settings.cache_config()
     collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=device_of(settings, environment))
+
+    def on_done(done: int) -> None:
+        watch.on_done(Progress.of(done, requests, scheduler.counts))
+
     try:
         with metrics_served(cache.stats, settings.metrics_port, environment.rank):
             own, results = _served(cache, collective, group.store, settings, requests, watch)
@@ -144,7 +148,7 @@ def _replay(
             cache,
             requests_of(settings.trace, settings.seed, settings.requests),
             limits_of(settings),
-            on_done=lambda done: watch.on_done(Progress.of(done, requests, scheduler.counts)),
+            on_done=on_done,
             stopped=watch.stopped if sampler is None else sampler.look,
         )
         run = Run(cache, scheduler, sampler)

@@ -107,7 +107,8 @@ def probe_packages(tried: Mapping[str, str] = TRIED) -> list[Package]:
             continue
         name = match[1]
         others = [other for other, same in ALIASES.items() if same == name]
-        installed = next(filter(None, map(_version, (name, *others))), "")
+        versions = [_version(each) for each in (name, *others)]
+        installed = next((each for each in versions if each), "")
         bounds = match[2].strip()
         found.append(Package(name, bounds, match[3] or "", installed, tried.get(name, "")))
     return found

@@ -9,9 +9,8 @@ with 70, an interrupted run with 130.
 import errno
 import os
 import sys
-from typing import Annotated, Final, cast
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -136,7 +135,9 @@ app.command("replay", epilog=EXIT_STATUSES)(
 
 app.add_typer(bench, name="bench")
 app.command("top", short_help="Watch a running group: what it hits, and why no more.")(top)
-app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any size would hit.")(plan)
+app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any size would hit.")(
+    plan
+)
 app.command("size", short_help="Say what a model keeps for a token, and what fits.")(size)
 app.add_typer(store, name="store", short_help="Look into a store, verify it, tidy it, copy it.")
 app.command(

@@ -277,34 +277,6 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         """Serve a workload on real ranks, and check every page."""
         # Options are named as the settings that they set.
         settings = _settings(locals(), ranks_default)
-        del explain  # Its callback has ended the command.
-        settings = ReplaySettings(
-            trace=None if trace is None else str(trace.resolve()),
-            ranks=ranks_default() if ranks is None else ranks,
-            requests=requests,
-            concurrency=concurrency,
-            profile=profile,
-            page_tokens=page_tokens,
-            device_pages=device_pages,
-            host_pages=host_pages,
-            window_device_pages=window_device_pages,
-            window_host_pages=window_host_pages,
-            state_device_pages=state_device_pages,
-            state_host_pages=state_host_pages,
-            store=store,
-            stop_policy=stop_policy,
-            write_policy=write_policy,
-            eviction=eviction,
-            verify=verify,
-            seed=seed,
-            depth=depth,
-            transport=transport,
-            output_tokens_max=output_tokens_max,
-            prefill_tokens=prefill_tokens,
-            device=device,
-            round_timeout_s=round_timeout_s,
-            report=None if report is None else str(report.resolve()),
-        )
         run(settings, LaunchChoice(launcher, ray_address, ranks_per_node))
 
     return replay

@@ -135,36 +135,10 @@ def _replay(
     config = settings.cache_config()
     collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=device_of(settings, environment))
-
-    def on_done(done: int) -> None:
-        watch.on_done(Progress.of(done, requests, scheduler.counts))
-
     try:
         with metrics_served(cache.stats, settings.metrics_port, environment.rank):
             own, results = _served(cache, collective, group.store, settings, requests, watch)
         if results is None:
-        sampler = Sampler(cache, watch.stopped) if environment.rank == 0 else None
-        scheduler = Scheduler(
-            cache,
-            requests_of(settings.trace, settings.seed, settings.requests),
-            limits_of(settings),
-            on_done=on_done,
-            stopped=watch.stopped if sampler is None else sampler.look,
-        )
-        run = Run(cache, scheduler, sampler)
-        watch.on_open()
-        try:
-            own = run.to_its_end()
-            results = [RankResult.unpack(e) for e in collective.gather(own.pack(), JOIN_TIMEOUT_S)]
-            cache.close(flush=False)
-            interrupted = False
-        except (Interrupted, PeerLost, CollectiveTimeout) as error:
-            # Ranks are ended by a signal also where one of them has failed.
-            failed = was_claimed(group.store)
-            if failed or not (isinstance(error, Interrupted) or was_begun(group.store)):
-                raise
-            watch.on_interrupted()
-            own, results = run.so_far(), []
             hand_in(group.store, environment.rank, own)
     finally:
         # After an error or an interruption nobody waits for a round any more.
@@ -188,14 +162,15 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
     watch: Watch,
 ) -> tuple[RankResult, list[RankResult] | None]:
     """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
+    sampler = Sampler(cache, watch.stopped) if cache.rank == 0 else None
     scheduler = Scheduler(
         cache,
         requests_of(settings.trace, settings.seed, settings.requests),
         limits_of(settings),
-        on_done=lambda done: watch.on_done(done, requests),
-        stopped=watch.stopped,
+        on_done=lambda done: watch.on_done(Progress.of(done, requests, scheduler.counts)),
+        stopped=watch.stopped if sampler is None else sampler.look,
     )
-    run = Run(cache, scheduler)
+    run = Run(cache, scheduler, sampler)
     watch.on_open()
     try:
         own = run.to_its_end()

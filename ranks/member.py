@@ -4,7 +4,6 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import TypeVar
 
 from ..coordinator.ballot import Ballot
@@ -246,16 +245,16 @@ class Member:
             self._collective.close()
             self._executor.close()
 
-    def stats(self) -> CacheStats:
-        """Return what this rank has done so far. Any thread may ask, and stops nobody."""
+    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
+        """Return what this rank has done so far; `round_us` of the last `rounds` steps at most.
+
+        Any thread may ask, and stops nobody.
+        """
         counts = self._executor.counts()
         in_flight = Counter(
             each.kind.word.lower() for each in list(self._replica.agenda.in_flight.values())
         )
         prefixes, ended_by = self._replica.prefixes, self._rounds.ended_by
-    def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
-        """Return what this rank has done so far; `round_us` of the last `rounds` steps at most."""
-        latest = list(islice(reversed(self._round_s), rounds))
         return CacheStats(
             rank=self.rank,
             world_size=self.world_size,
@@ -263,10 +262,10 @@ class Member:
             rounds=self._rounds.count,
             transport=self._collective.transport,
             collectives=self._collective.launches,
-            round_us=list(self._round_us),
+            # A copy of the whole is one step to the engine's thread, which may go on adding.
+            round_us=list(self._round_us)[-rounds:] if rounds else [],
             steps_took=self._steps_took.histogram(),
             waited_s=self._waited_s,
-            round_us=[seconds * 1e6 for seconds in reversed(latest)],
             replica=self._tallies.stats(),
             pools=pools_in_use(prefixes),
             in_flight=in_flight,

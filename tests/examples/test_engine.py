@@ -23,7 +23,7 @@ from lockstep.ranks.orders import CopyTransfer
 from tests.kit.launch.replays import TORCHRUN, Ended, run
 from tests.kit.source_tree import ROOT
 
-RUN = ROOT / "examples" / "engine" / "run.py"
+RUN = ROOT / "examples" / "engine" / "start.py"
 SHAPE = Shape()
 MODEL = TinyTransformer(SHAPE)
 MANY = [0, 1, 2, 3, 0, 0]

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Installs what the tests of storage backends and of metrics need beside Python packages, from Debian's packages.
-# Installs what the tests of storage backends and of report pages need beside Python packages, from
-# Debian's packages.
+# Installs what the tests of storage backends, of metrics and of report pages need beside Python
+# packages, from Debian's packages.
 # Without the right to, it says what is missing and leaves it at that.
 set -eu
 

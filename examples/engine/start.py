@@ -1,4 +1,4 @@
-"""A small engine with a cache: `python run.py`, or `torchrun --nproc-per-node 2 run.py`.
+"""A small engine with a cache: `python start.py`, or `torchrun --nproc-per-node 2 start.py`.
 
 With `--store file:///some/folder` the pages stay there, and the next start finds them, at any TP size.
 Exit status 0: every token was what the model computes without a cache.

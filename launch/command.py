@@ -153,12 +153,12 @@ app.command(
     epilog=EXIT_STATUSES,
     short_help="Explore handoffs between groups, with faults.",
 )(simulate_handoff)
-app.add_typer(store, name="store")
-app.command("serve-sim", epilog=SERVE_EXIT_STATUSES)(serve_sim)
-app.command("report")(report_command)
-app.command("doctor", epilog=DOCTOR_EXIT_STATUSES)(doctor)
-app.command("simulate-router")(simulate_router)
-app.command("simulate-handoff", epilog=EXIT_STATUSES)(simulate_handoff)
+app.command("report", short_help="Show the report of a run as one page.")(report_command)
+app.command(
+    "doctor",
+    epilog=DOCTOR_EXIT_STATUSES,
+    short_help="Say whether this machine has what ranks need.",
+)(doctor)
 
 
 @app.command("demo", epilog=EXIT_STATUSES)

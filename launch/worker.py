@@ -162,12 +162,16 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
     watch: Watch,
 ) -> tuple[RankResult, list[RankResult] | None]:
     """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
+
+    def on_done(done: int) -> None:
+        watch.on_done(Progress.of(done, requests, scheduler.counts))
+
     sampler = Sampler(cache, watch.stopped) if cache.rank == 0 else None
     scheduler = Scheduler(
         cache,
         requests_of(settings.trace, settings.seed, settings.requests),
         limits_of(settings),
-        on_done=lambda done: watch.on_done(Progress.of(done, requests, scheduler.counts)),
+        on_done=on_done,
         stopped=watch.stopped if sampler is None else sampler.look,
     )
     run = Run(cache, scheduler, sampler)

@@ -177,7 +177,8 @@ def test_a_folder_s_own_module_says_what_the_folder_is_and_no_more() -> None:
 
 
 def test_the_docs_name_files_that_are_there() -> None:
-    read = [*read_library(), *read_folder("tests"), *read_folder("examples")]
+    folders = ("tests", "examples", "docs")
+    read = [*read_library(), *(module for each in folders for module in read_folder(each))]
     there = [f"/{module.path}" for module in read]
     pages = [ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
 

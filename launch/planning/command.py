@@ -10,7 +10,7 @@ from ...errors import ConfigError
 from ..options import ReportFile
 from ..report import check_that_writable
 from .amount_lists import parse_gib, parse_share, parse_tokens, parse_words, sizes_of
-from .options import KVType, ModelChoice, RanksOfModel
+from .options import Goal, KVType, ModelChoice, Policies, RanksOfModel
 from .settings import PlanSettings
 
 EXIT_STATUS = (
@@ -46,25 +46,12 @@ def plan(
         ),
     ] = "0",
     page_tokens: Annotated[str, typer.Option(help="Tokens of a page.", metavar="A,B,..")] = "64",
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="Which page leaves first: lru, lfu, slru, priority; or fifo, to compare.",
-            metavar="A,B,..",
-        ),
-    ] = "lru",
+    policy: Policies = "lru",
     requests: Annotated[
         int | None,
         typer.Option(help="Take only the first so many requests.", show_default="all"),
     ] = None,
-    goal: Annotated[
-        str | None,
-        typer.Option(
-            help="Look for the least host memory that hits so much of all prompt tokens: 0.3 or 30%.",
-            show_default="none",
-            metavar="SHARE",
-        ),
-    ] = None,
+    goal: Goal = None,
     report: ReportFile = None,
 ) -> None:
     """Say what caches of several sizes would hit on a trace."""

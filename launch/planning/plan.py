@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ConfigError
 from ..amounts import count
 from ..option_values import check_choice, check_number
-from ..progress import progress_bar
+from ..progress import Progress, progress_bar
 from ..report import write_report
 from .evaluation import Evaluation, policies
 from .goal import Goal, reach
@@ -74,7 +74,7 @@ def _sweep(workers: Workers, sizes: Sequence[Size]) -> list[Point]:
         def note() -> None:
             nonlocal done
             done += 1
-            on_done(done, len(sizes))
+            on_done(Progress(done, len(sizes)))
 
         return workers.evaluate(sizes, note)
 

@@ -12,6 +12,7 @@ from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
 from ..ranks.config import Bounds, Timeouts
+from ..telemetry.port import PORT_MAX
 
 ROUND_S = 600.0
 """What one rank's program does before it comes back to its engine may take minutes: a checkpoint that
@@ -52,6 +53,8 @@ class PluginSettings:
     """What carries the rounds: `auto` picks by the hosts of the ranks."""
     idle_wait_s: float = 0.002
     """How long a step without anything to compute waits for storage and copies."""
+    metrics_port: int | None = None
+    """The port of rank 0's metrics on loopback, with each other rank's at its own number beyond it."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     """When a request stops waiting for storage: rule, base_s, per_ki_token_s, cap_s."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -101,6 +104,10 @@ def _check(where: str, settings: PluginSettings) -> None:
         )
     if settings.pipeline_depth not in (0, 1):
         raise ConfigError(f"{where}: pipeline_depth is {settings.pipeline_depth}, must be 0 or 1")
+    if settings.metrics_port is not None and not 1 <= settings.metrics_port <= PORT_MAX:
+        raise ConfigError(
+            f"{where}: metrics_port is {settings.metrics_port}, must be 1 to {PORT_MAX}"
+        )
     if not 0 < settings.idle_wait_s <= 1:
         raise ConfigError(
             f"{where}: idle_wait_s is {settings.idle_wait_s}, must be more than 0 and at most 1"

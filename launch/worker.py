@@ -21,6 +21,7 @@ from ..small_engine.limits import EngineLimits
 from ..small_engine.scheduler import Scheduler
 from ..small_engine.workload import count_requests, requests_of
 from ..storage_backends.uri import without_secrets
+from ..telemetry.port import watch as watch_cache
 from .environment import RankEnvironment, prepare_for_mooncake
 from .first_error import was_claimed
 from .handing_in import Run, collect, hand_in, was_begun
@@ -31,7 +32,6 @@ from .progress import OnDone, Progress, nothing
 from .report import RankResult, Report, make_report
 from .reports.samples import Sampler
 from .settings import ReplaySettings
-from .watching import metrics_served
 
 if TYPE_CHECKING:
     from ..coordinator.collective import Collective
@@ -136,8 +136,8 @@ def _replay(
     collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=device_of(settings, environment))
     try:
-        with metrics_served(cache.stats, settings.metrics_port, environment.rank):
-            own, results = _served(cache, collective, group.store, settings, requests, watch)
+        watch_cache(cache, settings.metrics_port)
+        own, results = _served(cache, collective, group.store, settings, requests, watch)
         if results is None:
             hand_in(group.store, environment.rank, own)
     finally:

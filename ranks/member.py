@@ -95,6 +95,7 @@ class Member:
         self._messages = AgreedMessages(inbox)
         self._listener = listener
         self._closed = False
+        self._at_close: list[Callable[[], None]] = []
 
     @property
     def inspection(self) -> Inspection:
@@ -233,6 +234,7 @@ class Member:
             self._staging.close(UsageError("the cache is closed"))
             self._executor.close()
             self._collective.close()
+            self._tell_of_close()
 
     def abandon(self) -> None:
         """Stop I/O and leave the group without waiting for anybody; may follow or precede `close`.
@@ -244,6 +246,11 @@ class Member:
             self._staging.close(UsageError("the cache is closed"))
             self._collective.close()
             self._executor.close()
+            self._tell_of_close()
+
+    def at_close(self, then: Callable[[], None]) -> None:
+        """Have something done when the cache is closed or abandoned, after everything else."""
+        self._at_close.append(then)
 
     def stats(self, *, rounds: int = ROUND_TIMES_KEPT) -> CacheStats:
         """Return what this rank has done so far; `round_us` of the last `rounds` steps at most.
@@ -280,6 +287,10 @@ class Member:
             ended_by="" if ended_by is None else type(ended_by).__name__,
             digest=self._replica.digest,
         )
+
+    def _tell_of_close(self) -> None:
+        for each in self._at_close:
+            each()
 
     def _step_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Run rounds until `done`, which follows from the replica; False after `patience_s`.

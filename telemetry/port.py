@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigError
 from ..ranks.cache_stats import CacheStats
+from ..ranks.member import Member
 from ..storage_backends.latencies import BOUNDS_S, Histogram
 from .families import FAMILIES, PREFIX, Family, Sample, Type
 
@@ -87,6 +88,21 @@ class MetricsPort:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def watch(cache: Member, port: int | None) -> None:
+    """Serve a rank's metrics on loopback, at its own number from `port` on, until its cache closes.
+
+    Nothing where `port` is None. Raises as `serve_metrics` does, with the cache closed.
+    """
+    if port is None:
+        return
+    try:
+        served = serve_metrics(cache.stats, port + cache.rank)
+    except ConfigError:
+        cache.abandon()
+        raise
+    cache.at_close(served.close)
 
 
 def serve_metrics(

@@ -14,6 +14,7 @@ from ...ranks.config import CacheConfig, ComponentConfig, Recurrent, SlidingWind
 from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
+from ...telemetry.port import watch
 from .below import Below
 from .identity.identity import Identity
 from .namespaces import Namespaces
@@ -109,6 +110,7 @@ def _open_host(
             f"this is rank {host.rank} of {host.world_size} of torch.distributed and rank {ctx.tp_rank}"
             f" of {ctx.tp_size} of the TP group; Lockstep needs one TP group for all ranks"
         )
+    watch(host, plugin.metrics_port)
     if host.rank == 0:
         _tell(
             host, settings, {name: sizes[name] * each.page_bytes for name, each in shards.items()}

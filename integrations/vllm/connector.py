@@ -29,6 +29,7 @@ from ...ranks.config import CacheConfig
 from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
 from ...storage_backends.uri import without_secrets
+from ...telemetry.port import watch
 from ..weights import FileDigests
 from . import handover, settings
 from .adapters import Adapters
@@ -266,6 +267,7 @@ def _open(
             f"torch.distributed has {met.cache.world_size} ranks and the engine"
             f" {parallel.world_size}; LockstepConnector needs one engine for all ranks"
         )
+    watch(met.cache, parsed.metrics_port)
     if met.cache.rank == 0:
         pages = met.cache.inspection.config.host_pages
         log.info(

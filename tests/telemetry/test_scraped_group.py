@@ -11,7 +11,7 @@ from lockstep.launch.top.sighting import Sighting, look, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.telemetry.families import FAMILIES
-from lockstep.telemetry.port import serve_metrics
+from lockstep.telemetry.port import serve_metrics, watch
 from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
 
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
@@ -146,3 +146,16 @@ def test_a_group_that_has_ended_says_by_which_error() -> None:
 
     assert window.is_at("group_up", ended_by="PeerLost") == 0
     assert window.values_of("group_up", "ended_by") == ["PeerLost"]
+
+
+def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:
+    with watched_group(SETTINGS) as watched:
+        free = serve_metrics(watched.group.caches[0].stats, 0)
+        free.close()
+        for cache in watched.group.caches:
+            watch(cache, free.port)
+        ports = [f"127.0.0.1:{free.port + rank}" for rank in range(2)]
+        open_ranks = sorted(look(ports, 0.0).ranks)
+
+    assert open_ranks == [0, 1]
+    assert list(look(ports, 0.0).silent) == ports

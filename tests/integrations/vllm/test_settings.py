@@ -65,6 +65,7 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({"host_pages": 1, "store": 7}, "store must be text, not 7"),
         ({"host_pages": 1, "store": ""}, "store must be text, not ''"),
         ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),
+        ({"host_pages": 1, "metrics_port": 0}, "metrics_port is 0, must be 1 to 65535"),
         ({"host_pages": 1, "idle_wait_s": 5}, "idle_wait_s is 5"),
         ({"host_pages": 1, "bounds": 3}, "bounds must hold keys and values, not 3"),
         ({"host_pages": 1, "bounds": {"prefetch": 3}}, "bounds: there is no key 'prefetch'"),

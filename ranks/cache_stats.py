@@ -29,7 +29,7 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """Statistics of one rank's cache since it was opened."""
+    """Statistics of one rank's cache since it was opened; `dataclasses.asdict` makes JSON of them."""
 
     rank: int
     world_size: int

@@ -8,14 +8,14 @@ touch them at any time in between and needs no lock. The executor answers with `
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 KV_POOL = "kv"
 """The pool of full-attention pages, which every model has."""
 
 
-class Direction(Enum):
+class Direction(StrEnum):
     """Which way pages are copied between the tiers of a rank."""
 
     TO_HOST = "to host"

@@ -1,7 +1,8 @@
 """A group that is scraped while it serves: the text parses, and what it says is what was served."""
 
+import json
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from urllib.request import urlopen
 
 import pytest
@@ -159,3 +160,12 @@ def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:
 
     assert open_ranks == [0, 1]
     assert list(look(ports, 0.0).silent) == ports
+
+
+def test_what_stats_say_can_be_written_as_json() -> None:
+    with watched_group(STORED) as watched:
+        watched.serve(requests=2)
+        told = json.loads(json.dumps(asdict(watched.group.caches[0].stats())))
+
+    assert told["copies"]["to host"]["sum_s"] > 0
+    assert told["calls"]["memory"]["write"]["nbytes"] > 0

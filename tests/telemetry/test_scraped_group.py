@@ -163,7 +163,7 @@ def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:
 
 
 def test_what_stats_say_can_be_written_as_json() -> None:
-    with watched_group(STORED) as watched:
+    with watched_group(replace(STORED, store="memory://dumped")) as watched:
         watched.serve(requests=2)
         told = json.loads(json.dumps(asdict(watched.group.caches[0].stats())))
 

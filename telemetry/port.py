@@ -4,6 +4,7 @@ Nothing is counted for it: a scrape reads what the cache counts anyway, in a thr
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import accumulate
 from threading import Thread
 from typing import TYPE_CHECKING, Final
@@ -98,7 +99,8 @@ def watch(cache: Member, port: int | None) -> None:
     if port is None:
         return
     try:
-        served = serve_metrics(cache.stats, port + cache.rank)
+        # The times of single steps are many, and no metric has them.
+        served = serve_metrics(partial(cache.stats, rounds=0), port + cache.rank)
     except ConfigError:
         cache.abandon()
         raise

@@ -133,6 +133,7 @@ def test_torchrun_by_hand_gives_what_the_built_in_launcher_gives(
 
 
 @needs_ray
+@pytest.mark.slow
 def test_ray_actors_give_what_the_built_in_launcher_gives(
     tmp_path: Path, trace: Path, ours: Report
 ) -> None:

@@ -13,6 +13,7 @@ from lockstep.launch.top.window import Window
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.telemetry.families import FAMILIES
 from lockstep.telemetry.port import serve_metrics, watch
+from tests.kit.servers.ports import free_port, free_ports
 from tests.kit.telemetry.watched_group import SETTINGS, exposed_by, watched_group
 
 STORED = replace(SETTINGS, store="memory://scraped", host_pages=400, device_pages=200)
@@ -126,7 +127,7 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy() -> None:
 def test_a_port_that_was_closed_is_free_again() -> None:
     with watched_group(SETTINGS) as watched:
         stats = watched.group.caches[0].stats
-        first = serve_metrics(stats, 0)
+        first = serve_metrics(stats, free_port())
         first.close()
         again = serve_metrics(stats, first.port)
         with urlopen(f"http://127.0.0.1:{again.port}/metrics") as answer:
@@ -151,11 +152,10 @@ def test_a_group_that_has_ended_says_by_which_error() -> None:
 
 def test_the_port_of_a_cache_is_its_rank_s_and_ends_with_it() -> None:
     with watched_group(SETTINGS) as watched:
-        free = serve_metrics(watched.group.caches[0].stats, 0)
-        free.close()
+        first = free_ports(2)
         for cache in watched.group.caches:
-            watch(cache, free.port)
-        ports = [f"127.0.0.1:{free.port + rank}" for rank in range(2)]
+            watch(cache, first)
+        ports = [f"127.0.0.1:{first + rank}" for rank in range(2)]
         open_ranks = sorted(look(ports, 0.0).ranks)
 
     assert open_ranks == [0, 1]

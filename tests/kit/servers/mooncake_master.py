@@ -22,6 +22,7 @@ from lockstep.storage_backends.mooncake.backend import MooncakeBackend
 from lockstep.storage_backends.mooncake.client import MooncakeClient, MooncakeSettings, set_up
 from lockstep.storage_backends.mooncake.names import GENERATIONS, key_of
 from tests.kit.programs import program
+from tests.kit.servers.ports import free_port
 from tests.kit.servers.processes import stopped_process, until
 from tests.kit.storage.calls import eventually, get, object_name, page, put, soon
 
@@ -42,13 +43,6 @@ def needs_mooncake() -> None:
         import_module("mooncake.store")
     except ImportError as error:
         pytest.skip(f"needs the system's libibverbs1: {error}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Master:

@@ -16,7 +16,8 @@ from lockstep.storage_backends.mooncake.memory import RegisteredMemory
 from lockstep.storage_backends.mooncake.pieces import Code, Piece
 from lockstep.storage_backends.thread_calls import Stop
 from lockstep.storage_backends.uri import parse_uri
-from tests.kit.servers.mooncake_master import MooncakeStore, free_port, pool
+from tests.kit.servers.mooncake_master import MooncakeStore, pool
+from tests.kit.servers.ports import free_port
 from tests.kit.storage.calls import (
     KIB,
     StoreUnderTest,

@@ -235,8 +235,8 @@ def test_a_rank_that_is_stopped_ends_the_replay_soon_after_the_deadline_of_its_r
     assert command.survivors() == []
     assert re.fullmatch(
         rf"lockstep: rank {named} did not come to round \d+ within the deadline;"
-        r" a round may take 2 s \(--round-timeout-s\)\n",
-        command.said(),
+        r" a round may take 2 s \(--round-timeout-s\)",
+        "\n".join(told(command)),
     )
 
 

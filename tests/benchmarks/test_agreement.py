@@ -29,7 +29,7 @@ def report_of(path: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("transport", ["auto", "torch"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
 
@@ -51,6 +51,7 @@ def test_the_report_has_every_figure_of_every_transport(transport: str, tmp_path
     assert "2 ranks on" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> None:
     path = tmp_path / "agreement.json"
 
@@ -70,7 +71,11 @@ def test_a_pretended_host_is_another_host_to_the_transport(tmp_path: Path) -> No
         (["--work-us", "-5"], "--work-us is -5, must be 0 to"),
         (["--ranks", "2", "--hosts", "3"], "--hosts is 3, must be 1 to 2"),
         (["--transport", "pigeon"], "'pigeon' is not one of 'auto', 'torch', 'shm'"),
-        (["--ranks", "2", "--hosts", "2", "--transport", "shm"], "shm needs all ranks on one host"),
+        pytest.param(
+            ["--ranks", "2", "--hosts", "2", "--transport", "shm"],
+            "shm needs all ranks on one host",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(arguments: list[str], said: str) -> None:

@@ -6,8 +6,10 @@ All modules of a session share the fixture `two_nodes`, since it takes seconds t
 import os
 import tempfile
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +44,14 @@ def two_nodes() -> Generator[TwoNodes]:
 
     clusters: Any = import_module("ray.cluster_utils")
 
-    # Ray's sockets live below this directory, and their paths may have 107 characters.
-    with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True) as place:
+    with ExitStack() as opened:
+        # Ray's sockets live below this directory, and their paths may have 107 characters.
+        place = opened.enter_context(
+            tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp", ignore_cleanup_errors=True)
+        )
+        # A cluster writes its address to a folder that only a Ray of this machine's own would make.
+        (Path(place) / "ray").mkdir()
+        opened.enter_context(pytest.MonkeyPatch.context()).setenv("RAY_TMPDIR", place)
         size: dict[str, Any] = {"num_cpus": CPUS, "object_store_memory": 80 << 20}
         head = {**size, "include_dashboard": False, "temp_dir": place}
         cluster = clusters.Cluster(initialize_head=True, head_node_args=head)

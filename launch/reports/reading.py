@@ -20,7 +20,7 @@ from ..bench_tables import (
 )
 from ..outcome import rows_of
 from ..report import Report, faults_of
-from ..serving.report import ServeReport
+from ..serving.report import ServeReport, milliseconds
 from ..serving.report import rows_of as serving_rows_of
 from .meanings import OF_A_REPLAY, OF_SERVING, meaning_of
 from .page import Row, Section, Table, page
@@ -158,8 +158,8 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 def _serving_tiles(report: ServeReport) -> list[tuple[str, str]]:
     return [
         ("requests served", f"{report['requests']:,}"),
-        ("first token p50", f"{report['first_token_ms']['p50']:,.1f} ms"),
-        ("handoff p50", f"{report['handoff_ms']['p50']:,.1f} ms"),
+        ("first token p50", milliseconds(report["first_token_ms"]["p50"])),
+        ("handoff p50", milliseconds(report["handoff_ms"]["p50"])),
         ("hits that the router saw", f"{100 * report['router_hit_ratio']:.1f} %"),
         ("wall time", f"{report['wall_s']:,.1f} s"),
         ("pages corrupt", f"{report['pages_corrupt']:,}"),

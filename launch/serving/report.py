@@ -184,7 +184,7 @@ def rows_of(report: ServeReport) -> list[Row]:
         return f"{tokens:,} ({100 * tokens / prompt:.1f} %)" if prompt else f"{tokens:,}"
 
     def times(percentiles: Percentiles) -> str:
-        return f"{percentiles['p50']:,.1f} ms, {percentiles['p99']:,.1f} ms"
+        return f"{milliseconds(percentiles['p50'])}, {milliseconds(percentiles['p99'])}"
 
     return [
         ("requests served", f"{report['requests']:,}", False),
@@ -211,6 +211,11 @@ def rows_of(report: ServeReport) -> list[Row]:
         ("objects bad where read", f"{report['storage_corrupt']:,}", False),
         ("operations left at the end", f"{report['operations_left']:,}", False),
     ]
+
+
+def milliseconds(value: float) -> str:
+    """Return a time as people read it; a dash where nothing was timed."""
+    return f"{value:,.1f} ms" if value else "-"
 
 
 def _percentiles_ms(samples_us: Sequence[int]) -> Percentiles:

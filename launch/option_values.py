@@ -5,6 +5,7 @@ from math import inf
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..storage_backends.base import Capabilities
 from ..storage_backends.registry import make_backend
 from ..storage_backends.uri import without_secrets
 
@@ -39,10 +40,16 @@ def check_not_a_path(uri: str) -> None:
         )
 
 
-def check_store(uri: str) -> None:
-    """Raise `ConfigError` if --store names no store."""
+def check_store(uri: str) -> Capabilities:
+    """Return what the store that --store names can do; raise `ConfigError` if it names none."""
     check_not_a_path(uri)
     try:
-        make_backend(uri)
+        capabilities = make_backend(uri).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error
+    if not capabilities.writes:
+        raise ConfigError(
+            f"--store is {without_secrets(uri)!r}, which takes no pages: it is what another group"
+            " serves"
+        )
+    return capabilities

@@ -19,7 +19,7 @@ from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..errors import CollectiveTimeout, ConfigError, PeerLost
 from ..small_engine.limits import EngineLimits
 from ..small_engine.scheduler import Scheduler
-from ..small_engine.workload import count_requests, requests_of
+from ..small_engine.workload import count_requests, requests_of, spread_over
 from ..storage_backends.uri import without_secrets
 from ..telemetry.port import watch as watch_cache
 from .environment import RankEnvironment, prepare_for_mooncake
@@ -169,7 +169,9 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
     sampler = Sampler(cache, watch.stopped) if cache.rank == 0 else None
     scheduler = Scheduler(
         cache,
-        requests_of(settings.trace, settings.seed, settings.requests),
+        spread_over(
+            settings.namespaces, requests_of(settings.trace, settings.seed, settings.requests)
+        ),
         limits_of(settings),
         on_done=on_done,
         stopped=watch.stopped if sampler is None else sampler.look,
@@ -210,5 +212,4 @@ def limits_of(settings: ReplaySettings, *, token_us: float = 0.0) -> EngineLimit
         output_tokens_max=settings.output_tokens_max,
         verify=settings.verify,
         token_us=token_us,
-        namespaces=settings.namespaces,
     )

@@ -15,7 +15,7 @@ class ActiveRequest:
     """A request from its arrival until it has left. Lengths are in tokens."""
 
     def __init__(self, request: Requested, limits: EngineLimits) -> None:
-        self.namespace = limits.namespace_of(request.index)
+        self.namespace = request.namespace
         """Requests of different namespaces share nothing."""
         most, page_tokens = limits.output_tokens_max, limits.page_tokens
         self._page_tokens = page_tokens

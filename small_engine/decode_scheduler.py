@@ -76,7 +76,7 @@ class DecodeScheduler(GroupScheduler):
             self._handovers.refuse(arrival.request, arrival.partner)
             return
         if not arrival.partner:
-            self._cache.prefetch(active.name, active.matchable)
+            self._cache.prefetch(active.name, active.matchable, active.namespace)
             self._waiting.append(active)
             return
         self._expected[active.name] = active
@@ -88,6 +88,9 @@ class DecodeScheduler(GroupScheduler):
             arrival.namespace,
             patience_ms=arrival.patience_ms,
         )
+
+    def _turn_away(self, arrival: Arrival) -> None:
+        self._handovers.refuse(arrival.request, arrival.partner)
 
     def _ready(self, active: ActiveRequest) -> None:
         if active.hits is None and active.hit_tokens >= active.prompt:

@@ -64,9 +64,19 @@ class GroupScheduler(Scheduler):
                     self._hear(message)
         return bool(messages)
 
+    @abstractmethod
+    def _turn_away(self, arrival: Arrival) -> None:
+        """Tell the other group that its request is not taken, since there are too many."""
+
     def _take(self, arrival: Arrival) -> None:
-        """Take a request that has come, unless it is here already, or is none."""
-        if any(arrival.request == each.name for queue in self._queues.values() for each in queue):
+        """Take a request that has come, unless it is here already, is none, or is one too many."""
+        here = [each for queue in self._queues.values() for each in queue]
+        if any(arrival.request == each.name for each in here):
+            return
+        limits, prompt_tokens = self._limits, sum(each.prompt for each in here)
+        if len(here) >= limits.requests_max or prompt_tokens >= limits.prompt_tokens_max:
+            self._refusals[Refusal.FULL] += 1
+            self._turn_away(arrival)
             return
         try:
             self._enter(arrival)

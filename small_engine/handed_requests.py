@@ -21,6 +21,7 @@ class HandedRequest:
 
     index: int
     name: str
+    namespace: str
     prompt_length: int
     output_length: int
     prompt_tokens: TokenIds
@@ -42,7 +43,13 @@ def arrival_of(request: Requested, partner: str, *, name: str = "") -> Arrival:
     sampling: bytes = msgpack.packb([request.index, request.output_length])
     tokens = np.ascontiguousarray(request.prompt_tokens, dtype="<i4").tobytes()
     name = name or request.name
-    return Arrival(request=name, tokens=tokens, sampling=sampling, partner=partner)
+    return Arrival(
+        request=name,
+        tokens=tokens,
+        namespace=request.namespace,
+        sampling=sampling,
+        partner=partner,
+    )
 
 
 def request_of(arrival: Arrival, *, decodes: bool) -> HandedRequest:
@@ -54,7 +61,14 @@ def request_of(arrival: Arrival, *, decodes: bool) -> HandedRequest:
     if not arrival.tokens:
         raise Refused(Refusal.OUT_OF_BOUNDS, f"request {arrival.request!r} has no prompt")
     tokens = np.frombuffer(arrival.tokens, dtype="<i4").astype(np.int32, copy=False)
-    return HandedRequest(index, arrival.request, len(tokens), outputs if decodes else 0, tokens)
+    return HandedRequest(
+        index=index,
+        name=arrival.request,
+        namespace=arrival.namespace,
+        prompt_length=len(tokens),
+        output_length=outputs if decodes else 0,
+        prompt_tokens=tokens,
+    )
 
 
 def _sampling_of(arrival: Arrival) -> tuple[int, int]:

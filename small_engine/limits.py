@@ -21,11 +21,7 @@ class EngineLimits:
     """How long a step waits for local progress when there is nothing to compute."""
     idle_steps_max: int = 100_000
     """Steps in a row in which no request moves, after which the engine is taken for stuck."""
-    namespaces: int = 1
-    """How many namespaces requests are spread over, in turn; 0 gives each one of its own."""
-
-    def namespace_of(self, index: int) -> str:
-        """Return the namespace of a request by its place in the workload."""
-        if self.namespaces == 1:
-            return ""
-        return f"tenant-{index % self.namespaces if self.namespaces else index}"
+    requests_max: int = 1024
+    """The most requests in a group that is told of them by messages; it refuses more."""
+    prompt_tokens_max: int = 1 << 26
+    """The most tokens that the prompts of these have together, which are kept in memory."""

@@ -67,12 +67,20 @@ class PrefillScheduler(GroupScheduler):
 
     def _enter(self, arrival: Arrival) -> None:
         active = self._active(request_of(arrival, decodes=False))
-        self._handovers.begin(arrival.request, arrival.partner, patience_ms=arrival.patience_ms)
+        self._handovers.begin(
+            arrival.request,
+            arrival.partner,
+            arrival.namespace,
+            patience_ms=arrival.patience_ms,
+        )
         if active is None:
             self._handovers.withdraw(arrival.request)
             return
-        self._cache.prefetch(active.name, active.matchable)
+        self._cache.prefetch(active.name, active.matchable, active.namespace)
         self._waiting.append(active)
+
+    def _turn_away(self, arrival: Arrival) -> None:
+        self._handovers.refuse(arrival.request, arrival.partner)
 
     def _publish(self, active: ActiveRequest) -> None:
         super()._publish(active)

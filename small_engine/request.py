@@ -64,6 +64,11 @@ class Requested(Protocol):
         ...
 
     @property
+    def namespace(self) -> str:
+        """The namespace within the cache: requests of different ones share nothing."""
+        ...
+
+    @property
     def prompt_length(self) -> int:
         """How many tokens its prompt has."""
         ...
@@ -94,6 +99,7 @@ class WorkloadRequest:
     hash_ids: tuple[int, ...]
     arrived_ms: int | None = None
     """When it arrived, counted from some moment; None where nobody has said so."""
+    namespace: str = ""
 
     @property
     def name(self) -> str:

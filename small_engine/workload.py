@@ -6,7 +6,7 @@ it as one. Turns of different conversations are interleaved, as a service sees t
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .request import BLOCK_TOKENS, WorkloadRequest
 from .trace import read_trace
@@ -71,6 +71,16 @@ def requests_of(trace: str | None, seed: int, limit: int | None) -> Iterator[Wor
     if trace is None:
         return synthetic_requests(seed, limit)
     return read_trace(trace, limit)
+
+
+def spread_over(namespaces: int, requests: Iterator[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    """Give requests so many namespaces in turn; with 0 each one has its own, with 1 all have none."""
+    if namespaces == 1:
+        return requests
+    return (
+        replace(each, namespace=f"tenant-{each.index % namespaces if namespaces else each.index}")
+        for each in requests
+    )
 
 
 def count_requests(trace: str | None, limit: int | None) -> int:

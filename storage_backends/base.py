@@ -101,6 +101,8 @@ class Capabilities:
     """`objects` tells what is in the store."""
     shared: bool = True
     """Other processes see what is written."""
+    writes: bool = True
+    """Pages can be written to it."""
     zero_copy: bool = False
     """Bytes go straight between the store and memory that `open` was told of."""
 

@@ -292,7 +292,7 @@ class Front:
             most = self._outputs_max
             outputs = min(request.output_length, most) if most else request.output_length
             tokens = request.prompt_tokens.astype(np.int32, copy=False)
-            choice = self._dispatcher.choose(tokens, outputs)
+            choice = self._dispatcher.choose(tokens, outputs, request.namespace)
             if choice is Refusal.NO_ROOM:
                 break
             if choice is Refusal.TOO_LONG:

@@ -19,7 +19,7 @@ from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.numbering import InboxBounds
 from ...ranks.disaggregation.messages.sender import MessageSender, SenderSettings
 from ...ranks.executor.host_memory import available_host_memory
-from ...small_engine.workload import count_requests, requests_of
+from ...small_engine.workload import count_requests, requests_of, spread_over
 from ..interruption import ignore_signals, raise_on_signals
 from ..pool_memory import needed_bytes
 from ..progress import Progress, progress_bar
@@ -186,11 +186,11 @@ def _terms(settings: ServeSettings) -> Terms:
 
 def _coming(settings: ServeSettings) -> Iterator[Due]:
     """Yield the requests with when they come: the trace's times, or drawn ones where it has none."""
-    draw = random.Random(settings.replay.seed)  # noqa: S311 - a workload must repeat.
+    replay = settings.replay
+    draw = random.Random(replay.seed)  # noqa: S311 - a workload must repeat.
     at_s, first_ms = 0.0, None
-    for request in requests_of(
-        settings.replay.trace, settings.replay.seed, settings.replay.requests
-    ):
+    requests = requests_of(replay.trace, replay.seed, replay.requests)
+    for request in spread_over(replay.namespaces, requests):
         if request.arrived_ms is None:
             at_s += draw.expovariate(_REQUESTS_PER_S)
         else:

@@ -8,7 +8,8 @@ from typing import cast
 from ...errors import ConfigError
 from ...ranks.config import TIMEOUT_S_MAX, CacheConfig, Peers
 from ...ranks.disaggregation.groups.router import Role
-from ..option_values import check_number
+from ...storage_backends.uri import without_secrets
+from ..option_values import check_number, check_store
 from ..settings import RANKS_MAX, ReplaySettings
 
 GROUPS_MAX = 64
@@ -133,8 +134,10 @@ class ServeSettings:
                 replace(self.replay, ranks=shape.ranks)
             except ConfigError as error:
                 raise ConfigError(f"{name} is {shape}: {error}") from error
-        if not self.directly and self.replay.store is None:
-            raise ConfigError("without --direct the groups need a --store that all of them reach")
+        store = self.replay.store
+        if not self.directly and (store is None or not check_store(store).shared):
+            named = f", and {without_secrets(store)!r} is each process's own" if store else ""
+            raise ConfigError(f"without --direct the groups need a --store that all reach{named}")
         names = [each.name for each in self.groups()]
         if self.kill is not None and self.kill.group not in names:
             raise ConfigError(

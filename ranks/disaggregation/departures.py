@@ -144,6 +144,10 @@ class Departures:
                 pass
         return []
 
+    def refuse(self, request: str, to: str) -> None:
+        """Tell the group whose inbox is at `to` that a request of which it waits is not taken here."""
+        self._send(to, Withdrawn(request=request))
+
     def withdraw(self, request: str) -> None:
         """Tell the other group that a request ends here; the engine releases it."""
         departure = self._leaving.get(request)

@@ -1,6 +1,6 @@
 """A model that computes symbols, for the small engine's schedulers (`small_engine.forward_pass`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...ranks.cache import Cache
 from ...small_engine.contents import KeyedTokens
@@ -16,8 +16,16 @@ from ..rank.memory import SymbolicMemory
 class SymbolicForward:
     """The model on one rank. Whatever it reads must hold what belongs there."""
 
-    def __init__(self, cache: Cache, memory: SymbolicMemory, contents: Contents) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        memory: SymbolicMemory,
+        contents: Contents,
+        namespaces: Mapping[str, str],
+    ) -> None:
+        """`namespaces` says in which one each request was sent, whatever has become of that since."""
         self._cache = cache
+        self._namespaces = namespaces
         self._model = Model(cache.config, contents)
         self._model.begin_epoch(every_rank([memory]))
 
@@ -44,7 +52,7 @@ class SymbolicForward:
         }
 
     def _request(self, name: str, tokens: KeyedTokens, computed: int, room: int) -> EngineRequest:
-        request = EngineRequest(name, "", tokens.ids.tobytes(), len(tokens.ids))
+        request = EngineRequest(name, self._namespaces[name], tokens.ids.tobytes(), len(tokens.ids))
         request.computed, request.room = computed, room
         for layers in self._model.layers:
             request.tables[layers.pool] = self._cache.page_table(name, layers.pool).tolist()

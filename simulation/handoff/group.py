@@ -59,6 +59,7 @@ class Group:
         shared: SharedObjects,
         meanings: dict[tuple[str, bytes], int],
         contents: Contents,
+        namespaces: Mapping[str, str],
         post: Post,
         build: Build,
         faults: Counter[str],
@@ -101,7 +102,7 @@ class Group:
         )
         self._deadlines = DeadlineChecker(world.config, step_us_max=2 * step_us_max, still_us=0)
         self.schedulers = [
-            self._make_scheduler(rank, cache, SymbolicForward(cache, memory, contents))
+            self._make_scheduler(rank, cache, SymbolicForward(cache, memory, contents, namespaces))
             for rank, (cache, memory) in enumerate(
                 zip(self.caches, self.epoch.memories, strict=True)
             )

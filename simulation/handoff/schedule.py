@@ -12,7 +12,7 @@ from ..checkers.findings.group import Crashed, Restless
 from ..checkers.findings.handoff import LeftBehind, NotServed
 from ..clock import VirtualClock
 from ..contents import Contents
-from ..engine.prompts import TOKEN_BYTES, Prompts
+from ..engine.prompts import Prompts
 from ..epoch import SOUND_BUILD, Build
 from ..rank.shared_store import SharedObjects
 from ..result import Violation
@@ -78,6 +78,8 @@ class HandoffSchedule:
         )
         self._shared = SharedObjects(frozenset({world.prefill.ranks, world.decode.ranks}))
         contents, meanings = Contents(), dict[tuple[str, bytes], int]()
+        self._namespaces: dict[str, str] = {}
+        """Of all requests that were sent, by name."""
         self._prefill, self._decode = (
             Group(
                 world,
@@ -86,6 +88,7 @@ class HandoffSchedule:
                 shared=self._shared,
                 meanings=meanings,
                 contents=contents,
+                namespaces=self._namespaces,
                 post=post,
                 build=build,
                 faults=self.result.faults,
@@ -181,17 +184,25 @@ class HandoffSchedule:
     def _arrive(self) -> None:
         while self._due_us and self._due_us[-1] <= self._clock.now_us:
             self._due_us.pop()
-            _, prompt = self._prompts.draw()
+            namespace, prompt = self._prompts.draw()
             tokens = np.frombuffer(prompt, dtype=np.int32)
             number = len(self._sent)
             outputs = self._random.randint(1, self.world.output_tokens_max)
             name = f"r{number}"
-            request = HandedRequest(number, name, len(prompt) // TOKEN_BYTES, outputs, tokens)
+            request = HandedRequest(
+                index=number,
+                name=name,
+                namespace=namespace,
+                prompt_length=len(tokens),
+                output_length=outputs,
+                prompt_tokens=tokens,
+            )
             self._sent.append(name)
+            self._namespaces[name] = namespace
             # Whoever routes a request sees to it that the group that decodes hears of it.
             self._post.send(DECODE, arrival_of(request, PREFILL), surely=True)
             self._post.send(PREFILL, arrival_of(request, DECODE))
-            self._prompts.remember("", prompt)
+            self._prompts.remember(namespace, prompt)
 
     def _strike(self) -> None:
         """Let happen what is due, and abort a request now and then."""

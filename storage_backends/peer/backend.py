@@ -57,7 +57,7 @@ class PeerBackend:
     @property
     def capabilities(self) -> Capabilities:
         """See `StorageBackend`."""
-        return Capabilities()
+        return Capabilities(writes=False)
 
     async def open(self, memory: Sequence[memoryview] = ()) -> None:  # noqa: ARG002 - any memory will do.
         """Connect to the rank that the URI names; raises `ConfigError` if that is impossible."""

@@ -28,6 +28,7 @@ PAGE_TOKENS = 64
 REQUESTS = 8
 DEVICE_PAGES = 96
 SHORT_PAGES = 40
+ALL_RECEIVED = {"received": REQUESTS}
 
 
 def config_of(profile: str, *, store: str | None, device_pages: int = DEVICE_PAGES) -> CacheConfig:
@@ -67,10 +68,16 @@ class Served:
     not_resumed: int = 0
 
 
-def prefills(
-    post: Post, *, directly: bool, outcome: str = "received"
-) -> Callable[[Cache, ForwardPass], int]:
-    def program(cache: Cache, _: ForwardPass) -> int:
+@dataclass(frozen=True)
+class Left:
+    """What a rank of the group that prefills has counted."""
+
+    outcomes: dict[str, int]
+    computed_tokens: int
+
+
+def prefills(post: Post, *, directly: bool) -> Callable[[Cache, ForwardPass], Left]:
+    def program(cache: Cache, _: ForwardPass) -> Left:
         departures = Departures(
             cache, terms_of(cache), post.sender(cache), directly=directly, ttl_s=20.0
         )
@@ -81,13 +88,15 @@ def prefills(
             stopped=lambda: departures.outcomes.total() == REQUESTS,
         )
         scheduler.run()
-        return departures.outcomes[outcome]
+        return Left(dict(departures.outcomes), scheduler.counts.computed_tokens)
 
     return program
 
 
 def decodes(
-    post: Post, bounds: EngineLimits | None = None
+    post: Post,
+    bounds: EngineLimits | None = None,
+    stopped: Callable[[DecodeScheduler], bool] = lambda all_of: all_of.counts.requests == REQUESTS,
 ) -> Callable[[Cache, ForwardPass], Served]:
     def program(cache: Cache, _: ForwardPass) -> Served:
         arrivals = Arrivals(cache, terms_of(cache), post.sender(cache), patience_s=20.0)
@@ -95,7 +104,7 @@ def decodes(
             cache,
             arrivals,
             bounds or limits(),
-            stopped=lambda: scheduler.counts.requests == REQUESTS,
+            stopped=lambda: stopped(scheduler),
         )
         scheduler.run()
         pools = scheduler.counts.pools.values()
@@ -147,7 +156,7 @@ def test_every_request_goes_on_with_the_right_bytes(
     for request in workload():
         groups["decode"].post(encode(arrival_of(request, "prefill")))
         groups["prefill"].post(encode(arrival_of(request, "decode")))
-    assert [each.result(100) for each in leaving] == [REQUESTS] * ranks[0]
+    assert [each.result(100).outcomes for each in leaving] == [ALL_RECEIVED] * ranks[0]
     told = [each.result(100) for each in coming]
     assert [replace(each, compared=0, retracted=0) for each in told] == [
         Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
@@ -172,7 +181,7 @@ def test_a_group_under_pressure_puts_aside_what_it_was_handed_and_loses_none_of_
         groups["decode"].post(encode(arrival_of(request, "prefill")))
         groups["prefill"].post(encode(arrival_of(request, "decode")))
 
-    assert [each.result(100) for each in leaving] == [REQUESTS]
+    assert leaving[0].result(100).outcomes == ALL_RECEIVED
     told = [each.result(100) for each in coming]
     assert [replace(each, compared=0, retracted=0) for each in told] == [
         Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
@@ -209,14 +218,64 @@ def test_a_request_that_is_too_long_to_go_on_is_offered_to_nobody(
     post, heard, is_over = Post(groups), threading.Event(), threading.Event()
     waits_for = {"decode": heard, "prefill": threading.Event()}
     waits_for["prefill"].set()
-    leaving = groups["prefill"].begin(prefills(post, directly=True, outcome="withdrawn"))
+    leaving = groups["prefill"].begin(prefills(post, directly=True))
     coming = groups["decode"].begin(refuses(post, heard, is_over))
 
     for name, partner in zip(order, reversed(order), strict=True):
         for request in workload():
             groups[name].post(encode(arrival_of(request, partner)))
         waits_for[name].wait(60)
-    withdrawn = leaving[0].result(100)
+    left = leaving[0].result(100)
     is_over.set()
 
-    assert withdrawn == coming[0].result(100) == REQUESTS
+    assert left.outcomes == {"withdrawn": REQUESTS}
+    assert coming[0].result(100) == REQUESTS
+
+
+def of_tenants() -> list[WorkloadRequest]:
+    """Return requests of as many tenants, which all have the same prompt."""
+    return [
+        WorkloadRequest(
+            index=n, prompt_length=350, output_length=4, hash_ids=(7,), namespace=f"tenant-{n}"
+        )
+        for n in range(REQUESTS)
+    ]
+
+
+def test_tenants_with_the_same_prompt_share_nothing_where_it_is_computed(stack: ExitStack) -> None:
+    config = config_of("hybrid-all", store=None)
+    groups = {
+        name: stack.enter_context(closing(ServedGroup(config, 1))) for name in ("prefill", "decode")
+    }
+    post = Post(groups)
+    leaving = groups["prefill"].begin(prefills(post, directly=True))
+    coming = groups["decode"].begin(decodes(post))
+
+    for request in of_tenants():
+        groups["decode"].post(encode(arrival_of(request, "prefill")))
+        groups["prefill"].post(encode(arrival_of(request, "decode")))
+
+    assert leaving[0].result(100) == Left(ALL_RECEIVED, 350 * REQUESTS)
+    told = replace(coming[0].result(100), compared=0, retracted=0)
+    assert told == Served(REQUESTS, 0, 0, ((Outcome.OK, REQUESTS),))
+
+
+def test_a_group_that_has_as_many_requests_as_it_may_have_refuses_more(stack: ExitStack) -> None:
+    config = config_of("llama", store=None)
+    groups = {
+        name: stack.enter_context(closing(ServedGroup(config, 1))) for name in ("prefill", "decode")
+    }
+    post, is_over = Post(groups), threading.Event()
+    bounds = replace(limits(), requests_max=REQUESTS - 3)
+
+    for request in workload():
+        groups["decode"].post(encode(arrival_of(request, "prefill")))
+    coming = groups["decode"].begin(decodes(post, bounds, lambda _: is_over.is_set()))
+    leaving = groups["prefill"].begin(prefills(post, directly=True))
+    for request in workload():
+        groups["prefill"].post(encode(arrival_of(request, "decode")))
+    left = leaving[0].result(100)
+    is_over.set()
+
+    assert left.outcomes == {"received": REQUESTS - 3, "withdrawn": 3}
+    assert coming[0].result(100).corrupt == 0

@@ -50,8 +50,9 @@ class LeadingInbox:
         """By follower: set when there may be more to hand on."""
         self._leads: dict[int, Connection] = {}
         self._serving = set[asyncio.Task[None]]()
-        self._greetings = set[Connection]()
-        """Those of whom it is not known yet whether they have the secret."""
+        self._greetings: dict[Connection, None] = {}
+        """Those of whom it is not known yet whether they have the secret, the oldest first."""
+        self._admitted = set[Connection]()
         self._server: asyncio.Server | None = None
         self._loop = LoopThread("lockstep-inbox")
         try:
@@ -93,9 +94,11 @@ class LeadingInbox:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer, bytes_max=self._bounds.message_bytes)
         if len(self._greetings) >= self._bounds.greetings:
-            connection.abort()
-            return
-        self._greetings.add(connection)
+            # Whoever has the secret shows it at once, so strangers cannot keep others out by waiting.
+            oldest = next(iter(self._greetings))
+            del self._greetings[oldest]
+            oldest.abort()
+        self._greetings[connection] = None
         # A task that the server itself begins logs an error when it is cancelled, in some Pythons.
         serving = asyncio.create_task(self._serve(connection))
         self._serving.add(serving)
@@ -106,8 +109,9 @@ class LeadingInbox:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 await connection.admit(self._secret)
-                self._greetings.discard(connection)
-                if len(self._serving) - len(self._greetings) > self._bounds.connections:
+                self._greetings.pop(connection, None)
+                self._admitted.add(connection)
+                if len(self._admitted) > self._bounds.connections:
                     full = f"{self._bounds.connections} are connected, which is as many as may be"
                     raise Refused(Refusal.FULL, full)
                 await connection.send(Kind.BOUND, self._bounds.message_bytes)
@@ -119,7 +123,8 @@ class LeadingInbox:
             # Whoever it was connects again, and says again what was not answered.
             pass
         finally:
-            self._greetings.discard(connection)
+            self._greetings.pop(connection, None)
+            self._admitted.discard(connection)
             connection.abort()
 
     async def _part(self, connection: Connection, refused: Refused) -> None:

@@ -75,7 +75,8 @@ class PageServer:
         """What can be read now; only the server's thread may change it."""
         self._pages = ServedPages(objects, self.offers)
         self._readers: set[Reader] = set()
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings: dict[asyncio.Task[None], None] = {}
+        """Of readers who have not shown yet that they know the secret, the oldest first."""
         self._refusals = Trouble()
         self._hello = b""
         self._trouble: str | None = None
@@ -206,11 +207,19 @@ class PageServer:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             if len(self._greetings) >= self._bounds.greetings:
-                sock.close()
-                continue
+                # Whoever knows the secret shows it at once: strangers keep nobody out by waiting.
+                oldest = next(iter(self._greetings))
+                del self._greetings[oldest]
+                oldest.cancel()
             task = self._loop.create_task(self._greet(sock, joined_address(*place[:2])))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+            self._greetings[task] = None
+            task.add_done_callback(partial(self._greeted, sock))
+
+    def _greeted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._greetings.pop(task, None)
+        if task.cancelled():
+            # One that was cancelled before its first turn has not closed it.
+            sock.close()
 
     async def _greet(self, sock: socket.socket, place: str) -> None:
         """Let a reader show that it may read, and serve it from then on."""

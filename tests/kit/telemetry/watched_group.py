@@ -13,7 +13,7 @@ from lockstep.ranks.cache import Cache
 from lockstep.small_engine.counts import ReplayCounts
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.scheduler import Scheduler
-from lockstep.small_engine.workload import synthetic_requests
+from lockstep.small_engine.workload import spread_over, synthetic_requests
 from lockstep.telemetry.port import CacheCollector
 from tests.kit.ranks.served_group import ServedGroup
 
@@ -31,6 +31,7 @@ class WatchedGroup:
     def __init__(self, group: ServedGroup, settings: ReplaySettings) -> None:
         self.group = group
         self._limits = limits_of(settings)
+        self._namespaces = settings.namespaces
         self._served = 0
 
     def serve(self, *, seed: int = 1, requests: int = REQUESTS) -> ReplayCounts:
@@ -40,7 +41,7 @@ class WatchedGroup:
         def program(cache: Cache, _: ForwardPass) -> ReplayCounts:
             workload = synthetic_requests(seed, requests)
             numbered = (replace(each, index=first + each.index) for each in workload)
-            scheduler = Scheduler(cache, numbered, self._limits)
+            scheduler = Scheduler(cache, spread_over(self._namespaces, numbered), self._limits)
             assert scheduler.run()
             assert cache.flush()
             return scheduler.counts

@@ -294,7 +294,7 @@ def test_stat_tells_totals_and_what_the_store_can_do(lockstep: Run, kept: Kept) 
     lines = [words(line) for line in printed.splitlines()]
     assert "backend file" in lines
     assert "options threads=2; the rest at defaults" in lines
-    assert "capabilities lists, shared, zero copy" in lines
+    assert "capabilities lists, shared, writes, zero copy" in lines
     assert "objects 7" in lines
     assert "quarantine 1 file, 4.5 KiB" in lines
     found = json.loads(record)
@@ -303,7 +303,12 @@ def test_stat_tells_totals_and_what_the_store_can_do(lockstep: Run, kept: Kept) 
     assert (found["models"], found["namespaces"]) == (1, 1)
     assert found["largest_bytes"] == MANIFEST_BYTES
     assert found["quarantine"] == {"files": 1, "bytes": OBJECT_BYTES}
-    assert found["capabilities"] == {"lists": True, "shared": True, "zero_copy": True}
+    assert found["capabilities"] == {
+        "lists": True,
+        "shared": True,
+        "writes": True,
+        "zero_copy": True,
+    }
     assert (found["quota_bytes"], found["filled"]) == (None, None)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ...errors import ConfigError
+from ...storage_backends.peer.engine_settings import TCP
 from ..option_values import option
 from ..options import (
     DevicePages,
@@ -24,6 +25,7 @@ from ..options import (
     RoundTimeout,
     Seed,
     Store,
+    Transfer,
     Verify,
 )
 from ..settings import ReplaySettings
@@ -114,6 +116,7 @@ def serve_sim(
     speed: Speed = 1.0,
     concurrency: Concurrency = 32,
     direct: Direct = False,
+    transfer: Transfer = TCP,
     store: Store = None,
     kill: KillGroup = None,
     token_us: TokenUs = 0.0,
@@ -156,6 +159,7 @@ def serve_sim(
         prefill=Shape.parse(prefill, "--prefill"),
         decode=Shape.parse(decode, "--decode"),
         directly=direct or store is None,
+        transfer=transfer,
         speed=speed,
         kill=None if kill is None else Kill.parse(kill),
         token_us=token_us,
@@ -172,7 +176,11 @@ def run(
     """Serve, and return the status to exit with."""
     if groups_from is None:
         return _serve(settings, choice, host)
-    for name, value in (("kill", settings.kill), ("directory", settings.directory)):
+    for name, value in (
+        ("kill", settings.kill),
+        ("directory", settings.directory),
+        ("transfer", settings.transfer != TCP),
+    ):
         if value:
             raise ConfigError(f"{option(name)} is for groups that this command starts")
     if choice != LaunchChoice():

@@ -6,9 +6,11 @@ from math import inf
 from typing import cast
 
 from ...errors import ConfigError
-from ...ranks.config import TIMEOUT_S_MAX, CacheConfig, Peers
+from ...ranks.config import TIMEOUT_S_MAX, CacheConfig
 from ...ranks.disaggregation.groups.router import Role
-from ..option_values import check_number
+from ...ranks.peers import Peers
+from ...storage_backends.peer.engine_settings import MOONCAKE, TCP, TRANSFERS
+from ..option_values import check_choice, check_number
 from ..settings import RANKS_MAX, ReplaySettings
 
 GROUPS_MAX = 64
@@ -69,6 +71,8 @@ class GroupSettings:
     """Where the group registers: the path of a file, or redis:// and so on (`directories`)."""
     directly: bool
     """Whether pages go from host memory to host memory, and not by the store."""
+    transfer: str
+    """What moves them then, as `Peers` has it."""
     ttl_s: float
     patience_s: float
     lease_s: float
@@ -80,7 +84,15 @@ class GroupSettings:
     def cache_config(self, host: str) -> CacheConfig:
         """Return the settings of the cache of a rank that others reach at `host`."""
         config = self.replay.cache_config()
-        peers = Peers(address=f"{host}:0", secret=self.secret) if self.directly else None
+        if not self.directly:
+            return config
+        peers = Peers(
+            address=f"{host}:0",
+            secret=self.secret,
+            transfer=self.transfer,
+            # Who asks for it is not served by something else.
+            insists=self.transfer == MOONCAKE,
+        )
         return replace(config, peers=peers)
 
     def to_json(self) -> str:
@@ -104,6 +116,8 @@ class ServeSettings:
     prefill: Shape
     decode: Shape
     directly: bool = True
+    transfer: str = TCP
+    """What moves pages that go directly, as `Peers` has it."""
     speed: float = 1.0
     """How many times faster than in the trace requests come."""
     kill: Kill | None = None
@@ -135,6 +149,9 @@ class ServeSettings:
                 raise ConfigError(f"{name} is {shape}: {error}") from error
         if not self.directly and self.replay.store is None:
             raise ConfigError("without --direct the groups need a --store that all of them reach")
+        check_choice("transfer", self.transfer, TRANSFERS)
+        if self.transfer != TCP and not self.directly:
+            raise ConfigError("--transfer is of pages that go directly; give --direct as well")
         names = [each.name for each in self.groups()]
         if self.kill is not None and self.kill.group not in names:
             raise ConfigError(
@@ -150,6 +167,7 @@ class ServeSettings:
                 replay=replace(self.replay, ranks=shape.ranks),
                 directory=directory,
                 directly=self.directly,
+                transfer=self.transfer,
                 ttl_s=self.ttl_s,
                 patience_s=self.patience_s,
                 lease_s=self.lease_s,

@@ -2,9 +2,9 @@
 
 Two processes on one machine: one serves its host pages, the other reads them through `peer://`,
 over its connection or by a transfer engine, verified as they always are. The limit is the same bytes
-over one bare connection, from and into the same memory, right before each turn. The medians of the rounds count, and their ratio is the figure.
-Every round has fresh keys, so that each page's checksums are computed anew, as in a handoff they
-are once.
+over one bare connection, from and into the same memory, right before each turn. The medians of the
+rounds count, and their ratio is the figure. Every round has fresh keys, so that each page's checksums
+are computed anew, as in a handoff they are once.
 """
 
 import os

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 from lockstep.page_format.page_layout import PageLayout, ShardLayout, ShardPlace
 from lockstep.ranks.disaggregation.pages.page_server import PageServer, ServerBounds
@@ -65,17 +65,20 @@ def no_engine(_: str) -> None:
 class KeptEngine(TransferEngine):
     """A transfer engine that the next rank of the tests has, since the end of one takes a second."""
 
-    kept: "ClassVar[list[KeptEngine]]" = []
-
     def close(self) -> None:
         self.unregister(*self._registered.values())
-        self.kept.append(self)
+        _kept.append(self)
+
+
+_kept: list[KeptEngine] = []
 
 
 def engine_over_tcp(host: str) -> TransferEngine:
     """A transfer engine by which a rank's pages can be read; skips where there is none."""
+    if _kept:
+        return _kept.pop()
     needs_mooncake()
-    return KeptEngine.kept.pop() if KeptEngine.kept else KeptEngine("tcp", "", host)
+    return KeptEngine("tcp", "", host)
 
 
 BY_ENGINE = EngineSettings(insists=True)

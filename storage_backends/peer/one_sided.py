@@ -26,8 +26,9 @@ from .streams import Parser
 from .transfer_engine import Piece, TransferEngine, shared_engine
 from .wire import Located, Pages, State
 
-THREADS: Final = 4
-"""The most calls of the library at a time, for one group that is read from."""
+THREADS: Final = 2
+"""The most calls of the library at a time, for one group that is read from. Over TCP each keeps a core
+busy while it waits."""
 _AREA_BYTES_MIN: Final = 256 << 10
 
 

@@ -90,8 +90,7 @@ class TransferEngine:
             return True
         assert self._engine is not None
         here, there, lengths = map(list, zip(*pieces, strict=True))
-        code: int = self._engine.batch_transfer_sync_read(target, here, there, lengths)
-        return code == 0
+        return self._engine.batch_transfer_sync_read(target, here, there, lengths) == 0
 
     def close(self) -> None:
         """End the engine: then nothing of it touches what was registered. Idempotent.

@@ -283,6 +283,16 @@ async def reading_from(
         yield backend
 
 
+ANSWERS: list[Callable[[int], bytes]] = [
+    lambda n: encode(Located(n + 1, b"\2", (0,))),
+    lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES),
+    lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES),
+    lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES),
+    lambda n: encode(Located(n, b"\2", (0,)), 1 << 62),
+]
+"""Answers to a request of one object under some number."""
+
+
 class TestTheOtherProcess:
     async def test_one_that_stops_costs_a_call_its_deadline_and_touches_nothing_afterwards(
         self,
@@ -360,16 +370,7 @@ class TestTheOtherProcess:
                 await eventually(lambda: done_with(keeper, one_sided.THREADS + 3))
                 assert await get(backend, object_name(2)) == (OK, page(2))
 
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            lambda n: encode(Located(n + 1, b"\2", (0,))),
-            lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES),
-            lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES),
-            lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES),
-            lambda n: encode(Located(n, b"\2", (0,)), 1 << 62),
-        ],
-    )
+    @pytest.mark.parametrize("answer", ANSWERS)
     async def test_an_answer_that_makes_no_sense_ends_the_connection(
         self, answer: Callable[[int], bytes], caplog: pytest.LogCaptureFixture
     ) -> None:

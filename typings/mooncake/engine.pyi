@@ -1,4 +1,4 @@
-"""What is used of Mooncake's transfer engine. Codes are 0, or negative."""
+# What is used of Mooncake's transfer engine, which ships no annotations. Codes are 0, or negative.
 
 class TransferEngine:
     def __init__(self) -> None: ...

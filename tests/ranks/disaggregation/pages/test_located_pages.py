@@ -226,7 +226,7 @@ def test_a_reader_that_is_killed_while_it_reads_holds_nothing_any_more(serve: Se
     group = serve()
     name = (NAMESPACE, KV_POOL, LAYOUT.shard(0, 1).name, KEYS[0].hex())
     command = program(
-        "tests.kit.storage.engine_process", "read", group.servers[0].address, 1 << 20, *name
+        "tests.kit.servers.engine_process", "read", group.servers[0].address, 1 << 20, *name
     )
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as reader:
         until(lambda: group.servers[0].sent().by_engine > 3)

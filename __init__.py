@@ -27,7 +27,6 @@ from .ranks.config import (
     CacheConfig,
     Eviction,
     NamespaceLimit,
-    Peers,
     Recurrent,
     SlidingWindow,
     Timeouts,
@@ -35,6 +34,7 @@ from .ranks.config import (
 )
 from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
+from .ranks.peers import Peers
 from .ranks.replica.answers import Admission, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.extent import Extent

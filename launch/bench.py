@@ -8,6 +8,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from ..coordinator.collective import Transport
+from ..storage_backends.peer.engine_settings import TCP
 from .amounts import parse_bytes
 from .bench_tables import (
     print_agreement,
@@ -18,7 +19,7 @@ from .bench_tables import (
     print_tree,
 )
 from .option_values import check_not_a_path
-from .options import ReportFile
+from .options import ReportFile, Transfer
 from .report import check_that_writable, write_report
 
 Found = TypeVar("Found", bound=Mapping[str, object])
@@ -193,6 +194,7 @@ def handoff(
         str, typer.Option("--bytes", help="Bytes of all pages of a round.", metavar="BYTES")
     ] = "256MiB",
     rounds: Annotated[int, typer.Option(help="How often everything is measured in turns.")] = 9,
+    transfer: Transfer = TCP,
     report: ReportFile = None,
 ) -> None:
     """Measure pages from one group's host to another's."""
@@ -203,6 +205,7 @@ def handoff(
         page_bytes=_bytes(page_bytes, "--page-bytes"),
         total_bytes=_bytes(total_bytes, "--bytes"),
         rounds=rounds,
+        transfer=transfer,
     )
     _measure(
         lambda say: run(settings, lambda what: say(f"measuring: {what}")), print_handoff, report

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..storage_backends.peer.engine_settings import TCP
 from .amounts import count
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def print_handoff(report: "HandoffReport") -> None:
     for title in ("Lockstep", "limit", "ratio"):
         table.add_column(title, justify="right", no_wrap=True)
     figures = (report["handoff_gbps"], report["limit_gbps"], report["ratio"])
-    table.add_row("host to host", *(f"{each:.2f}" for each in figures))
+    by = "host to host" if report["transfer"] == TCP else f"host to host, by {report['transfer']}"
+    table.add_row(by, *(f"{each:.2f}" for each in figures))
     console = Console(highlight=False, emoji=False)
     console.print(table)
     console.print(

@@ -188,6 +188,13 @@ TransportName = Annotated[
         "of the ranks.",
     ),
 ]
+Transfer = Annotated[
+    str,
+    typer.Option(
+        help="What moves pages from host memory to host memory: tcp, or mooncake for Mooncake's"
+        " transfer engine, over TCP as well."
+    ),
+]
 OutputTokensMax = Annotated[
     int,
     typer.Option(

@@ -10,9 +10,9 @@ from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from ..page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ..page_format.page_layout import PageLayout
-from ..storage_backends.host_port import require_long_enough, split_address
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
+from .peers import Peers
 from .replica.tree.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
@@ -226,24 +226,6 @@ class NamespaceLimit:
                 f"limit of namespace {self.namespace!r}: ttl_s is {self.ttl_s}, must be"
                 f" {TTL_S_MIN} to {TIMEOUT_S_MAX:.0f}"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
-    """How this rank and those of other groups read each other's host memory (`peer://`)."""
-
-    address: str = "127.0.0.1:0"
-    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
-    between ranks."""
-    reached_at: str = ""
-    """The host by which readers reach it, if that is another one; it may differ between ranks."""
-    secret: str = field(default="", repr=False)
-    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
-    the address."""
-
-    def __post_init__(self) -> None:
-        split_address(self.address)
-        require_long_enough("peers", self.secret.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

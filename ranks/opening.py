@@ -1,12 +1,13 @@
 """Opening a cache: settings are compared, and memory and store made ready, on every rank or on none."""
 
+import logging
 import platform
 import secrets
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import torch
 
@@ -15,9 +16,11 @@ from ..coordinator.collective import Collective
 from ..coordinator.collectives.connecting import connect
 from ..coordinator.collectives.torch_gloo import TorchCollective
 from ..coordinator.lanes import BallotShape
-from ..errors import ConfigError, LockstepError
+from ..errors import ConfigError, LockstepError, StorageError
 from ..page_format.page_layout import ShardPlace
 from ..storage_backends.base import StorageBackend
+from ..storage_backends.peer.engine_settings import EngineSettings
+from ..storage_backends.peer.transfer_engine import TransferEngine
 from ..storage_backends.peer.wire import decode_rank, encode_rank
 from ..storage_backends.records.shardings import Shardings
 from ..storage_backends.registry import is_built_in, known_schemes, make_backend
@@ -34,13 +37,16 @@ from .executor.storage_transfers import RankObjects
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .orders import KV_POOL
+from .peers import Peers
 from .replica.settings import ReplicaConfig
 
 Lent = EnginePages | Mapping[str, EnginePages]
 """An engine's device pages by the name of their pool; alone they are full attention's."""
 
+_log = logging.getLogger(__name__)
+
 _ENGINE_PAGES = "engine pages"
-_PER_RANK = ("peers.address", "peers.reached_at")
+_PER_RANK = ("peers.address", "peers.reached_at", "peers.device")
 """Settings that are each rank's own."""
 
 
@@ -215,8 +221,8 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
     """
     if config.peers is None or parse_uri(source).scheme != "peer":
         raise ConfigError(f"no group can be read from at {source!r}; set peers, and give peer://")
-    secret = quote(config.peers.secret, safe="")
-    uri = f"{source}{'&' if '?' in source else '?'}secret={secret}" if secret else source
+    options = _reading_options(config.peers)
+    uri = f"{source}{'&' if '?' in source else '?'}{options}" if options else source
     place = ShardPlace.of(rank, world_size, config.pipeline_stages)
     namespace = namespace_of(config).digest()
     return StoreAccess(
@@ -226,6 +232,19 @@ def source_access(config: CacheConfig, rank: int, world_size: int, source: str) 
         writer=EVERYTHING,
         shardings=Shardings(place, pool_layouts(config), namespace, config.absent_columns),
     )
+
+
+def _reading_options(peers: Peers) -> str:
+    """Return the options of a source's URI that say how this rank reads."""
+    options = {"secret": peers.secret} if peers.secret else {}
+    if peers.engine is not None:
+        options |= {
+            "transfer": peers.transfer,
+            "protocol": peers.protocol,
+            "device": peers.device,
+            "insists": str(int(peers.insists)),
+        }
+    return urlencode(options, quote_via=quote)
 
 
 def _page_server(
@@ -251,9 +270,32 @@ def _page_server(
         secret=peers.secret,
         reached_at=peers.reached_at,
         bounds=replace(bounds, quiet_s=quiet_s),
+        make_engine=partial(_serving_engine, peers.engine),
     )
     executor.serve_with(server)
     return server
+
+
+def _serving_engine(settings: EngineSettings | None, host: str) -> TransferEngine | None:
+    """Return the engine by which readers may read this rank's pages; None without one.
+
+    Raises `ConfigError` where there must be one.
+    """
+    if settings is None:
+        return None
+    try:
+        engine = TransferEngine(settings.protocol, settings.device, host)
+    except StorageError as error:
+        if settings.insists:
+            raise ConfigError(f"pages cannot be served as `peers` insists: {error}") from error
+        _log.warning("pages are served over connections alone: %s", error)
+        return None
+    _log.warning(
+        "pages are served by Mooncake's transfer engine at %s: it listens on every interface and asks"
+        " for no secret, so whoever reaches its ports can read and write host pages",
+        engine.address,
+    )
+    return engine
 
 
 def _kind(uri: str) -> str:

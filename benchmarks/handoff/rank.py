@@ -5,6 +5,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from queue import SimpleQueue
 from typing import Final
@@ -20,6 +21,7 @@ from ...ranks.executor.writers import EVERYTHING
 from ...ranks.orders import KV_POOL, ObjectTransfer
 from ...storage_backends.base import Read, ReadOutcome
 from ...storage_backends.peer.backend import PeerBackend
+from ...storage_backends.peer.transfer_engine import TransferEngine
 from ...storage_backends.records.shardings import Shardings
 from ..rank_processes import Member, Say
 from .settings import HandoffSettings, Turn, Turns
@@ -61,6 +63,11 @@ def _objects(settings: HandoffSettings) -> RankObjects:
     )
 
 
+def _engine(settings: HandoffSettings, host: str) -> TransferEngine | None:
+    engine = settings.engine
+    return None if engine is None else TransferEngine(engine.protocol, engine.device, host)
+
+
 def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
     """Return the keys of the pages of a round, which no other round has."""
     return tuple(sha256(b"%d %d" % (number, page)).digest() for page in range(settings.pages))
@@ -69,7 +76,7 @@ def _keys(settings: HandoffSettings, number: int) -> tuple[bytes, ...]:
 def _serve(settings: HandoffSettings, member: Member, objects: RankObjects) -> Turns:
     """Send all pages, bare and as objects, in each round."""
     turns = Turns([], [])
-    server = PageServer(objects)
+    server = PageServer(objects, make_engine=partial(_engine, settings))
     server.open([server.rank])
     with socket.create_server(("127.0.0.1", 0)) as listening:
         bare = f"127.0.0.1:{listening.getsockname()[1]}"
@@ -107,7 +114,7 @@ async def _read(settings: HandoffSettings, member: Member, objects: RankObjects,
     served, bare = (member.folder / _PLACES).read_text(encoding="ascii").split()
     pages = objects.page_views(KV_POOL, range(settings.pages))
     expected = [bytes(page) for page in pages] if settings.page_bytes <= _CALL_BYTES else []
-    backend = PeerBackend(served)
+    backend = PeerBackend(served, engine=settings.engine)
     await backend.open(objects.memory())
     host, _, port = bare.partition(":")
     with socket.create_connection((host, int(port))) as connection:

@@ -1,10 +1,10 @@
 """How near pages come to the limit that go from one group's hosts to another's, over TCP.
 
 Two processes on one machine: one serves its host pages, the other reads them through `peer://`,
-verified as they always are. The limit is the same bytes over one bare connection, from and into the
-same memory, right before each turn. The medians of the rounds count, and their ratio is the figure.
-Every round has fresh keys, so that each page's checksums are computed anew, as in a handoff they
-are once.
+over its connection or by a transfer engine, verified as they always are. The limit is the same bytes
+over one bare connection, from and into the same memory, right before each turn. The medians of the
+rounds count, and their ratio is the figure. Every round has fresh keys, so that each page's checksums
+are computed anew, as in a handoff they are once.
 """
 
 import os
@@ -21,6 +21,8 @@ from .settings import HandoffSettings, Turn
 class HandoffReport(TypedDict):
     """Holds what `lockstep bench handoff` reports. GB are 10^9 bytes of pages."""
 
+    transfer: str
+    """What moved the pages."""
     page_bytes: int
     bytes: int
     """The size of all pages, which each round moves once."""
@@ -51,6 +53,7 @@ def run(settings: HandoffSettings, say: Callable[[str], None] = lambda _: None) 
     handoff_s = statistics.median(turn.wall for turn in reader.handoff)
     limit_s = statistics.median(turn.wall for turn in reader.limit)
     return HandoffReport(
+        transfer=settings.transfer,
         page_bytes=settings.page_bytes,
         bytes=settings.pages * settings.page_bytes,
         rounds=settings.rounds,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ...errors import ConfigError
 from ...page_format.object_shape import PART_BYTES_MAX
+from ...storage_backends.peer.engine_settings import MOONCAKE, TCP, TRANSFERS, EngineSettings
 
 ROUNDS_MAX = 1000
 
@@ -16,6 +17,8 @@ class HandoffSettings:
     page_bytes: int
     total_bytes: int = 256 << 20
     rounds: int = 9
+    transfer: str = TCP
+    """What moves the pages: the connection by which they are asked for, or a transfer engine."""
 
     def __post_init__(self) -> None:
         for option, value, least, most in (
@@ -25,6 +28,10 @@ class HandoffSettings:
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{option} is {value}, must be {least} to {most}")
+        if self.transfer not in TRANSFERS:
+            raise ConfigError(
+                f"--transfer is {self.transfer!r}, must be one of: {', '.join(TRANSFERS)}"
+            )
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if 2 * self.total_bytes > there:
             raise ConfigError(
@@ -36,6 +43,11 @@ class HandoffSettings:
     def pages(self) -> int:
         """The number of pages of one round."""
         return self.total_bytes // self.page_bytes
+
+    @property
+    def engine(self) -> EngineSettings | None:
+        """The transfer engine that moves pages; None for the connection."""
+        return EngineSettings(insists=True) if self.transfer == MOONCAKE else None
 
 
 @dataclass(frozen=True, slots=True)

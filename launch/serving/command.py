@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ...errors import ConfigError
+from ...storage_backends.peer.engine_settings import TCP
 from ..option_values import option
 from ..options import (
     DevicePages,
@@ -25,6 +26,7 @@ from ..options import (
     RoundTimeout,
     Seed,
     Store,
+    Transfer,
     Verify,
 )
 from ..settings import ReplaySettings
@@ -115,6 +117,7 @@ def serve_sim(
     speed: Speed = 1.0,
     concurrency: Concurrency = 32,
     direct: Direct = False,
+    transfer: Transfer = TCP,
     store: Store = None,
     kill: KillGroup = None,
     token_us: TokenUs = 0.0,
@@ -159,6 +162,7 @@ def serve_sim(
         prefill=Shape.parse(prefill, "--prefill"),
         decode=Shape.parse(decode, "--decode"),
         directly=direct or store is None,
+        transfer=transfer,
         speed=speed,
         kill=None if kill is None else Kill.parse(kill),
         token_us=token_us,
@@ -175,7 +179,11 @@ def run(
     """Serve, and return the status to exit with."""
     if groups_from is None:
         return _serve(settings, choice, host)
-    for name, value in (("kill", settings.kill), ("directory", settings.directory)):
+    for name, value in (
+        ("kill", settings.kill),
+        ("directory", settings.directory),
+        ("transfer", settings.transfer != TCP),
+    ):
         if value:
             raise ConfigError(f"{option(name)} is for groups that this command starts")
     if choice != LaunchChoice():

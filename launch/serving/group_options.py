@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ...ranks.disaggregation.groups.router import Role
+from ...storage_backends.peer.engine_settings import TCP
 from ..environment import read_secret
 from ..option_values import check_choice
 from ..options import (
@@ -19,6 +20,7 @@ from ..options import (
     ReportFile,
     RoundTimeout,
     Store,
+    Transfer,
     TransportName,
     Verify,
 )
@@ -58,6 +60,7 @@ def group_command(run: Callable[[GroupSettings, str], None], *, ranks: int) -> C
         directory: Directory,
         host: Host = None,
         direct: Direct = False,
+        transfer: Transfer = TCP,
         store: Store = None,
         token_us: TokenUs = 0.0,
         patience_s: Patience = 30.0,
@@ -93,6 +96,7 @@ def group_command(run: Callable[[GroupSettings, str], None], *, ranks: int) -> C
             prefill=Shape(1, ranks),
             decode=Shape(1, ranks),
             directly=direct or store is None,
+            transfer=transfer,
             token_us=token_us,
             patience_s=patience_s,
         )

@@ -6,10 +6,12 @@ from math import inf
 from typing import cast
 
 from ...errors import ConfigError
-from ...ranks.config import TIMEOUT_S_MAX, CacheConfig, Peers
+from ...ranks.config import TIMEOUT_S_MAX, CacheConfig
 from ...ranks.disaggregation.groups.router import Role
+from ...ranks.peers import Peers
+from ...storage_backends.peer.engine_settings import MOONCAKE, TCP, TRANSFERS
 from ...storage_backends.uri import without_secrets
-from ..option_values import check_number, check_store
+from ..option_values import check_choice, check_number, check_store
 from ..settings import RANKS_MAX, ReplaySettings
 
 GROUPS_MAX = 64
@@ -70,6 +72,8 @@ class GroupSettings:
     """Where the group registers: the path of a file, or redis:// and so on (`directories`)."""
     directly: bool
     """Whether pages go from host memory to host memory, and not by the store."""
+    transfer: str
+    """What moves them then, as `Peers` has it."""
     ttl_s: float
     patience_s: float
     lease_s: float
@@ -81,7 +85,15 @@ class GroupSettings:
     def cache_config(self, host: str) -> CacheConfig:
         """Return the settings of the cache of a rank that others reach at `host`."""
         config = self.replay.cache_config()
-        peers = Peers(address=f"{host}:0", secret=self.secret) if self.directly else None
+        if not self.directly:
+            return config
+        peers = Peers(
+            address=f"{host}:0",
+            secret=self.secret,
+            transfer=self.transfer,
+            # Who asks for it is not served by something else.
+            insists=self.transfer == MOONCAKE,
+        )
         return replace(config, peers=peers)
 
     def to_json(self) -> str:
@@ -105,6 +117,8 @@ class ServeSettings:
     prefill: Shape
     decode: Shape
     directly: bool = True
+    transfer: str = TCP
+    """What moves pages that go directly, as `Peers` has it."""
     speed: float = 1.0
     """How many times faster than in the trace requests come."""
     kill: Kill | None = None
@@ -134,6 +148,9 @@ class ServeSettings:
                 replace(self.replay, ranks=shape.ranks)
             except ConfigError as error:
                 raise ConfigError(f"{name} is {shape}: {error}") from error
+        check_choice("transfer", self.transfer, TRANSFERS)
+        if self.transfer != TCP and not self.directly:
+            raise ConfigError("--transfer is of pages that go directly; give --direct as well")
         store = self.replay.store
         if not self.directly and (store is None or not check_store(store).shared):
             named = f", and {without_secrets(store)!r} is each process's own" if store else ""
@@ -153,6 +170,7 @@ class ServeSettings:
                 replay=replace(self.replay, ranks=shape.ranks),
                 directory=directory,
                 directly=self.directly,
+                transfer=self.transfer,
                 ttl_s=self.ttl_s,
                 patience_s=self.patience_s,
                 lease_s=self.lease_s,

@@ -7,13 +7,17 @@ can be listed or removed. What is bad is CORRUPT each time.
 
 Options: `secret` (the one that the group was given; needed unless it serves on its own host alone),
 `connect_s` (how long a connection may take to be made, default 5), `inflight_bytes` (how much is
-asked of one rank at a time, default 64 MiB).
+asked of one rank at a time, default 64 MiB), `transfer` (`mooncake`: pages are read by Mooncake's
+transfer engine where the group has one, too; default `tcp`: over the connection), and with it
+`protocol` (`tcp` or `rdma`), `device` (which RDMA devices) and `insists` (1: nothing comes over the
+connection).
 
 A call asks all ranks that have something of what it wants, one connection each. Bytes go straight
 into the caller's buffers, and only there are they verified. A read that ends early leaves its
 connection in order: what still comes of it goes nowhere. A connection that breaks fails what was
 asked over it, and the next call makes it again. A rank that says nothing costs each call its
-deadline: put `breaker+` before the scheme where that matters.
+deadline: put `breaker+` before the scheme where that matters. What a transfer engine reads goes through
+memory of our own (`one_sided`), so that a call of it that hangs costs no more either.
 """
 
 import time
@@ -27,10 +31,12 @@ from ..host_port import split_address
 from ..tally import Tally
 from ..uri import StoreUri
 from .calls import look_up, read_objects
+from .engine_settings import MOONCAKE, PROTOCOLS, TCP, TRANSFERS, EngineSettings
 from .group import PeerGroup
 
 CONNECT_S: Final = 5.0
 INFLIGHT_BYTES: Final = 64 << 20
+_ENGINE_OPTIONS: Final = ("protocol", "device", "insists")
 
 
 class PeerBackend:
@@ -44,6 +50,7 @@ class PeerBackend:
         text: str = "",
         connect_s: float = CONNECT_S,
         inflight_bytes: int = INFLIGHT_BYTES,
+        engine: EngineSettings | None = None,
     ) -> None:
         """`address` is host:port, and `text` what messages call the store."""
         self._text = text or f"peer://{address}"
@@ -51,6 +58,7 @@ class PeerBackend:
         self._secret = secret
         self._connect_s = connect_s
         self._inflight_bytes = inflight_bytes
+        self._engine = engine
         self._tally = Tally()
         self._group: PeerGroup | None = None
 
@@ -67,6 +75,7 @@ class PeerBackend:
             self._text,
             connect_s=self._connect_s,
             inflight_bytes=self._inflight_bytes,
+            engine=self._engine,
         )
         try:
             await group.enter()
@@ -128,7 +137,7 @@ class PeerBackend:
 
 def from_uri(uri: StoreUri) -> PeerBackend:
     """Return the backend of a `peer://` URI."""
-    uri.only_options(("secret", "connect_s", "inflight_bytes"))
+    uri.only_options(("secret", "connect_s", "inflight_bytes", "transfer", *_ENGINE_OPTIONS))
     try:
         split_address(uri.host)
     except ConfigError:
@@ -144,4 +153,20 @@ def from_uri(uri: StoreUri) -> PeerBackend:
         text=uri.text,
         connect_s=uri.decimal("connect_s", CONNECT_S, low=0.01, high=600),
         inflight_bytes=uri.number("inflight_bytes", INFLIGHT_BYTES, low=1, high=1 << 40),
+        engine=_engine_settings(uri),
     )
+
+
+def _engine_settings(uri: StoreUri) -> EngineSettings | None:
+    """Return which engine is to read, None for none."""
+    settings = EngineSettings(
+        protocol=uri.choice("protocol", PROTOCOLS, "tcp"),
+        device=uri.options.get("device", ""),
+        insists=uri.flag("insists"),
+    )
+    if uri.choice("transfer", TRANSFERS, TCP) == MOONCAKE:
+        return settings
+    given = [each for each in _ENGINE_OPTIONS if each in uri.options]
+    if given:
+        raise ConfigError(f"store {uri.text!r}: {given[0]} is of transfer=mooncake alone")
+    return None

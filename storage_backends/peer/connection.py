@@ -6,23 +6,30 @@ nowhere.
 """
 
 import asyncio
+import logging
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from ...errors import StorageError
 from ..host_port import split_address
 from .handshake import greet_server, receive_exactly
+from .one_sided import OneSidedReads, Staged, headers_of
 from .requests import Question, Reading, Request
 from .streams import Parser, Receiver, Sender
 from .wire import (
     CONTROL_BYTES_MAX,
     PREFIX_BYTES,
     REQUESTS_MAX,
+    Done,
+    Fetch,
     Forget,
     Hello,
+    Locate,
+    Located,
     Message,
     Pages,
     Prefix,
@@ -31,6 +38,8 @@ from .wire import (
     decode_prefix,
     encode,
 )
+
+_log = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
 """A connection over which nothing has come for so long, although much was asked, is given up when the
@@ -94,6 +103,10 @@ class Connection:
         self._waiting: deque[Request] = deque()
         self._sent: dict[int, Request] = {}
         """Those that are not answered yet, in the order in which they were sent."""
+        self._one_sided: OneSidedReads | None = None
+        self._target = ""
+        self._staged: dict[int, Staged] = {}
+        """What is being read by an engine, by the numbers of the requests."""
         self._number = 0
         self._inflight_bytes = 0
         self._heard_at = 0.0
@@ -102,6 +115,15 @@ class Connection:
         self._is_writing = False
         self._receiver = Receiver(sock, self._frames())
         self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def host(self) -> str:
+        """The address of this host from which the rank is reached."""
+        return str(self._sock.getsockname()[0])
+
+    def read_by(self, one_sided: OneSidedReads, target: str) -> None:
+        """Have objects read by an engine from now on, that of the rank being reached at `target`."""
+        self._one_sided, self._target = one_sided, target
 
     def submit(self, request: Request) -> None:
         """Ask, as soon as there is room for it; on a connection that has ended nothing is answered."""
@@ -125,6 +147,9 @@ class Connection:
         request.abandon()
         if self._receiving is request:
             self._receiver.divert()
+        if number in self._staged:
+            # One that no thread has begun with ends now, and the others when the library returns.
+            self._staged[number].call.cancel()
         if time.monotonic() - self._heard_at >= SILENT_S:
             self.close(f"nothing has come for {SILENT_S:g} s")
             return
@@ -158,7 +183,10 @@ class Connection:
             self._number += 1
             self._sent[self._number] = request
             self._inflight_bytes += request.nbytes
-            self._send(request.message(self._number))
+            message: Message = request.message(self._number)
+            if self._one_sided is not None and isinstance(message, Fetch):
+                message = Locate(*message)
+            self._send(message)
             if not self.is_open:
                 return
 
@@ -206,15 +234,68 @@ class Connection:
                     self._answered(message.number)
                 case Pages():
                     reading = self._sent.get(message.number)
-                    if not isinstance(reading, Reading):
+                    if not isinstance(reading, Reading) or message.number in self._staged:
                         raise StorageError("objects that were not asked for")
                     self._receiving = reading
                     yield from reading.receive(message, prefix.attached_bytes)
                     self._receiving = None
                     if reading.is_answered:
                         self._answered(message.number)
+                case Located():
+                    reading = self._sent.get(message.number)
+                    if not isinstance(reading, Reading) or message.number in self._staged:
+                        raise StorageError("places that were not asked for")
+                    headers = headers_of(reading, message, prefix.attached_bytes)
+                    yield [headers]
+                    self._read(reading, message, headers)
                 case _:
                     raise StorageError(f"a {type(message).__name__} out of place")
+
+    def _read(self, reading: Reading, located: Located, headers: memoryview) -> None:
+        """Read by the engine what the rank has located."""
+        number = located.number
+        if self._one_sided is None or reading.is_abandoned():
+            self._done(number)
+            return
+        came = partial(self._came, self._one_sided, number)
+        try:
+            self._staged[number] = self._one_sided.begin(
+                self._target, reading, located, headers, came
+            )
+        except StorageError as error:
+            self._engine_failed(self._one_sided, str(error))
+            self._done(number)
+
+    def _came(self, one_sided: OneSidedReads, number: int, staged: Staged) -> None:
+        """Take what an engine has read, or not, if somebody still wants it."""
+        if self.is_open:
+            self._heard_at = time.monotonic()
+            del self._staged[number]
+            if staged.has_come:
+                one_sided.failures.went_well()
+                if not self._sent[number].is_abandoned():
+                    staged.give()
+            elif not staged.call.cancelled():
+                self._engine_failed(one_sided, "a read has failed")
+            self._done(number)
+            self._send_waiting()
+        one_sided.end(staged)
+
+    def _done(self, number: int) -> None:
+        self._answered(number)
+        self._send(Done(number))
+
+    def _engine_failed(self, one_sided: OneSidedReads, why: str) -> None:
+        """Read over the connection from now on, unless that is not to be."""
+        if not one_sided.settings.insists:
+            self._one_sided = None
+        if one_sided.failures.is_to_be_said():
+            _log.warning(
+                "pages at %s cannot be read by Mooncake's transfer engine (%s)%s",
+                self._target,
+                why,
+                "" if self._one_sided else "; they come over the connection from now on",
+            )
 
     def _answered(self, number: int) -> None:
         request = self._sent.pop(number)

@@ -11,6 +11,8 @@ from ...errors import ConfigError, LockstepError, StorageError
 from ...page_format.object_name import ObjectName
 from ..complaints import Trouble
 from .connection import Connection, connect
+from .engine_settings import EngineSettings
+from .one_sided import OneSidedReads
 from .wire import Hello
 
 _log = logging.getLogger(__name__)
@@ -29,8 +31,16 @@ class PeerGroup:
     """
 
     def __init__(
-        self, entry: Address, secret: str, store: str, *, connect_s: float, inflight_bytes: int
+        self,
+        entry: Address,
+        secret: str,
+        store: str,
+        *,
+        connect_s: float,
+        inflight_bytes: int,
+        engine: EngineSettings | None = None,
     ) -> None:
+        """With `engine` objects are read by a transfer engine from ranks that have one as well."""
         self._entry = entry
         self._secret = secret.encode()
         self._store = store
@@ -40,7 +50,9 @@ class PeerGroup:
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._hello: Hello | None = None
         self._places: Mapping[_Key, tuple[Address, ...]] = {}
+        self._one_sided = None if engine is None else OneSidedReads(engine)
         self._breaks = Trouble()
+        self._engines = Trouble()
         self._namespaces = Trouble()
         self._closed = False
 
@@ -105,6 +117,8 @@ class PeerGroup:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+        if self._one_sided is not None:
+            self._one_sided.close()
 
     def _is_of(self, namespace: str) -> bool:
         """Say whether the group's objects are those of a namespace; complains where they are not."""
@@ -131,6 +145,11 @@ class PeerGroup:
                 )
         except TimeoutError:
             raise StorageError(f"nothing has answered within {self._connect_s:g} s") from None
+        try:
+            await self._find_engine(made)
+        except BaseException:
+            made.close()
+            raise
         if address == self._entry:
             self._hello = made.hello
             self._places = _places(made.hello, address)
@@ -140,6 +159,32 @@ class PeerGroup:
         self._connections[address] = made
         self._breaks.went_well()
         return made
+
+    async def _find_engine(self, made: Connection) -> None:
+        """Have a rank's objects read by an engine, if there is one on both sides.
+
+        Otherwise a line says why not. Raises `ConfigError` where it must be by an engine.
+        """
+        if self._one_sided is None:
+            return
+        settings, theirs = self._one_sided.settings, made.hello.ranks[made.hello.rank].engine
+        protocol, _, target = theirs.partition("://")
+        try:
+            if not theirs:
+                raise StorageError(
+                    "the other group has none; set transfer='mooncake' there as well"
+                )
+            if protocol != settings.protocol:
+                raise StorageError(f"it is {protocol} there, and {settings.protocol} here")
+            await self._one_sided.start(made.host, self._connect_s)
+        except StorageError as error:
+            said = f"store {self._store!r} cannot be read by Mooncake's transfer engine: {error}"
+            if settings.insists:
+                raise ConfigError(said) from None
+            if self._engines.is_to_be_said():
+                _log.warning("%s; pages come over the connection", said)
+        else:
+            made.read_by(self._one_sided, target)
 
     def _connected(self, address: Address, task: asyncio.Task[Connection]) -> None:
         del self._connecting[address]

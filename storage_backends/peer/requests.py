@@ -200,18 +200,27 @@ class Reading(Request):
     def _note(self, at: int, outcome: ReadOutcome) -> None:
         self.outcomes[at] = outcome
 
+    def sound_plan(self, at: int, header: bytes) -> Plan | None:
+        """Return where in an object with this header its wanted parts lie; None if it is not sound."""
+        finding, plan = self._found(at, header)
+        return plan if finding is HeaderFinding.SOUND else None
+
     def _checked(self, at: int, state: int, header: bytes) -> Plan | None:
         """Note what the header of an object says; return where its wanted parts lie if that is well."""
-        digest = self._wanted[at].digest
-        finding, plan = HeaderFinding.SOUND, self._expected_plan
-        if not self._expected.fits(header, digest):
-            finding = check_header(memoryview(header), digest, self._shape)
-            plan = self._shape.plan(presence_bits(header))
+        finding, plan = self._found(at, header)
         if finding is HeaderFinding.SOUND and state == State.WHOLE:
             return plan
         lacking = finding is HeaderFinding.LACKING
         self._note(at, ReadOutcome.LACKING if lacking else ReadOutcome.CORRUPT)
         return None
+
+    def _found(self, at: int, header: bytes) -> tuple[HeaderFinding, Plan]:
+        digest = self._wanted[at].digest
+        if self._expected.fits(header, digest):
+            return HeaderFinding.SOUND, self._expected_plan
+        finding = check_header(memoryview(header), digest, self._shape)
+        sound = finding is HeaderFinding.SOUND
+        return finding, self._shape.plan(presence_bits(header)) if sound else self._expected_plan
 
     def _judge(self, at: int, header: bytes, plan: Plan, checksums: bytes) -> None:
         """Note whether these are the checksums that the header states for the wanted parts."""

@@ -5,15 +5,19 @@ A connection begins with a handshake of fixed length (`handshake`). From then on
     4 bytes   length of the control, little-endian, at most `CONTROL_BYTES_MAX`
     8 bytes   length of what is attached, little-endian
     control   one msgpack array: the number of its kind, then the kind's fields in order
-    attached  raw bytes; only `Pages` has any
+    attached  raw bytes; only `Pages` and `Located` have any
 
     kind  who     message    fields
-      1   server  Hello      which rank it is, namespace, ranks: [[address, [[pool, shard], ...]], ...]
+      1   server  Hello      which rank it is, namespace, ranks: [[address, [[pool, shard],
+                         ...], engine], ...]
       2   reader  Ask        number, pool, shard, keys
       3   reader  Fetch      number, pool, shard, part table, numbers of the parts wanted, keys
       4   reader  Forget     number
       5   server  Told       number, one byte for each key: 1 if it seems to be there
       6   server  Pages      number, position of the first key, one `State` byte for each key
+      7   reader  Locate     as Fetch
+      8   server  Located    number, one `State` byte for each key, address of each page in memory
+      9   reader  Done       number
 
 A server says `Hello` first, and once. It answers each `Ask` with one `Told`, and each `Fetch` with
 as many `Pages` as it likes, whose keys follow each other. To `Pages` is attached, key by key:
@@ -22,6 +26,12 @@ one after the other, where it is WHOLE. After `Forget` the rest of that fetch is
 part table (`object_shape.part_table`) lists all parts that the reader knows objects of this kind to
 have; where the server's are others, or the page lacks a wanted part, objects are BARE, and the
 reader sees by the header what is wrong.
+
+A rank whose `engine` is not empty (`tcp://host:port` or `rdma://host:port`, as `transfer_engine` calls
+it) answers each `Locate` with one `Located`, to which the headers are attached of all that are not
+ABSENT. The reader reads the parts by an engine of its own: where they lie in a page follows from its
+header. Pages stay as they are until it says `Done`, which it does once for each `Located`, or hangs up,
+or is cut off. After `Forget` a `Locate` that was not answered is answered with ABSENT.
 
 Kinds and the order of their fields never change their meaning; what is added raises `VERSION`,
 which the handshake compares. Whatever does not fit raises `StorageError`, before anything is
@@ -38,8 +48,9 @@ import msgpack
 from ...errors import ConfigError, StorageError
 from ...page_format.object_shape import PARTS_MAX
 from ..host_port import split_address
+from .engine_settings import require_engine_address
 
-VERSION: Final = 1
+VERSION: Final = 2
 CONTROL_BYTES_MAX: Final = 256 << 10
 NAMES_MAX: Final = 1024
 """The most keys of one request."""
@@ -75,6 +86,8 @@ class PeerRank(NamedTuple):
     """Where it is reached, as host:port."""
     shards: tuple[tuple[str, str], ...]
     """Of each pool, the shard's part of its objects' names. The group's mark is one of them."""
+    engine: str = ""
+    """Where its memory is read by a transfer engine; empty if it is not."""
 
 
 class Hello(NamedTuple):
@@ -128,8 +141,45 @@ class Pages(NamedTuple):
     states: bytes
 
 
-Message = Hello | Ask | Fetch | Forget | Told | Pages
-_KINDS: Final[tuple[type[Message], ...]] = (Hello, Ask, Fetch, Forget, Told, Pages)
+class Locate(NamedTuple):
+    """Say where parts of objects lie, and keep them there."""
+
+    number: int
+    pool: str
+    shard: str
+    table: bytes
+    held: bytes
+    """As in `Fetch`."""
+    keys: tuple[str, ...]
+
+
+class Located(NamedTuple):
+    """Where the pages lie of the objects of a `Locate`."""
+
+    number: int
+    states: bytes
+    pages: tuple[int, ...]
+    """Their addresses; of an object that is ABSENT it means nothing."""
+
+
+class Done(NamedTuple):
+    """What was located under this number is not read any more."""
+
+    number: int
+
+
+Message = Hello | Ask | Fetch | Forget | Told | Pages | Locate | Located | Done
+_KINDS: Final[tuple[type[Message], ...]] = (
+    Hello,
+    Ask,
+    Fetch,
+    Forget,
+    Told,
+    Pages,
+    Locate,
+    Located,
+    Done,
+)
 
 
 class Prefix(NamedTuple):
@@ -166,20 +216,19 @@ def decode(control: memoryview) -> Message:
         case 2:
             message = Ask(fields.number(), fields.text(), fields.text(), fields.keys())
         case 3:
-            message = Fetch(
-                fields.number(),
-                fields.text(),
-                fields.text(),
-                fields.raw(5 * PARTS_MAX),
-                fields.raw(PARTS_MAX),
-                fields.keys(),
-            )
+            message = _fetch(fields)
         case 4:
             message = Forget(fields.number())
         case 5:
             message = Told(fields.number(), fields.raw(NAMES_MAX))
         case 6:
             message = Pages(fields.number(), fields.number(), fields.raw(NAMES_MAX))
+        case 7:
+            message = Locate(*_fetch(fields))
+        case 8:
+            message = Located(fields.number(), fields.raw(NAMES_MAX), fields.numbers())
+        case 9:
+            message = Done(fields.number())
         case kind:
             raise StorageError(f"a message of the unknown kind {kind}")
     fields.end()
@@ -188,7 +237,7 @@ def decode(control: memoryview) -> Message:
 
 def encode_rank(rank: PeerRank) -> bytes:
     """Return a rank as bytes, for the ranks of its group to tell each other."""
-    return msgpack.packb([rank.address, rank.shards])
+    return msgpack.packb(rank)
 
 
 def decode_rank(raw: bytes) -> PeerRank:
@@ -204,18 +253,31 @@ def _hello(fields: "_Fields") -> Hello:
     return Hello(rank, namespace, ranks)
 
 
+def _fetch(fields: "_Fields") -> Fetch:
+    return Fetch(
+        fields.number(),
+        fields.text(),
+        fields.text(),
+        fields.raw(5 * PARTS_MAX),
+        fields.raw(PARTS_MAX),
+        fields.keys(),
+    )
+
+
 def _rank(raw: object) -> PeerRank:
     fields = _Fields(raw)
     address = fields.text(ADDRESS_MAX)
     pairs = [_Fields(each) for each in fields.items(POOLS_MAX)]
     shards = tuple((pair.text(), pair.text()) for pair in pairs)
+    engine = fields.text(ADDRESS_MAX)
     for each in (*pairs, fields):
         each.end()
     try:
         split_address(address)
+        require_engine_address(engine)
     except ConfigError as error:
         raise StorageError(str(error)) from None
-    return PeerRank(address, shards)
+    return PeerRank(address, shards, engine)
 
 
 def _unpacked(raw: memoryview) -> object:
@@ -269,6 +331,12 @@ class _Fields:
         if not keys:
             raise StorageError("a message that asks for nothing")
         return tuple([_text(each, TEXT_MAX) for each in keys])
+
+    def numbers(self) -> tuple[int, ...]:
+        values = self.items(NAMES_MAX)
+        if not all(type(each) is int and 0 <= each <= _NUMBER_MAX for each in values):
+            raise StorageError("a message with something else in place of numbers")
+        return tuple(cast("Sequence[int]", values))
 
     def end(self) -> None:
         if next(self._left, self) is not self:

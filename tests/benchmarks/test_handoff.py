@@ -9,6 +9,7 @@ import pytest
 from lockstep.benchmarks.handoff.latency import LatencyReport
 from lockstep.benchmarks.handoff.report import HandoffReport
 from tests.kit.launch.in_process import IN_A_PROCESS
+from tests.kit.servers.mooncake_master import needs_mooncake
 
 pytestmark = pytest.mark.distributed
 
@@ -44,6 +45,20 @@ def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int
     assert "host to host" in ended.stdout
 
 
+def test_a_transfer_engine_is_measured_beside_the_same_limit(tmp_path: Path) -> None:
+    needs_mooncake()
+    path = tmp_path / "handoff.json"
+    size = ("--page-bytes", "64KiB", "--bytes", "1MiB", "--rounds", "1")
+
+    ended = bench(*size, "--transfer", "mooncake", "--report", path)
+
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert (report["transfer"], report["page_bytes"]) == ("mooncake", 65536)
+    assert report["limit_gbps"] > 0
+    assert "host to host, by mooncake" in ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -51,6 +66,7 @@ def test_the_report_has_every_figure(tmp_path: Path, page_bytes: str, pages: int
         (["--page-bytes", "9", "--bytes", "8"], "--bytes is 8, must be 9 to"),
         (["--page-bytes", "9", "--rounds", "0"], "--rounds is 0, must be 1 to 1000"),
         (["--page-bytes", "4096", "--bytes", str(1 << 50)], "which are in memory twice"),
+        (["--page-bytes", "9", "--transfer", "udp"], "--transfer is 'udp', must be one of: tcp,"),
         (["--page-bytes", "8kB"], "--page-bytes is '8kB', must be"),
     ],
 )

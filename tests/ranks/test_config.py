@@ -1,6 +1,7 @@
 """Settings are validated once, when they are made, and errors name the field."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,13 @@ def test_a_wait_that_is_not_bounded_is_refused(field: str, value: float) -> None
         ({"secret": "fifteen letters"}, "the secret of peers has 15 bytes, must be 16 or more"),
         ({"address": "10.0.0.4"}, "write host:port"),
         ({"address": "10.0.0.4:99999"}, "must be 0 to 65535"),
+        ({"transfer": "nixl"}, "transfer of peers is 'nixl', must be one of tcp, mooncake"),
+        ({"transfer": "mooncake", "protocol": "udp"}, "is 'udp', must be one of tcp, rdma"),
+        ({"device": "mlx5_0"}, "protocol, device and insists of peers need transfer='mooncake'"),
     ],
 )
-def test_peers_have_an_address_and_a_secret_that_nobody_guesses(
-    settings: dict[str, str], said: str
+def test_peers_have_an_address_a_secret_that_nobody_guesses_and_what_moves_their_pages(
+    settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Peers(**settings)

@@ -20,6 +20,7 @@ from ....errors import ConfigError, StorageError, UsageError
 from ....storage_backends.complaints import Trouble
 from ....storage_backends.host_port import joined_address, split_address
 from ....storage_backends.peer.handshake import greet_reader
+from ....storage_backends.peer.transfer_engine import TransferEngine
 from ....storage_backends.peer.wire import Hello, PeerRank, encode
 from ...executor.storage_transfers import RankObjects
 from ...orders import ObjectTransfer
@@ -51,6 +52,10 @@ class ServerBounds:
     """How long each of them may take to show it."""
 
 
+def _no_engine(_: str) -> None:
+    """Make none: pages are sent over connections."""
+
+
 class PageServer:
     """Serves host pages of one rank while they are offered. Its methods are for one thread."""
 
@@ -62,18 +67,20 @@ class PageServer:
         secret: str = "",
         reached_at: str = "",
         bounds: ServerBounds | None = None,
+        make_engine: Callable[[str], TransferEngine | None] = _no_engine,
     ) -> None:
         """Bind `address`, a host:port whose port may be 0; readers wait until `open`.
 
-        `reached_at` is the host by which readers reach it, if that is another one. Raises `ConfigError`
-        if the address cannot be bound, or can be reached from other hosts and there is no secret.
+        `reached_at` is the host by which readers reach it, if that is another one; with that host
+        `make_engine` makes the transfer engine by which they may read pages. Raises `ConfigError` if
+        the address cannot be bound, or can be reached from other hosts and there is no secret; and
+        what `make_engine` raises.
         """
         self._objects = objects
         self._secret = secret.encode()
         self._bounds = bounds or ServerBounds()
         self.offers = Offers()
         """What can be read now; only the server's thread may change it."""
-        self._pages = ServedPages(objects, self.offers)
         self._readers: set[Reader] = set()
         self._greetings: dict[asyncio.Task[None], None] = {}
         """Of readers who have not shown yet that they know the secret, the oldest first."""
@@ -82,7 +89,14 @@ class PageServer:
         self._trouble: str | None = None
         self._sock, port = _bind(address, secret, reached_at)
         host = reached_at or split_address(address)[0]
-        self.rank = PeerRank(joined_address(host, port), self._pages.shards)
+        try:
+            self._engine = _registered(make_engine(host), objects.memory())
+        except BaseException:
+            self._sock.close()
+            raise
+        self._pages = ServedPages(objects, self.offers, by_engine=self._engine is not None)
+        engine = "" if self._engine is None else self._engine.address
+        self.rank = PeerRank(joined_address(host, port), self._pages.shards, engine)
         """What the other ranks of the group are to know, for `open`."""
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -150,7 +164,11 @@ class PageServer:
             self._thread.start()
         self._hand_in(self._stopping.set)
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        if self._engine is not None:
+            self._engine.close()
+        return True
 
     def _hand_in(self, work: Callable[[], None]) -> bool:
         """Have something done on the server's thread; False if that has ended."""
@@ -276,6 +294,14 @@ def _bind(address: str, secret: str, reached_at: str) -> tuple[socket.socket, in
             f"pages cannot be served at {address!r}: {error.strerror or error}; give another"
             " address, or port 0 for any that is free"
         ) from None
+
+
+def _registered(
+    engine: TransferEngine | None, memory: Sequence[memoryview]
+) -> TransferEngine | None:
+    if engine is not None:
+        engine.register(memory)
+    return engine
 
 
 def _tell(on_quiet: OnQuiet, operation: int) -> None:

@@ -2,7 +2,8 @@
 
 All of it happens on the server's thread, in short turns. A frame of pages is sent from the pages'
 own memory, and the next one is put together only when the kernel has taken the last; so of each
-reader's pages no more are held than are in one frame.
+reader's pages no more are held than are in one frame. Pages that it reads by a transfer engine are
+held until it says that it is done, or is cut off.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from ....errors import StorageError
+from ....page_format.object_header import HEADER_BYTES
+from ....storage_backends.addresses import address_of
 from ....storage_backends.peer.streams import Parser, Receiver, Sender
 from ....storage_backends.peer.wire import (
     CONTROL_BYTES_MAX,
@@ -21,8 +24,11 @@ from ....storage_backends.peer.wire import (
     PREFIX_BYTES,
     REQUESTS_MAX,
     Ask,
+    Done,
     Fetch,
     Forget,
+    Locate,
+    Located,
     Pages,
     State,
     Told,
@@ -44,11 +50,17 @@ class Begun(NamedTuple):
     """One object that is to be sent, and the operation that holds its page for so long."""
 
     state: State
-    nbytes: int
-    """How long `views` are together."""
-    views: Callable[[], Sequence[memoryview | bytes]]
-    """Returns the object's bytes, which may take a while: whoever reads first pays for checksums."""
+    header: Callable[[], bytes]
+    """Returns the object's header, which may take a while: whoever reads first pays for checksums."""
+    page: memoryview
+    wanted: Sequence[memoryview]
+    """The parts of the page that are wanted, in order."""
     operation: Operation
+
+    @property
+    def nbytes(self) -> int:
+        """How long the header and what is wanted are together."""
+        return HEADER_BYTES + sum(map(len, self.wanted))
 
 
 class ServedPages(Protocol):
@@ -58,7 +70,12 @@ class ServedPages(Protocol):
         """Return the answer to a question."""
         ...
 
-    def begin(self, fetch: Fetch, key: str) -> Begun | None:
+    @property
+    def by_engine(self) -> bool:
+        """Whether a transfer engine reads pages."""
+        ...
+
+    def begin(self, fetch: Fetch | Locate, key: str) -> Begun | None:
         """Begin to send what a fetch wants of an object; None if that is not offered.
 
         `end` must follow for its operation. Raises `StorageError` for nonsense.
@@ -74,7 +91,7 @@ class ServedPages(Protocol):
 class _Job:
     """A fetch, and how much of it has been answered."""
 
-    fetch: Fetch
+    fetch: Fetch | Locate
     at: int = 0
     is_forgotten: bool = False
 
@@ -104,6 +121,8 @@ class Reader:
         self._frame: Iterator[Sequence[memoryview | bytes]] = iter(())
         self._held: list[Operation] = []
         """The operations whose pages are in the frame that is being sent."""
+        self._located: dict[int, list[Operation]] = {}
+        """Those of pages that the reader knows the places of, by the numbers of its requests."""
         self._sender = Sender(sock)
         self._receiver = Receiver(sock, self._requests())
         self._is_writing = False
@@ -118,8 +137,8 @@ class Reader:
         self._pump()
 
     def holds(self, operation: Operation) -> bool:
-        """Say whether a page of this operation is being sent."""
-        return operation in self._held
+        """Say whether a page of this operation is being sent, or read by an engine."""
+        return operation in self._held or any(operation in each for each in self._located.values())
 
     def end(self, why: str = "") -> None:
         """End the connection, and touch no page any more. `why` is a complaint for the log."""
@@ -138,6 +157,8 @@ class Reader:
         self._frame = iter(())
         self._sender.clear()
         self._settle()
+        for number in list(self._located):
+            self._let_go(number)
         self._ended(self)
 
     def _readable(self) -> None:
@@ -166,12 +187,16 @@ class Reader:
                     self._answers.append(encode(Told(message.number, self._pages.told(message))))
                 case Fetch():
                     self._jobs.append(_Job(message))
+                case Locate() if self._pages.by_engine:
+                    self._jobs.append(_Job(message))
+                case Done() if message.number in self._located:
+                    self._let_go(message.number)
                 case Forget():
                     for job in self._jobs:
                         job.is_forgotten |= job.fetch.number == message.number
                 case _:
                     raise StorageError(f"a {type(message).__name__} out of place")
-            if len(self._jobs) + len(self._answers) > REQUESTS_MAX:
+            if len(self._jobs) + len(self._answers) + len(self._located) > REQUESTS_MAX:
                 raise StorageError(f"it asks for more than {REQUESTS_MAX} things at a time")
 
     def _pump(self) -> None:
@@ -193,7 +218,7 @@ class Reader:
                         continue
                     if not self._jobs:
                         break
-                    self._frame = self._frame_of(self._jobs[0])
+                    self._frame = self._next_frame()
                     views = next(self._frame)
                 self._sender.put(*views)
         except OSError:
@@ -208,6 +233,11 @@ class Reader:
         """Give back what was held for a frame: it was sent whole, or never will be."""
         held, self._held = self._held, []
         for operation in held:
+            self._pages.end(operation)
+
+    def _let_go(self, number: int) -> None:
+        """Give back what was held for an engine to read."""
+        for operation in self._located.pop(number):
             self._pages.end(operation)
 
     def _watch(self, moved: int) -> None:
@@ -235,6 +265,39 @@ class Reader:
             left_s = self._stall_s - since_s
             self._stalled = self._loop.call_later(left_s, self._look_whether_stalled)
 
+    def _next_frame(self) -> Iterator[Sequence[memoryview | bytes]]:
+        job = self._jobs[0]
+        if isinstance(job.fetch, Locate):
+            return self._places_of(job, job.fetch)
+        return self._frame_of(job)
+
+    def _places_of(self, job: _Job, locate: Locate) -> Iterator[Sequence[memoryview | bytes]]:
+        """Hold all that is wanted, and yield where it lies once its checksums are there."""
+        if locate.number in self._located:
+            raise StorageError("it asks under a number that it has not done with")
+        held = self._located[locate.number] = []
+        begun: list[Begun | None] = []
+        for key in locate.keys:
+            one = None if job.is_forgotten else self._pages.begin(locate, key)
+            begun.append(one)
+            if one is not None:
+                held.append(one.operation)
+        headers: list[bytes] = []
+        hashed_bytes = 0
+        for one in begun:
+            if one is None:
+                continue
+            headers.append(one.header())
+            hashed_bytes += len(one.page)
+            if hashed_bytes >= _GROUP_BYTES:
+                yield []
+                hashed_bytes = 0
+        self._jobs.popleft()
+        states = bytes([State.ABSENT if one is None else one.state for one in begun])
+        places = tuple([0 if one is None else address_of(one.page) for one in begun])
+        located = Located(locate.number, states, places)
+        yield [encode(located, HEADER_BYTES * len(headers)), *headers]
+
     def _frame_of(self, job: _Job) -> Iterator[Sequence[memoryview | bytes]]:
         """Begin to send the next objects of a fetch, and yield their bytes, some of them at a time."""
         fetch, first, attached_bytes = job.fetch, job.at, 0
@@ -256,7 +319,7 @@ class Reader:
         group: list[memoryview | bytes] = [control]
         group_bytes = 0
         for one in begun:
-            group += one.views()
+            group += [one.header(), *one.wanted]
             group_bytes += one.nbytes
             if group_bytes >= _GROUP_BYTES:
                 yield group

@@ -4,10 +4,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ....errors import InternalError, StorageError
-from ....page_format.object_header import HEADER_BYTES, encode_header, part_checksums
+from ....page_format.object_header import encode_header, part_checksums
 from ....page_format.object_name import MARK_POOL, ObjectName, name_digest
 from ....page_format.object_shape import ObjectShape, Plan, part_table
-from ....storage_backends.peer.wire import Ask, Fetch, State
+from ....storage_backends.peer.wire import Ask, Fetch, Locate, State
 from ...executor.storage_transfers import RankObjects
 from .offers import Offers, Operation, Page
 from .reader import Begun
@@ -22,6 +22,8 @@ class Sent(NamedTuple):
     objects: int
     nbytes: int
     """With headers."""
+    by_engine: int = 0
+    """How many of the objects were left to readers' engines to read."""
 
 
 class ServedPages:
@@ -32,7 +34,8 @@ class ServedPages:
     afterwards are found by whoever reads them.
     """
 
-    def __init__(self, objects: RankObjects, offers: Offers) -> None:
+    def __init__(self, objects: RankObjects, offers: Offers, *, by_engine: bool) -> None:
+        self.by_engine = by_engine
         self._namespace = objects.namespace
         self._mark = objects.shardings.mark
         self._offers = offers
@@ -56,7 +59,7 @@ class ServedPages:
             return bytes(len(ask.keys))
         return bytes([self._offers.has((ask.pool, key)) for key in ask.keys])
 
-    def begin(self, fetch: Fetch, key: str) -> Begun | None:
+    def begin(self, fetch: Fetch | Locate, key: str) -> Begun | None:
         """Begin to send what a fetch wants of an object; None if that is not offered.
 
         Raises `StorageError` for nonsense.
@@ -64,30 +67,32 @@ class ServedPages:
         if self._shards.get(fetch.pool) != fetch.shard:
             return None
         plan = self._plan(fetch)
-        begun = self._offers.begin((fetch.pool, key))
-        if begun is None:
+        found = self._offers.begin((fetch.pool, key))
+        if found is None:
             return None
-        page, operation = begun
-        state, nbytes = State.BARE, HEADER_BYTES
-        if plan is not None:
-            state, nbytes = State.WHOLE, HEADER_BYTES + sum(run.nbytes for run in plan.runs)
-        self.sent = Sent(self.sent.objects + 1, self.sent.nbytes + nbytes)
-        return Begun(state, nbytes, partial(self._views, fetch.pool, key, page, plan), operation)
+        page, operation = found
+        runs = () if plan is None else plan.runs
+        wanted = [page.view[run.offset : run.offset + run.nbytes] for run in runs]
+        state = State.BARE if plan is None else State.WHOLE
+        header = partial(self._header_of, fetch.pool, key, page)
+        begun = Begun(state, header, page.view, wanted, operation)
+        self.sent = Sent(
+            self.sent.objects + 1,
+            self.sent.nbytes + begun.nbytes,
+            self.sent.by_engine + isinstance(fetch, Locate),
+        )
+        return begun
 
     def end(self, operation: Operation) -> None:
         """Note that the send of an object has ended that this operation holds."""
         self._offers.end(operation)
 
-    def _views(
-        self, pool: str, key: str, page: Page, plan: Plan | None
-    ) -> list[memoryview | bytes]:
-        header = page.header
-        if header is None:
-            header = page.header = self._header(pool, key, page)
-        runs = () if plan is None else plan.runs
-        return [header, *(page.view[run.offset : run.offset + run.nbytes] for run in runs)]
+    def _header_of(self, pool: str, key: str, page: Page) -> bytes:
+        if page.header is None:
+            page.header = self._header(pool, key, page)
+        return page.header
 
-    def _plan(self, fetch: Fetch) -> Plan | None:
+    def _plan(self, fetch: Fetch | Locate) -> Plan | None:
         """Return where in a page the wanted parts lie; None if it does not have them."""
         form = (fetch.pool, fetch.table + fetch.held)
         if form not in self._plans:
@@ -96,7 +101,7 @@ class ServedPages:
             self._plans[form] = self._make_plan(fetch)
         return self._plans[form]
 
-    def _make_plan(self, fetch: Fetch) -> Plan | None:
+    def _make_plan(self, fetch: Fetch | Locate) -> Plan | None:
         ours = self._shapes[fetch.pool]
         if fetch.table != self._tables[fetch.pool]:
             return None

@@ -15,7 +15,9 @@ from lockstep.ranks.executor.storage_transfers import RankObjects
 from lockstep.ranks.executor.writers import EVERYTHING
 from lockstep.ranks.orders import KV_POOL, ObjectTransfer
 from lockstep.storage_backends.host_port import split_address
+from lockstep.storage_backends.peer.engine_settings import EngineSettings
 from lockstep.storage_backends.peer.handshake import greet_server
+from lockstep.storage_backends.peer.transfer_engine import TransferEngine
 from lockstep.storage_backends.peer.wire import (
     PREFIX_BYTES,
     Message,
@@ -28,6 +30,7 @@ from lockstep.storage_backends.peer.wire import (
 from lockstep.storage_backends.records.shardings import Shardings
 from tests.kit.ranks.executor_parts import NAMESPACE, PATIENCE_S, hashed_keys
 from tests.kit.ranks.reference_pages import reference_page
+from tests.kit.servers.mooncake_master import needs_mooncake
 
 LONG_BOUNDS = ServerBounds(quiet_s=PATIENCE_S, stall_s=PATIENCE_S, greeting_s=PATIENCE_S)
 """Nobody is cut off while a healthy test goes on."""
@@ -53,6 +56,33 @@ def in_host_memory(
     """The host pages of a rank that has these pools."""
     pools = {name: HostPool(shard, pages, pinned=False) for name, shard in shards.items()}
     return RankObjects(pools=pools, namespace=namespace, writer=EVERYTHING, shardings=shardings)
+
+
+def no_engine(_: str) -> None:
+    """Pages are sent over connections."""
+
+
+class KeptEngine(TransferEngine):
+    """A transfer engine that the next rank of the tests has, since the end of one takes a second."""
+
+    def close(self) -> None:
+        self.unregister(*self._registered.values())
+        _kept.append(self)
+
+
+_kept: list[KeptEngine] = []
+
+
+def engine_over_tcp(host: str) -> TransferEngine:
+    """A transfer engine by which a rank's pages can be read; skips where there is none."""
+    if _kept:
+        return _kept.pop()
+    needs_mooncake()
+    return KeptEngine("tcp", "", host)
+
+
+BY_ENGINE = EngineSettings(insists=True)
+"""How a reader reads that is never to read over its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +125,7 @@ def serving(
     secret: str = "",
     bounds: ServerBounds = LONG_BOUNDS,
     ports: Sequence[int] | None = None,
+    by_engine: bool = False,
 ) -> Generator[ServedGroup]:
     """A group with reference pages on its hosts, none of which is offered yet."""
     objects = [
@@ -105,7 +136,13 @@ def serving(
         for slot, view in enumerate(each.page_views(KV_POOL, range(pages))):
             view[:] = reference_page(layout, ShardPlace.of(rank, tp_size), absent, slot)
     servers = [
-        PageServer(each, f"127.0.0.1:{port}", secret=secret, bounds=bounds)
+        PageServer(
+            each,
+            f"127.0.0.1:{port}",
+            secret=secret,
+            bounds=bounds,
+            make_engine=engine_over_tcp if by_engine else no_engine,
+        )
         for each, port in zip(objects, ports or [0] * tp_size, strict=True)
     ]
     for server in servers:

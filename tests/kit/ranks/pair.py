@@ -1,11 +1,13 @@
 """Two groups, of which one computes a request and the other goes on with it."""
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import count, pairwise
 
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig, Peers
+from lockstep.ranks.config import CacheConfig
+from lockstep.ranks.peers import Peers
 from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.small_engine.contents import KeyedTokens
@@ -46,10 +48,13 @@ class Pair:
         *,
         store: str | None,
         lends: tuple[bool, bool] = (False, False),
+        peers: Peers | None = None,
     ):
         """Each of the two engines `lends` its device pages, or its cache owns them."""
         # A store in memory is shared by all in this process that name it.
         config = config_of(profile, store=store and f"{store}-{next(_PAIRS)}")
+        if peers is not None:
+            config = replace(config, peers=peers)
         self.prefill, self.decode = (
             stack.enter_context(closing(ServedGroup(config, size, lends=each)))
             for size, each in zip(ranks, lends, strict=True)

@@ -29,7 +29,13 @@ from lockstep.storage_backends.fitting import fitting
 from lockstep.storage_backends.peer.backend import PeerBackend
 from lockstep.storage_backends.records.shardings import Shardings
 from lockstep.storage_backends.tally import Tally
-from tests.kit.ranks.page_servers import LONG_BOUNDS, in_host_memory
+from tests.kit.ranks.page_servers import (
+    BY_ENGINE,
+    LONG_BOUNDS,
+    engine_over_tcp,
+    in_host_memory,
+    no_engine,
+)
 from tests.kit.storage.calls import HEALTHY_S, object_name, using
 
 PAGES = 700
@@ -49,7 +55,7 @@ class HostOfKind:
     used: int = 0
 
     @staticmethod
-    def of(kind: Kind) -> "HostOfKind":
+    def of(kind: Kind, *, by_engine: bool) -> "HostOfKind":
         namespace, pool, shard, shape = kind
         layout = ShardLayout(
             page_tokens=1,
@@ -61,7 +67,8 @@ class HostOfKind:
         )
         shardings = Shardings(ShardPlace.of(0, 1), {}, namespace)
         objects = in_host_memory({pool: layout}, shardings, pages=PAGES, namespace=namespace)
-        server = PageServer(objects, bounds=LONG_BOUNDS)
+        make_engine = engine_over_tcp if by_engine else no_engine
+        server = PageServer(objects, bounds=LONG_BOUNDS, make_engine=make_engine)
         server.open([server.rank])
         return HostOfKind(objects, server)
 
@@ -85,7 +92,9 @@ class HostOfKind:
 class FedStore:
     """Ranks with all that a test has written, by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_engine: bool = False) -> None:
+        """With `by_engine` all that is read is read by transfer engines, over TCP."""
+        self._by_engine = by_engine
         self.hosts: dict[Kind, HostOfKind] = {}
         self.of_name: dict[ObjectName, HostOfKind] = {}
         self.first = self.host_of(object_name(0), ObjectShape.whole(1))
@@ -93,12 +102,16 @@ class FedStore:
     def backend(self) -> "FedBackend":
         return FedBackend(self)
 
+    def reader(self, host: HostOfKind) -> PeerBackend:
+        """A backend that reads from one of the ranks."""
+        return PeerBackend(host.server.address, engine=BY_ENGINE if self._by_engine else None)
+
     def host_of(self, name: ObjectName, shape: ObjectShape) -> HostOfKind:
         """The rank whose pages are of just this kind, started if there is none."""
         whole = shape.of_columns(shape.present)
         kind = (name.namespace, name.pool, name.shard, whole)
         if kind not in self.hosts:
-            self.hosts[kind] = HostOfKind.of(kind)
+            self.hosts[kind] = HostOfKind.of(kind, by_engine=self._by_engine)
         return self.hosts[kind]
 
     def spoil(self, name: ObjectName, at: int = 0) -> None:
@@ -123,7 +136,7 @@ class FedBackend:
         self._readers: dict[int, PeerBackend] = {}
         self._tally = Tally()
         self._is_open = False
-        self._first = PeerBackend(store.first.server.address)
+        self._first = store.reader(store.first)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -187,7 +200,7 @@ class FedBackend:
         for at, name in enumerate(names):
             host = self._store.of_name.get(name, self._store.first)
             if id(host) not in self._readers and self._is_open:
-                reader = self._readers[id(host)] = PeerBackend(host.server.address)
+                reader = self._readers[id(host)] = self._store.reader(host)
                 await reader.open()
             positions.setdefault(id(host), []).append(at)
         return [(self._readers.get(host, self._first), some) for host, some in positions.items()]

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.launch.serving.report import ServeReport
 from tests.kit.launch.replays import BIN, run, start
+from tests.kit.servers.mooncake_master import needs_mooncake
 
 pytestmark = pytest.mark.distributed
 
@@ -48,6 +49,16 @@ def test_two_groups_of_two_hand_every_request_over_directly(tmp_path: Path) -> N
     assert 0 < report["router_hit_ratio"] < 1
     assert report["groups_lost"] == []
     assert list(report["groups"]) == ["prefill-0", "decode-0"]
+
+
+@pytest.mark.slow
+def test_groups_of_two_sizes_hand_over_by_mooncake_s_transfer_engine(tmp_path: Path) -> None:
+    needs_mooncake()
+    shapes = ("--prefill", "1x2", "--decode", "1x1", "--profile", "hybrid-all")
+    report = serve(tmp_path / "report.json", *shapes, "--transfer", "mooncake")
+
+    assert_sound(report)
+    assert report["handoffs"]["ok"] >= 11
 
 
 def test_groups_of_two_sizes_hand_over_by_a_store(tmp_path: Path) -> None:

@@ -46,6 +46,15 @@ def test_only_groups_that_hand_over_directly_serve_their_memory() -> None:
     assert (direct.peers.address, direct.peers.secret) == ("10.0.0.1:0", "0123456789abcdef")
 
 
+def test_groups_that_are_to_hand_over_by_a_transfer_engine_insist_on_it() -> None:
+    shape = Shape(1, 1)
+    settings = ServeSettings(replay=REPLAY, prefill=shape, decode=shape, transfer="mooncake")
+    peers = settings.groups("where", "0123456789abcdef")[0].cache_config("10.0.0.1").peers
+
+    assert peers is not None
+    assert (peers.transfer, peers.insists) == ("mooncake", True)
+
+
 @pytest.mark.parametrize("text", ["", "prefill-0", "@5", "prefill-0@", "prefill-0@x"])
 def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be GROUP@N, as prefill-0@50"):
@@ -68,6 +77,9 @@ def test_what_is_no_group_to_kill_is_refused(text: str) -> None:
             ["--store", "peer://127.0.0.1:1"],
             "which takes no pages: it is what another group serves",
         ),
+        (["--transfer", "nixl"], "--transfer is 'nixl', must be one of: tcp, mooncake"),
+        (["--transfer", "mooncake", "--store", "memory://a"], "give --direct as well"),
+        (["--groups-from", "g.db", "--transfer", "mooncake"], "--transfer is for groups that"),
         (["--store", "/var/kv"], "--store is '/var/kv', which is not a URI"),
         (["--directory", "zk://host"], "--directory is 'zk://host', must be a path, or redis://"),
         (

@@ -1,4 +1,4 @@
-"""`peer://` keeps what the contract promises of a store that is only read."""
+"""`peer://` keeps what the contract promises of a store that is only read, whatever moves the bytes."""
 
 from collections.abc import Iterator
 
@@ -32,8 +32,8 @@ EXEMPT = {
 
 
 @pytest.fixture
-def store() -> Iterator[FedStore]:
-    fed = FedStore()
+def store(request: pytest.FixtureRequest) -> Iterator[FedStore]:
+    fed = FedStore(by_engine=request.cls is TestTransferEngineContract)
     yield fed
     fed.close()
 
@@ -42,9 +42,14 @@ class TestPeerContract(StorageContract):
     """The suite, with pages in the host memory of ranks that serve them."""
 
 
+class TestTransferEngineContract(StorageContract):
+    """The same, read by Mooncake's transfer engine over TCP; exempt is what is exempt of `peer://`."""
+
+
 for exempt in EXEMPT:
     # What is no function is no test.
     setattr(TestPeerContract, exempt, None)
+    setattr(TestTransferEngineContract, exempt, None)
 
 
 def test_every_clause_that_is_exempt_is_one_of_the_contract() -> None:

@@ -90,7 +90,7 @@ async def test_another_version_is_refused_with_both_versions(
     async with impostor(newer) as address:
         said = await refusal(f"peer://{address}")
 
-    assert "speaks version 99 of the protocol, and this one 1; run the same version" in said
+    assert "speaks version 99 of the protocol, and this one 2; run the same version" in said
 
 
 async def test_what_is_no_rank_at_all_is_refused() -> None:

@@ -1,0 +1,55 @@
+"""How ranks of several groups read each other's host memory."""
+
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+from ..storage_backends.host_port import require_long_enough, split_address
+from ..storage_backends.peer.engine_settings import PROTOCOLS, TCP, TRANSFERS, EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """How this rank and those of other groups read each other's host memory (`peer://`)."""
+
+    address: str = "127.0.0.1:0"
+    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
+    between ranks."""
+    reached_at: str = ""
+    """The host by which readers reach it, if that is another one; it may differ between ranks."""
+    secret: str = field(default="", repr=False)
+    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
+    the address."""
+    transfer: str = TCP
+    """What moves pages: `tcp`, the connection by which they are asked for; or `mooncake`, Mooncake's
+    transfer engine, between groups that both have it. It gives host memory to whoever reaches the ports
+    at which it listens on every interface, to read and to write, without a secret."""
+    protocol: str = "tcp"
+    """How the transfer engine moves them: `tcp` or `rdma`."""
+    device: str = ""
+    """The RDMA devices that it uses, by name and with commas between; empty for all. It may differ
+    between ranks."""
+    insists: bool = False
+    """Whether a missing transfer engine, here or there, is an error; otherwise a line in the log says
+    so, and pages come over the connection."""
+
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        require_long_enough("peers", self.secret.encode())
+        for name, choices in (("transfer", TRANSFERS), ("protocol", PROTOCOLS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} of peers is {getattr(self, name)!r}, must be one of {', '.join(choices)}"
+                )
+        if self.transfer == TCP and (self.protocol, self.device, self.insists) != (
+            "tcp",
+            "",
+            False,
+        ):
+            raise ConfigError("protocol, device and insists of peers need transfer='mooncake'")
+
+    @property
+    def engine(self) -> EngineSettings | None:
+        """Which transfer engine moves pages; None for the connection."""
+        if self.transfer == TCP:
+            return None
+        return EngineSettings(protocol=self.protocol, device=self.device, insists=self.insists)

@@ -1,0 +1,192 @@
+"""Reads of objects out of a rank's memory by a transfer engine, into memory of our own.
+
+A call of the library cannot be ended, so it never touches the caller's buffers: it reads into an area
+of ours, in a thread that may be left behind. What has come is laid out as the rank would have sent it,
+and goes the way of what was sent: it is copied into the caller's buffers on the loop's thread, and
+verified there. So memory that was reused there while it was read is found out like any other damage,
+and bytes that come late for a call that has ended go nowhere.
+"""
+
+import asyncio
+import mmap
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from ...errors import StorageError
+from ...page_format.object_header import HEADER_BYTES
+from ..addresses import address_of
+from ..complaints import Trouble
+from ..daemon_threads import DaemonThreads
+from .engine_settings import EngineSettings
+from .requests import Reading
+from .streams import Parser
+from .transfer_engine import Piece, TransferEngine, shared_engine
+from .wire import Located, Pages, State
+
+THREADS: Final = 2
+"""The most calls of the library at a time, for one group that is read from. Over TCP each keeps a core
+busy while it waits."""
+_AREA_BYTES_MIN: Final = 256 << 10
+
+
+class OneSidedReads:
+    """The areas and threads by which one group is read from. One owner: the event loop's thread."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._threads = DaemonThreads(THREADS, "lockstep-peer", at_end=_nothing)
+        self._free: dict[int, list[memoryview]] = {}
+        """Areas that no call has, by their length, which is a power of two."""
+        self._engine: TransferEngine | None = None
+        self.failures: Final = Trouble()
+        """When to say that reads fail."""
+        self._closed = False
+
+    async def start(self, host: str, timeout_s: float) -> None:
+        """Have the engine by which this process reads; raises `StorageError` if there is none.
+
+        `host` is this one, as others reach it.
+        """
+        if self._engine is not None:
+            return
+        start = partial(shared_engine, self.settings, host)
+        started = asyncio.wrap_future(self._threads.submit(start))
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._engine = await started
+        except TimeoutError:
+            raise StorageError(
+                f"Mooncake's transfer engine has not started within {timeout_s:g} s"
+            ) from None
+
+    def begin(
+        self,
+        target: str,
+        reading: Reading,
+        located: Located,
+        headers: memoryview,
+        came: Callable[["Staged"], None],
+    ) -> "Staged":
+        """Read what a rank says where it lies; `came` is called on the loop when that has ended.
+
+        The area is taken back (`end`) by whoever is called. Raises `StorageError` where no memory can
+        be registered.
+        """
+        assert self._engine is not None
+        staged = Staged(reading, located, headers, self._area(reading.nbytes))
+        loop = asyncio.get_running_loop()
+
+        def ended(_: object) -> None:
+            # The loop may have ended while the library held the call.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(came, staged)
+
+        staged.call = self._threads.submit(partial(self._engine.read, target, staged.pieces))
+        staged.call.add_done_callback(ended)
+        return staged
+
+    def end(self, staged: "Staged") -> None:
+        """Take the area of a read that has ended."""
+        self._free[len(staged.area)].append(staged.area)
+        if self._closed:
+            self._give_back()
+
+    def close(self) -> None:
+        """Begin no more calls, and give back what no call has; does not wait."""
+        self._closed = True
+        self._threads.end()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for areas in self._free.values():
+            while areas and self._engine is not None:
+                self._engine.unregister(areas.pop())
+
+    def _area(self, nbytes: int) -> memoryview:
+        """Return an area of so many bytes or more, of its own until `end`."""
+        length = max(_AREA_BYTES_MIN, 1 << (nbytes - 1).bit_length())
+        free = self._free.setdefault(length, [])
+        if free:
+            return free.pop()
+        area = memoryview(mmap.mmap(-1, length))
+        assert self._engine is not None
+        self._engine.register([area])
+        return area
+
+
+class Staged:
+    """One answer about objects, and the area into which they are read, laid out as `Pages` are."""
+
+    def __init__(
+        self, reading: Reading, located: Located, headers: memoryview, area: memoryview
+    ) -> None:
+        """Lay out the objects; one whose header is unsound stays without bytes.
+
+        The area has room for what the reading may bring (`Reading.nbytes`).
+        """
+        self.area = area
+        self.call: Future[bool] = Future()
+        self.pieces: list[Piece] = []
+        self._reading = reading
+        self._states = bytearray(located.states)
+        self._nbytes = 0
+        base, taken = address_of(area), 0
+        for at, (state, page) in enumerate(zip(located.states, located.pages, strict=True)):
+            if state == State.ABSENT:
+                continue
+            header = headers[taken : taken + HEADER_BYTES]
+            taken += HEADER_BYTES
+            self._put(header)
+            plan = reading.sound_plan(at, bytes(header)) if state == State.WHOLE else None
+            if plan is None:
+                self._states[at] = State.BARE
+                continue
+            for run in plan.runs:
+                self.pieces.append(Piece(base + self._nbytes, page + run.offset, run.nbytes))
+                self._nbytes += run.nbytes
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the call has ended, and brought all."""
+        return not self.call.cancelled() and self.call.exception() is None and self.call.result()
+
+    def give(self) -> None:
+        """Let the reading have what has come, and verify it."""
+        pages = Pages(0, 0, bytes(self._states))
+        fill(self._reading.receive(pages, self._nbytes), self.area)
+
+    def _put(self, header: memoryview) -> None:
+        self.area[self._nbytes : self._nbytes + HEADER_BYTES] = header
+        self._nbytes += HEADER_BYTES
+
+
+def fill(parser: Parser, source: memoryview) -> None:
+    """Have a parser receive what lies in `source`, as it would from a connection."""
+    at = 0
+    for sinks in parser:
+        for sink in sinks:
+            sink[:] = source[at : at + len(sink)]
+            at += len(sink)
+
+
+def headers_of(reading: Reading, located: Located, attached_bytes: int) -> memoryview:
+    """Return room for the headers that are attached to an answer.
+
+    Raises `StorageError` if it is no answer to this reading.
+    """
+    states = located.states
+    there = len(states) - states.count(State.ABSENT)
+    fits = len(states) == len(located.pages) == len(reading.keys) and max(states) <= State.WHOLE
+    if not fits or attached_bytes != there * HEADER_BYTES:
+        raise StorageError(
+            f"places of {len(states)} objects with {attached_bytes} bytes, where"
+            f" {len(reading.keys)} were asked for"
+        )
+    return memoryview(bytearray(attached_bytes))
+
+
+def _nothing() -> None:
+    """Give nothing back: areas are the loop's to give back, as their calls end."""

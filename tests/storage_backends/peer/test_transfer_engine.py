@@ -1,0 +1,398 @@
+"""Reads of pages by Mooncake's transfer engine, over TCP: what comes, and what becomes of the rest."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from lockstep.errors import ConfigError, StorageError
+from lockstep.page_format.object_header import HEADER_BYTES, encode_object
+from lockstep.page_format.object_name import ObjectName
+from lockstep.page_format.object_shape import ObjectShape
+from lockstep.page_format.page_layout import Column, PageLayout
+from lockstep.ranks.orders import KV_POOL
+from lockstep.storage_backends.base import Read, ReadOutcome, StorageBackend
+from lockstep.storage_backends.peer import one_sided, transfer_engine
+from lockstep.storage_backends.peer.backend import PeerBackend
+from lockstep.storage_backends.peer.engine_settings import EngineSettings
+from lockstep.storage_backends.peer.transfer_engine import TransferEngine
+from lockstep.storage_backends.peer.wire import (
+    Done,
+    Fetch,
+    Hello,
+    Locate,
+    Located,
+    Message,
+    Pages,
+    PeerRank,
+    State,
+    encode,
+)
+from tests.kit.programs import program
+from tests.kit.ranks.executor_parts import NAMESPACE, hashed_keys
+from tests.kit.ranks.page_servers import BY_ENGINE, ServedGroup, serving_keys
+from tests.kit.servers.mooncake_master import needs_mooncake
+from tests.kit.servers.processes import stopped_process
+from tests.kit.storage.calls import (
+    KIB,
+    digest_of,
+    eventually,
+    get,
+    now,
+    object_name,
+    opened_at,
+    page,
+    reading,
+    soon,
+    using,
+)
+from tests.kit.storage.peer_impostors import Impostor, impostor
+
+BYTES = 3 << 19
+LAYOUT = PageLayout(
+    page_tokens=1,
+    columns=(Column(name="kv", layers=1, heads=2, elements=BYTES // 2, dtype="uint8"),),
+)
+COUNT = 8
+WOULD = EngineSettings()
+"""How a reader reads that may read over its connection as well."""
+OK = ReadOutcome.OK
+
+
+@pytest.fixture(autouse=True)
+def _mooncake() -> None:
+    needs_mooncake()
+
+
+def reads_of(group: ServedGroup) -> tuple[list[Read], list[bytearray]]:
+    """Reads of all pages, and their buffers."""
+    layout = group.objects[0].pools[KV_POOL].layout
+    buffers = [bytearray(layout.page_bytes) for _ in range(COUNT)]
+    names = [ObjectName(NAMESPACE, key.hex(), KV_POOL, layout.name) for key in hashed_keys(COUNT)]
+    return [
+        Read(name, (memoryview(buffer),), layout.shape)
+        for name, buffer in zip(names, buffers, strict=True)
+    ], buffers
+
+
+def contents(group: ServedGroup) -> list[bytes]:
+    return [bytes(each) for each in group.objects[0].page_views(KV_POOL, range(COUNT))]
+
+
+@contextmanager
+def served(**options: object) -> Generator[ServedGroup]:
+    """A rank that serves its pages, which engines may read if nothing else is said."""
+    with serving_keys(COUNT, LAYOUT, **{"by_engine": True, **options}) as group:
+        yield group
+
+
+async def read_all(group: ServedGroup, settings: EngineSettings = BY_ENGINE) -> list[ReadOutcome]:
+    """What becomes of all pages; those that are OK must be right."""
+    async with using(PeerBackend(group.servers[0].address, engine=settings)) as backend:
+        reads, buffers = reads_of(group)
+        outcomes = await backend.read(reads, deadline=soon())
+    right = contents(group)
+    assert [at for at in range(COUNT) if outcomes[at] is OK and buffers[at] != right[at]] == []
+    return outcomes
+
+
+class TestWhatMovesPages:
+    async def test_pages_are_read_by_the_engine_and_nothing_of_them_is_sent(self) -> None:
+        with served() as group:
+            assert await read_all(group) == [OK] * COUNT
+            assert group.servers[0].sent().by_engine == COUNT
+
+    async def test_a_uri_may_ask_for_it(self) -> None:
+        with served() as group:
+            async with opened_at(f"{group.uri}?transfer=mooncake&insists=1") as backend:
+                reads, buffers = reads_of(group)
+                assert await backend.read(reads, deadline=soon()) == [OK] * COUNT
+                assert buffers == contents(group)
+            assert group.servers[0].sent().by_engine == COUNT
+
+    async def test_who_does_not_ask_for_it_is_sent_pages(self) -> None:
+        with served() as group:
+            async with opened_at(group.uri) as backend:
+                assert await backend.read(reads_of(group)[0], deadline=soon()) == [OK] * COUNT
+            assert group.servers[0].sent().by_engine == 0
+
+    async def test_a_byte_that_changes_after_the_first_read_makes_its_page_corrupt(self) -> None:
+        with served() as group:
+            assert await read_all(group) == [OK] * COUNT
+            group.objects[0].page_views(KV_POOL, [1])[0][BYTES - 1] ^= 1
+            assert await read_all(group) == [OK, ReadOutcome.CORRUPT, *[OK] * (COUNT - 2)]
+
+    async def test_many_calls_at_once_have_room_of_their_own(self) -> None:
+        with served() as group:
+            async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:
+                asked = [reads_of(group) for _ in range(6)]
+                calls = [backend.read(reads, deadline=soon()) for reads, _ in asked]
+                assert await asyncio.gather(*calls) == [[OK] * COUNT] * 6
+                assert [buffers for _, buffers in asked] == [contents(group)] * 6
+
+    async def test_a_read_that_is_cancelled_touches_nothing_more_and_the_next_goes_well(
+        self,
+    ) -> None:
+        with served() as group:
+            async with using(PeerBackend(group.servers[0].address, engine=BY_ENGINE)) as backend:
+                reads, buffers = reads_of(group)
+                call = asyncio.create_task(backend.read(reads, deadline=soon()))
+                await eventually(lambda: located(group))
+                call.cancel()
+                await asyncio.wait([call])
+                before = [bytes(each) for each in buffers]
+                others, theirs = reads_of(group)
+                assert await backend.read(others, deadline=soon()) == [OK] * COUNT
+                assert theirs == contents(group)
+                assert [bytes(each) for each in buffers] == before
+
+
+async def located(group: ServedGroup) -> bool:
+    return group.servers[0].sent().by_engine > 0
+
+
+class TestWhereThereIsNone:
+    async def test_a_group_without_one_is_read_over_the_connection_and_one_line_says_why(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with served(by_engine=False) as group:
+            assert await read_all(group, WOULD) == [OK] * COUNT
+
+        (line,) = [each.getMessage() for each in caplog.records]
+        assert "the other group has none; set transfer='mooncake' there as well" in line
+        assert line.endswith("; pages come over the connection")
+
+    async def test_a_process_that_cannot_load_it_reads_over_the_connection(
+        self, without_mooncake: None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with served() as group:
+            assert await read_all(group, WOULD) == [OK] * COUNT
+            assert group.servers[0].sent().by_engine == 0
+
+        assert "cannot be loaded" in caplog.text
+        assert "install mooncake-transfer-engine-non-cuda" in caplog.text
+
+    @pytest.mark.parametrize("by_engine", [True, False])
+    async def test_who_insists_is_refused(self, by_engine: bool, without_mooncake: None) -> None:
+        with served(by_engine=by_engine) as group:
+            backend = PeerBackend(group.servers[0].address, engine=BY_ENGINE)
+            with pytest.raises(ConfigError, match="cannot be read by Mooncake's transfer engine: "):
+                await backend.open()
+
+    async def test_engines_of_two_protocols_do_not_read_from_each_other(self) -> None:
+        with served() as group:
+            settings = EngineSettings(protocol="rdma", insists=True)
+            backend = PeerBackend(group.servers[0].address, engine=settings)
+            with pytest.raises(ConfigError, match="it is tcp there, and rdma here"):
+                await backend.open()
+
+    def test_rdma_without_a_device_is_refused_though_the_library_would_take_tcp(self) -> None:
+        with pytest.raises(StorageError, match="no RDMA device called 'none0' on this host"):
+            TransferEngine("rdma", "none0", "127.0.0.1")
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ("transfer=nixl", "transfer is 'nixl', must be one of: tcp, mooncake"),
+            ("transfer=mooncake&protocol=udp", "protocol is 'udp', must be one of: tcp, rdma"),
+            ("device=mlx5_0", "device is of transfer=mooncake alone"),
+        ],
+    )
+    async def test_options_that_make_no_sense_are_refused(self, options: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            async with opened_at(f"peer://127.0.0.1:1?{options}"):
+                pass
+
+
+@pytest.fixture
+def without_mooncake(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Readers of this process cannot load the library."""
+    with served():
+        # The serving rank of the test has the engine of this one.
+        pass
+    monkeypatch.setattr(transfer_engine, "_shared", {})
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+    return lambda: None
+
+
+NUMBERS = {object_name(number).key: number for number in range(3)}
+
+
+class Keeper:
+    """A process with pages for engines to read, and an impostor that says where they lie."""
+
+    def __init__(self, process: "subprocess.Popen[str]", pages: int) -> None:
+        assert process.stdout is not None
+        self.process = process
+        engine, *places = process.stdout.readline().split()
+        assert len(places) == pages
+        self.engine, self.places = engine, tuple(map(int, places))
+        self.heard: list[Message] = []
+
+    async def tell(self, reader: Impostor) -> None:
+        """Welcome a reader, and answer it: where pages lie, or else the headers of all alone."""
+        name = object_name(0)
+        rank = PeerRank(reader.address, ((name.pool, name.shard),), self.engine)
+        await reader.greet()
+        await reader.say(encode(Hello(0, name.namespace, (rank,))))
+        while True:
+            message = await reader.hear()
+            self.heard.append(message)
+            match message:
+                case Locate():
+                    numbers = [NUMBERS[key] for key in message.keys]
+                    headers = b"".join(map(header_of, numbers))
+                    places = tuple(self.places[number] for number in numbers)
+                    answer = Located(message.number, bytes([State.WHOLE]) * len(numbers), places)
+                    await reader.say(encode(answer, len(headers)) + headers)
+                case Fetch():
+                    states = bytes([State.ABSENT]) * len(message.keys)
+                    await reader.say(encode(Pages(message.number, 0, states)))
+                case _:
+                    pass
+
+
+def header_of(number: int) -> bytes:
+    """The header of an object of `object_name`."""
+    name, shape = object_name(number), ObjectShape.whole(16 * KIB)
+    whole = encode_object(name, digest_of(name), [memoryview(page(number))], shape)
+    return bytes(whole[:HEADER_BYTES])
+
+
+@contextmanager
+def keeping(pages: int = 3) -> Generator[Keeper]:
+    command = program("tests.kit.servers.engine_process", "keep", pages)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        yield Keeper(process, pages)
+        process.kill()
+
+
+@asynccontextmanager
+async def reading_from(
+    keeper: Keeper, settings: EngineSettings = WOULD
+) -> AsyncGenerator[StorageBackend]:
+    async with (
+        impostor(keeper.tell) as address,
+        using(PeerBackend(address, engine=settings)) as backend,
+    ):
+        yield backend
+
+
+ANSWERS: list[Callable[[int], bytes]] = [
+    lambda n: encode(Located(n + 1, b"\2", (0,))),
+    lambda n: encode(Located(n, b"\2\2", (0, 0)), 2 * HEADER_BYTES),
+    lambda n: encode(Located(n, b"\2", ()), HEADER_BYTES),
+    lambda n: encode(Located(n, b"\3", (0,)), HEADER_BYTES),
+    lambda n: encode(Located(n, b"\2", (0,)), 1 << 62),
+]
+"""Answers to a request of one object under some number."""
+
+
+class TestTheOtherProcess:
+    async def test_one_that_stops_costs_a_call_its_deadline_and_touches_nothing_afterwards(
+        self,
+    ) -> None:
+        with keeping() as keeper:
+            async with reading_from(keeper) as backend:
+                assert await get(backend, object_name(0)) == (OK, page(0))
+                buffer = bytearray(16 * KIB)
+                with stopped_process(keeper.process.pid):
+                    late = await backend.read(
+                        [reading(object_name(1), buffer)], deadline=now() + 0.05
+                    )
+                await eventually(lambda: done_with(keeper, 2))
+                assert late == [ReadOutcome.TIMED_OUT]
+                assert buffer == bytearray(16 * KIB)
+                assert await get(backend, object_name(2)) == (OK, page(2))
+
+    async def test_one_that_dies_in_mid_read_fails_the_read_and_one_line_says_so(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with keeping() as keeper:
+            async with reading_from(keeper) as backend:
+                assert await get(backend, object_name(0)) == (OK, page(0))
+                with stopped_process(keeper.process.pid):
+                    call = asyncio.create_task(get(backend, object_name(1)))
+                    await eventually(lambda: asked(keeper, 2))
+                    keeper.process.kill()
+                    outcome, _ = await call
+                again = await get(backend, object_name(1))
+
+        assert outcome is ReadOutcome.FAILED
+        # It is asked for over the connection, where this impostor has nothing.
+        assert again[0] is ReadOutcome.MISSING
+        (line,) = [each.getMessage() for each in caplog.records]
+        assert "(a read has failed); they come over the connection from now on" in line
+
+    async def test_who_insists_goes_on_asking_an_engine_that_has_died(self) -> None:
+        with keeping() as keeper:
+            async with reading_from(keeper, BY_ENGINE) as backend:
+                keeper.process.kill()
+                keeper.process.wait()
+                seen = [(await get(backend, object_name(n)))[0] for n in range(3)]
+
+                await eventually(lambda: done_with(keeper, 3))
+
+        assert seen == [ReadOutcome.FAILED] * 3
+        assert [type(each) for each in keeper.heard] == [Locate, Done] * 3
+
+    async def test_memory_that_has_other_bytes_by_now_is_corrupt(self) -> None:
+        with keeping() as keeper:
+            keeper.places = keeper.places[1:]
+            async with reading_from(keeper) as backend:
+                assert (await get(backend, object_name(0)))[0] is ReadOutcome.CORRUPT
+
+    async def test_memory_that_is_not_registered_there_fails_the_read(self) -> None:
+        with keeping() as keeper:
+            keeper.places = (keeper.places[0] - (1 << 30),)
+            async with reading_from(keeper) as backend:
+                assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
+
+    async def test_while_every_thread_is_held_a_call_still_ends_at_its_deadline(self) -> None:
+        with keeping() as keeper:
+            async with reading_from(keeper) as backend:
+                assert await get(backend, object_name(0)) == (OK, page(0))
+                with stopped_process(keeper.process.pid):
+                    late = [
+                        await backend.read(
+                            [reading(object_name(1), bytearray(16 * KIB))], deadline=now() + 0.05
+                        )
+                        for _ in range(one_sided.THREADS + 2)
+                    ]
+                held = [each for each in threading.enumerate() if "lockstep-peer" in each.name]
+                assert late == [[ReadOutcome.TIMED_OUT]] * (one_sided.THREADS + 2)
+                assert len(held) <= one_sided.THREADS
+                await eventually(lambda: done_with(keeper, one_sided.THREADS + 3))
+                assert await get(backend, object_name(2)) == (OK, page(2))
+
+    @pytest.mark.parametrize("answer", ANSWERS)
+    async def test_an_answer_that_makes_no_sense_ends_the_connection(
+        self, answer: Callable[[int], bytes], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def babble(reader: Impostor) -> None:
+            await reader.welcome()
+            fetch = await reader.hear()
+            assert isinstance(fetch, Fetch)
+            await reader.say(answer(fetch.number))
+            await reader.hung_up()
+
+        async with impostor(babble) as address, opened_at(f"peer://{address}") as backend:
+            assert (await get(backend, object_name(0)))[0] is ReadOutcome.FAILED
+
+        (line,) = [each.getMessage() for each in caplog.records]
+        assert "places" in line
+
+
+async def asked(keeper: Keeper, count: int) -> bool:
+    """Whether so many requests have been heard."""
+    return sum(isinstance(each, Locate) for each in keeper.heard) >= count
+
+
+async def done_with(keeper: Keeper, count: int) -> bool:
+    """Whether the reader has said of so many answers that it is done with them."""
+    return sum(isinstance(each, Done) for each in keeper.heard) >= count

@@ -214,6 +214,11 @@ class NamespaceLimit:
     ttl_s: float | None = None
     """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
 
+    @property
+    def bounds_something(self) -> bool:
+        """Whether the namespace may not keep what it likes."""
+        return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
+
     def __post_init__(self) -> None:
         for name in ("device_pages", "host_pages"):
             value = getattr(self, name)

@@ -243,22 +243,6 @@ class HostCache(RankCache):
         freed, self._freed = self._freed, []
         return freed
 
-    def reset(self, weights_version: str | None = None) -> None:
-        """Hide all that is cached now from every request that has not begun to compute.
-
-        Pins end. `weights_version` names the weights that are computed with from now on: storage is
-        read and written under that name, and what it has is found by any cache that resets to the same
-        name. Without one, keys begin anew that nobody has used or will use again, and storage is left
-        alone until a reset names a version; after a restart it has what the configuration's
-        `weights_version` had before the first reset. Requests that have loaded or backed up go on with
-        what they have, and nothing of theirs goes to storage any more. One that has computed and done
-        neither counts as not begun, so the engine must not let it back up what it has from before.
-        """
-        self._require_group()
-        if weights_version is not None:
-            require_text(weights_version, "a weights version")
-        self._follow(self._replica.reset(weights_version))
-
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:
         """Compare with the other ranks what was done so far; for an engine that has failed itself.
 

@@ -206,7 +206,8 @@ def simulate(
     faults: Annotated[
         str | None,
         typer.Option(
-            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash, retracts.",
+            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash, retracts,"
+            " controls.",
             show_default="mixed, or what --revive needs",
         ),
     ] = None,

@@ -10,9 +10,9 @@ from ..coordinator.stop_policy import StopPolicy
 from ..errors import ConfigError
 from ..page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ..page_format.page_layout import PageLayout
-from ..storage_backends.host_port import require_long_enough, split_address
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
+from .outside import Control, Peers
 from .replica.tree.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
@@ -234,24 +234,6 @@ class NamespaceLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
-    """How this rank and those of other groups read each other's host memory (`peer://`)."""
-
-    address: str = "127.0.0.1:0"
-    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
-    between ranks."""
-    reached_at: str = ""
-    """The host by which readers reach it, if that is another one; it may differ between ranks."""
-    secret: str = field(default="", repr=False)
-    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
-    the address."""
-
-    def __post_init__(self) -> None:
-        split_address(self.address)
-        require_long_enough("peers", self.secret.encode())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """Everything that one rank's cache needs to know.
 
@@ -292,6 +274,8 @@ class CacheConfig:
     """Quotas and times to live of namespaces."""
     peers: Peers | None = None
     """Set where pages are served to other groups, or read from them, directly out of host memory."""
+    control: Control | None = None
+    """Set where an operator may ask the group for something while it serves."""
     pipeline_stages: int = 1
     """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
     and each keeps the layers of its stage."""

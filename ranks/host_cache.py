@@ -71,6 +71,7 @@ class HostCache(RankCache):
         Full attention's may be given alone. Everything else is as for `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
+        from .control.opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
         if config.device_pages:
@@ -81,7 +82,11 @@ class HostCache(RankCache):
         opened = open_rank(
             config, group, pages, has_inbox=inbox is not None, names_pages=listener is not None
         )
-        return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        def make(inbox: Inbox | None) -> "HostCache":
+            return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        return controlled(make, config, group, opened[0], inbox)
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0

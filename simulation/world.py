@@ -10,12 +10,12 @@ from ..ranks.config import (
     Bounds,
     CacheConfig,
     ComponentConfig,
-    Peers,
     Recurrent,
     SlidingWindow,
     Timeouts,
 )
 from ..ranks.orders import KV_POOL
+from ..ranks.outside import Peers
 from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
 from .policies import draw_policies

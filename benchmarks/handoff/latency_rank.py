@@ -18,7 +18,7 @@ from ...errors import InternalError
 from ...page_format.page_layout import Column, PageLayout
 from ...ranks.agreed_pools import namespace_of
 from ...ranks.cache import Cache
-from ...ranks.config import CacheConfig, Peers
+from ...ranks.config import CacheConfig
 from ...ranks.disaggregation.arrivals import Arrivals
 from ...ranks.disaggregation.control import Control, decode, encode
 from ...ranks.disaggregation.departures import Departures, GoesOn
@@ -27,6 +27,7 @@ from ...ranks.disaggregation.manifest import HandoffTerms
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.numbering import InboxBounds
 from ...ranks.disaggregation.messages.sender import MessageSender
+from ...ranks.outside import Peers
 from ...ranks.replica.answers import Wait
 from ...ranks.replica.extent import Extent
 from ...ranks.replica.requests import LoadState

@@ -6,8 +6,9 @@ from math import inf
 from typing import cast
 
 from ...errors import ConfigError
-from ...ranks.config import TIMEOUT_S_MAX, CacheConfig, Peers
+from ...ranks.config import TIMEOUT_S_MAX, CacheConfig
 from ...ranks.disaggregation.groups.router import Role
+from ...ranks.outside import Peers
 from ..option_values import check_number
 from ..settings import RANKS_MAX, ReplaySettings
 

@@ -13,11 +13,11 @@ from ...ranks.config import (
     Bounds,
     CacheConfig,
     ComponentConfig,
-    Peers,
     SlidingWindow,
     WritePolicy,
 )
 from ...ranks.orders import KV_POOL
+from ...ranks.outside import Peers
 from ..models import MODEL_PROFILES, draw_components
 from ..world import REPLICA, World, draw_timeouts
 from .faults import HANDOFF_FAULTS, HandoffFault, HandoffTroubles, draw_troubles, mishaps_of

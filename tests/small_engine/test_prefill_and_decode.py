@@ -9,10 +9,11 @@ from itertools import islice
 import pytest
 
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig, Peers
+from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
 from lockstep.ranks.disaggregation.control import encode
 from lockstep.ranks.disaggregation.departures import Departures
+from lockstep.ranks.outside import Peers
 from lockstep.small_engine.decode_scheduler import DecodeScheduler
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.handed_requests import arrival_of

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.errors import UsageError
 from lockstep.ranks.cache import Cache
-from lockstep.ranks.config import CacheConfig, Peers, Timeouts
+from lockstep.ranks.config import CacheConfig, Timeouts
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
 from lockstep.ranks.disaggregation.control import (
     Announce,
@@ -21,6 +21,7 @@ from lockstep.ranks.disaggregation.control import (
 )
 from lockstep.ranks.disaggregation.departures import AGAIN_MS_MIN, Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
+from lockstep.ranks.outside import Peers
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.handoffs import (

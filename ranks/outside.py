@@ -1,0 +1,42 @@
+"""Settings for who reaches a group from outside: other groups read its pages, and an operator asks."""
+
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+from ..storage_backends.host_port import require_long_enough, split_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """How this rank and those of other groups read each other's host memory (`peer://`)."""
+
+    address: str = "127.0.0.1:0"
+    """Where this rank serves its pages, as host:port; port 0 stands for any that is free. It may differ
+    between ranks."""
+    reached_at: str = ""
+    """The host by which readers reach it, if that is another one; it may differ between ranks."""
+    secret: str = field(default="", repr=False)
+    """What all groups that read from each other know, 16 bytes or more; needed where other hosts reach
+    the address."""
+
+    def __post_init__(self) -> None:
+        split_address(self.address)
+        require_long_enough("peers", self.secret.encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Where an operator asks a group for something while it serves (`lockstep ctl`)."""
+
+    path: str
+    """The Unix socket that rank 0 makes, for its own user alone. A folder that is missing is made, for
+    that user alone as well."""
+    host: str = ""
+    """Where other ranks reach rank 0 to hear of requests; by default loopback where all are on one
+    host, and otherwise its host's name, as gloo has it."""
+    refused: tuple[str, ...] = ()
+    """The requests that this engine does not take, since it decides on that itself."""
+
+    def __post_init__(self) -> None:
+        if not self.path or "\0" in self.path:
+            raise ConfigError("control needs the path of a socket")

@@ -32,10 +32,11 @@ from .ranks.config import (
     Timeouts,
     WritePolicy,
 )
+from .ranks.control.client import ask
 from .ranks.host_cache import HostCache
 from .ranks.model_description import KeptState, ModelDescription
-from .ranks.peers import Peers
-from .ranks.replica.answers import Admission, Wait
+from .ranks.outside import Control, Peers
+from .ranks.replica.answers import Admission, Dropped, Wait
 from .ranks.replica.attaching import StoreState
 from .ranks.replica.extent import Extent
 from .ranks.replica.requests import LoadState
@@ -70,7 +71,9 @@ __all__ = [
     "CollectiveTimeout",
     "Column",
     "ConfigError",
+    "Control",
     "DivergenceError",
+    "Dropped",
     "EnginePages",
     "Eviction",
     "EvictionPolicy",
@@ -101,5 +104,6 @@ __all__ = [
     "Wait",
     "WritePolicy",
     "__version__",
+    "ask",
     "register_eviction_policy",
 ]

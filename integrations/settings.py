@@ -12,6 +12,7 @@ from ..coordinator.collective import Transport
 from ..coordinator.stop_policy import StopPolicy, StopRule
 from ..errors import ConfigError
 from ..ranks.config import Bounds, Timeouts
+from ..ranks.outside import Control
 from ..telemetry.port import PORT_MAX
 
 ROUND_S = 600.0
@@ -55,12 +56,21 @@ class PluginSettings:
     """How long a step without anything to compute waits for storage and copies."""
     metrics_port: int | None = None
     """The port of rank 0's metrics on loopback, with each other rank's at its own number beyond it."""
+    control: str | None = None
+    """The Unix socket at which rank 0 takes requests of an operator, for its own user alone."""
     stop_policy: StopPolicy = field(default_factory=StopPolicy)
     """When a request stops waiting for storage: rule, base_s, per_ki_token_s, cap_s."""
     bounds: Bounds = field(default_factory=Bounds)
     """See `ranks.config.Bounds`."""
     timeouts: Timeouts = field(default_factory=lambda: Timeouts(round_s=ROUND_S))
     """See `ranks.config.Timeouts`."""
+
+
+def control_of(settings: PluginSettings) -> Control | None:
+    """Return where an operator asks an engine's group, which knows itself what weights it has."""
+    if settings.control is None:
+        return None
+    return Control(path=settings.control, refused=("weights",))
 
 
 def read(where: str, extra: Mapping[str, Any], own: Iterable[str] = ()) -> dict[str, Any]:
@@ -84,7 +94,7 @@ def _value(where: str, key: str, value: object, own: Iterable[str]) -> object:
     if key == "adapter_versions":
         given = mapping(where, value)
         return {name: text(f"{where}.{name}", each) for name, each in given.items()}
-    if key in {"store", "model", "weights_version", "weight_digests"}:
+    if key in {"store", "model", "weights_version", "weight_digests", "control"}:
         return text(where, value)
     if key == "transport":
         return one_of(where, Transport, value)

@@ -18,6 +18,7 @@ from ..errors import ConfigError, LockstepError
 from ..version import VERSION
 from .amounts import LINE_MAX, printable
 from .bench import bench
+from .ctl import ctl
 from .doctor.command import EXIT_STATUSES as DOCTOR_EXIT_STATUSES
 from .doctor.command import doctor
 from .environment import prepare_for_mooncake
@@ -135,6 +136,7 @@ app.command("replay", epilog=EXIT_STATUSES)(
 
 app.add_typer(bench, name="bench")
 app.command("top", short_help="Watch a running group: what it hits, and why no more.")(top)
+app.add_typer(ctl, name="ctl", short_help="Ask a running group for something: pin, drop, limit.")
 app.command("plan", epilog=PLAN_EXIT_STATUS, short_help="Say what caches of any size would hit.")(
     plan
 )
@@ -206,7 +208,8 @@ def simulate(
     faults: Annotated[
         str | None,
         typer.Option(
-            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash, retracts.",
+            help="Mixture of faults and pressure: mixed, calm, storage, pressure, crash, retracts,"
+            " controls.",
             show_default="mixed, or what --revive needs",
         ),
     ] = None,

@@ -218,6 +218,15 @@ MetricsPort = Annotated[
     ),
 ]
 
+ControlPath = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take requests of `lockstep ctl` at this Unix socket, which is for its user alone.",
+        show_default="none",
+        metavar="SOCKET",
+    ),
+]
+
 EXIT_STATUSES = (
     "Exit status: 0, every request was served, and every page that was compared was right; 1, something"
     " was wrong, and the last lines say what; 2, the options or the trace are wrong; 3, the ranks could"
@@ -232,7 +241,7 @@ def _settings(options: Mapping[str, Any], ranks_default: Callable[[], int]) -> R
     """Return the settings that the options of a replay say."""
     names = {each.name for each in fields(ReplaySettings)}
     given = {name: value for name, value in options.items() if name in names}
-    for path in ("trace", "report"):
+    for path in ("trace", "report", "control"):
         # Ranks may run elsewhere.
         given[path] = None if given[path] is None else str(given[path].resolve())
     if given["ranks"] is None:
@@ -273,6 +282,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
         metrics_port: MetricsPort = None,
+        control: ControlPath = None,
         explain: Explain = False,
         depth: Depth = _DEFAULT.depth,
         transport: TransportName = _DEFAULT.transport,

@@ -20,6 +20,7 @@ from ..ranks.config import (
     Timeouts,
     WritePolicy,
 )
+from ..ranks.outside import Control
 from ..small_engine.profile import STATES_PER_CHECKPOINT
 from ..small_engine.profiles import find_profile
 from ..storage_backends.uri import parse_uri
@@ -108,6 +109,8 @@ class ReplaySettings:
     round_timeout_s: float = 60.0
     metrics_port: int | None = None
     """The port of rank 0's metrics on loopback; each rank's is its own number beyond it."""
+    control: str | None = None
+    """The Unix socket at which rank 0 takes requests of an operator, for its own user alone."""
     report: str | None = None
     """The file that rank 0 writes the report to."""
     table: bool = True
@@ -154,6 +157,7 @@ class ReplaySettings:
             pipeline_depth=self.depth,
             transport=Transport(self.transport),
             timeouts=Timeouts(round_s=self.round_timeout_s),
+            control=None if self.control is None else Control(path=self.control),
         )
 
     def _limits(self) -> tuple[NamespaceLimit, ...]:

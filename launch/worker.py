@@ -7,7 +7,7 @@ alone: closing its connections is what tells the others. What it has counted by 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,7 @@ from .environment import RankEnvironment, prepare_for_mooncake
 from .first_error import was_claimed
 from .handing_in import Run, collect, hand_in, was_begun
 from .interruption import Interrupted
-from .meeting import JOIN_TIMEOUT_S, joined
+from .meeting import JOIN_TIMEOUT_S, address_towards, joined
 from .pool_memory import check_pool_memory
 from .progress import OnDone, Progress, nothing
 from .report import RankResult, Report, make_report
@@ -36,6 +36,7 @@ from .settings import ReplaySettings
 if TYPE_CHECKING:
     from ..coordinator.collective import Collective
     from ..ranks.cache import Cache
+    from ..ranks.config import CacheConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def _replay(
     from ..ranks.cache import Cache
     from ..ranks.opening import connected
 
-    config = settings.cache_config()
+    config = _with_control_reached(settings.cache_config(), environment, group.collective)
     collective = connected(config, group.collective)
     cache = Cache.open(config, collective, device=device_of(settings, environment))
     try:
@@ -151,6 +152,17 @@ def _replay(
     if interrupted:
         raise Interrupted
     return None
+
+
+def _with_control_reached(
+    config: "CacheConfig", environment: RankEnvironment, collective: TorchCollective
+) -> "CacheConfig":
+    """Return the settings with the address at which other ranks hear of an operator's requests."""
+    if config.control is None:
+        return config
+    mine = address_towards(environment.master_addr, environment.master_port)
+    host = collective.gather(mine.encode(), JOIN_TIMEOUT_S)[0].decode()
+    return replace(config, control=replace(config.control, host=host))
 
 
 def _served(  # noqa: PLR0917 - what a rank has by then.

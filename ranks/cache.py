@@ -72,6 +72,7 @@ class Cache(RankCache):
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
 
+        from .control.opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
         if not config.device_pages:
@@ -87,7 +88,11 @@ class Cache(RankCache):
             has_inbox=inbox is not None,
             names_pages=listener is not None,
         )
-        return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        def make(inbox: Inbox | None) -> "Cache":
+            return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        return controlled(make, config, group, opened[0], inbox)
 
     @property
     def device_pools(self) -> "Mapping[str, DevicePool]":

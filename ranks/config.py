@@ -12,7 +12,7 @@ from ..page_format.object_name import MANIFEST_POOL, MARK_POOL
 from ..page_format.page_layout import PageLayout
 from .model_description import FULL_ATTENTION, ModelDescription
 from .orders import KV_POOL
-from .peers import Peers
+from .outside import Control, Peers
 from .replica.tree.eviction_policies import find_policy
 
 PAGES_MAX = (1 << 31) - 1
@@ -214,6 +214,11 @@ class NamespaceLimit:
     ttl_s: float | None = None
     """How long, in agreed time, pages stay in memory unused. Storage has limits of its own."""
 
+    @property
+    def bounds_something(self) -> bool:
+        """Whether the namespace may not keep what it likes."""
+        return (self.device_pages, self.host_pages, self.ttl_s) != (None, None, None)
+
     def __post_init__(self) -> None:
         for name in ("device_pages", "host_pages"):
             value = getattr(self, name)
@@ -269,6 +274,8 @@ class CacheConfig:
     """Quotas and times to live of namespaces."""
     peers: Peers | None = None
     """Set where pages are served to other groups, or read from them, directly out of host memory."""
+    control: Control | None = None
+    """Set where an operator may ask the group for something while it serves."""
     pipeline_stages: int = 1
     """Pipeline-parallel stages that the group's ranks are divided in; those of a stage are neighbours,
     and each keeps the layers of its stage."""

@@ -71,6 +71,7 @@ class HostCache(RankCache):
         Full attention's may be given alone. Everything else is as for `Cache.open`.
         """
         # Simulation needs no torch, which takes seconds to import.
+        from .control.opening import controlled  # noqa: PLC0415
         from .opening import new_group, open_rank  # noqa: PLC0415
 
         if config.device_pages:
@@ -81,7 +82,11 @@ class HostCache(RankCache):
         opened = open_rank(
             config, group, pages, has_inbox=inbox is not None, names_pages=listener is not None
         )
-        return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        def make(inbox: Inbox | None) -> "HostCache":
+            return cls(config, group, *opened, inbox=inbox, listener=listener)
+
+        return controlled(make, config, group, opened[0], inbox)
 
     def hit(
         self, request: str, tokens: Tokens, namespace: str = "", *, device_tokens: int = 0
@@ -242,22 +247,6 @@ class HostCache(RankCache):
         """Return the released requests whose device pages have become free since the last call."""
         freed, self._freed = self._freed, []
         return freed
-
-    def reset(self, weights_version: str | None = None) -> None:
-        """Hide all that is cached now from every request that has not begun to compute.
-
-        Pins end. `weights_version` names the weights that are computed with from now on: storage is
-        read and written under that name, and what it has is found by any cache that resets to the same
-        name. Without one, keys begin anew that nobody has used or will use again, and storage is left
-        alone until a reset names a version; after a restart it has what the configuration's
-        `weights_version` had before the first reset. Requests that have loaded or backed up go on with
-        what they have, and nothing of theirs goes to storage any more. One that has computed and done
-        neither counts as not begun, so the engine must not let it back up what it has from before.
-        """
-        self._require_group()
-        if weights_version is not None:
-            require_text(weights_version, "a weights version")
-        self._follow(self._replica.reset(weights_version))
 
     def compare(self, timeout_s: float) -> GroupError | InternalError | None:
         """Compare with the other ranks what was done so far; for an engine that has failed itself.

@@ -18,7 +18,7 @@ from .cache_stats import CacheStats, pools_in_use
 from .config import CacheConfig
 from .executor.base import Executor
 from .inspection import Inspection
-from .messages import AgreedMessages, Inbox
+from .messages import AgreedMessages, CarryOut, Inbox
 from .proposals import StagedProposals
 from .replica.attaching import StoreState
 from .replica.effects import NOTHING, Effects
@@ -125,6 +125,13 @@ class Member:
         """
         self._home.require_here()
         return self._messages.take()
+
+    def obey(self, carry_out: CarryOut) -> None:
+        """Have messages that are requests to the cache itself carried out as they become commands.
+
+        To be said on every rank before the first step. The engine is not told of these messages.
+        """
+        self._messages.carry_out = carry_out
 
     def step(self, *, idle_s: float = 0.0) -> None:
         """Run one round; call it once in every engine step, also when nothing is in flight.
@@ -275,7 +282,8 @@ class Member:
             waited_s=self._waited_s,
             replica=self._tallies.stats(),
             pools=pools_in_use(prefixes),
-            in_flight=in_flight,
+            # What is no plain map, `asdict` makes no map of.
+            in_flight=dict(in_flight),
             namespaces=len(prefixes.tree.roots),
             namespaces_begun=prefixes.begun,
             bytes_moved=counts.bytes_moved,
@@ -334,6 +342,7 @@ class Member:
                     self._listener(effects.notices)
             for number, content in self._messages.agree(effects.messages):
                 self._follow(self._replica.hear(number, content))
+                self._messages.obey(number, content)
         return answer
 
 

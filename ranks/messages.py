@@ -6,10 +6,16 @@ engine is told of them, in the same step on every rank.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..errors import UsageError
+
+CONTROL_MAGIC = b"LKOP\x01"
+"""How a message begins that asks the cache itself for something. Only rank 0's own process sends such
+ones: its inbox refuses them from others."""
+CarryOut = Callable[[int, bytes], bool]
+"""Carries out message number so and so, if it is a request to the cache itself; says whether it was."""
 
 
 class Inbox(Protocol):
@@ -110,6 +116,10 @@ class AgreedMessages:
         self._inbox = inbox
         self._heard = 0
         self._taken = 0
+        self._carried_out: set[int] = set()
+        """Those that were for the cache, and which the engine is not told of."""
+        self.carry_out: CarryOut | None = None
+        """Where it is set, what is for the cache itself is carried out by it."""
 
     @property
     def count(self) -> int | None:
@@ -127,11 +137,22 @@ class AgreedMessages:
             self._heard = number
             yield number, None if self._inbox is None else self._inbox.read(number)
 
+    def obey(self, number: int, content: bytes | None) -> None:
+        """Carry out a message that has become a command, if it is one for the cache."""
+        if self.carry_out is None or content is None or not self.carry_out(number, content):
+            return
+        self._carried_out.add(number)
+        if number == self._taken + 1:
+            # An engine that expects no messages takes none.
+            self.take()
+
     def take(self) -> tuple[bytes, ...]:
         """Return the messages that were agreed on since the last call; the inbox lets go of them."""
         if self._inbox is None or self._taken == self._heard:
             return ()
-        taken = tuple(self._inbox.read(each) for each in range(self._taken + 1, self._heard + 1))
+        numbers = range(self._taken + 1, self._heard + 1)
+        taken = tuple(self._inbox.read(each) for each in numbers if each not in self._carried_out)
+        self._carried_out.clear()
         self._taken = self._heard
         self._inbox.let_go(self._taken)
         return taken

@@ -37,7 +37,7 @@ from .executor.storage_transfers import RankObjects
 from .executor.stores import StoreAccess
 from .executor.writers import EVERYTHING, WriterShare
 from .orders import KV_POOL
-from .peers import Peers
+from .outside import Peers
 from .replica.settings import ReplicaConfig
 
 Lent = EnginePages | Mapping[str, EnginePages]

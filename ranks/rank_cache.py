@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from ..coordinator.proposal import Change, Proposal
 from ..errors import ConfigError, UsageError
 from .arguments import require_source, require_text
-from .config import TIMEOUT_S_MAX, TTL_S_MIN
+from .config import TIMEOUT_S_MAX, TTL_S_MIN, NamespaceLimit
 from .member import Member
+from .replica.answers import Dropped
 from .replica.extent import Extent
 from .replica.tree.matching import Match
 from .replica.tree.tokens import Tokens, as_token_bytes, as_token_view
@@ -166,6 +167,44 @@ class RankCache(Member):
         """Let go of what a pin keeps; False if there is none of that name, or its time is over."""
         self._require_group()
         return self._follow(self._replica.unpin(name))
+
+    def drop(self, namespace: str | None = None) -> Dropped:
+        """Evict what nobody holds of a namespace, or of all, from device and host; its pins end.
+
+        For a tenant that leaves. What requests and operations hold stays cached until it is evicted,
+        so drop again once they have ended. Storage keeps what it has, and requests find it there.
+        """
+        self._require_group()
+        if namespace is not None:
+            require_text(namespace)
+        return self._follow(self._replica.drop(namespace))
+
+    def limit(self, limit: NamespaceLimit) -> None:
+        """Give a namespace another limit, in place of that which it had.
+
+        What is beyond it leaves with the next step. One that bounds nothing takes the limit away, so
+        that `*`, where that has one, is for this namespace too.
+        """
+        self._require_group()
+        require_text(limit.namespace)
+        self._follow(self._replica.limit(limit))
+
+    def reset(self, weights_version: str | None = None) -> None:
+        """Hide all that is cached now from every request that was not admitted, or has loaded, by now.
+
+        Pins end. `weights_version` names the weights that are computed with from now on: storage is
+        read and written under that name, and what it has is found by any cache that resets to the same
+        name. Without one, keys begin anew that nobody has used or will use again, and storage is left
+        alone until a reset names a version; after a restart it has what the configuration's
+        `weights_version` had before the first reset. Requests that were admitted, or that have loaded
+        or backed up where the engine owns the device, go on with what they have, and nothing of theirs
+        goes to storage any more. One of an engine with pages of its own that has computed and done
+        neither counts as not begun, so that engine must not let it back up what it has from before.
+        """
+        self._require_group()
+        if weights_version is not None:
+            require_text(weights_version, "a weights version")
+        self._follow(self._replica.reset(weights_version))
 
     def witness(self, *facts: object) -> None:
         """Enter facts about the engine that must be the same on every rank into the digest.

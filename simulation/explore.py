@@ -52,6 +52,9 @@ class ExplorationReport(TypedDict):
 _RESUMED = {"retract resumed": "in host memory", "parked taken up": "through storage"}
 """By what a schedule counts: where requests were that came back."""
 
+_CONTROLLED = ("drops", "limits changed", "weights changed")
+"""By what a schedule counts: what an operator has asked for."""
+
 _PRINTED: Mapping[str, Literal["l1", "profiles", "operations", "faults"]] = {
     "owner of the device pages": "l1",
     "models": "profiles",
@@ -113,6 +116,9 @@ def print_report(report: ExplorationReport) -> None:
     if any(cycles.values()):
         through = ", ".join(f"{count} {_RESUMED[way]}" for way, count in cycles.items())
         print(f"{sum(cycles.values())} retract and resume cycles: {through}")
+    asked = [f"{each} {n}" for each in _CONTROLLED if (n := report["coverage"].get(each))]
+    if asked:
+        print(f"an operator: {', '.join(asked)}")
     print_violations(report["violations"])
 
 

@@ -128,6 +128,8 @@ class FaultProfile:
     """How often an engine retracts a request that computes, where it can."""
     parked: float = 0.2
     """How often it lets one that is retracted go to storage."""
+    controlled: float = 0.0
+    """How often an operator drops a namespace, gives one other limits, or names other weights."""
 
 
 _STORAGE = frozenset(
@@ -172,6 +174,12 @@ FAULT_PROFILES: Mapping[str, FaultProfile] = {
         always=frozenset({Mishap.TINY_POOLS}),
         retracted=0.5,
         parked=0.4,
+    ),
+    "controls": FaultProfile(
+        about="an operator who drops namespaces, changes limits and weights, and tiny pools",
+        faults=_PRESSURE | _STORAGE,
+        calm=0.2,
+        controlled=0.1,
     ),
 }
 """The profiles that `lockstep simulate --faults` knows."""

@@ -24,12 +24,13 @@ def draw_policies(random: Random, engine_owns_device: bool) -> Policies:
         write_policy=WritePolicy.WRITE_THROUGH if engine_owns_device else write_policy,
         selective_hits=random.randint(1, 3),
         eviction=random.choice((Eviction.LRU, *Eviction)),
-        limits=_draw_limits(random) if random.random() < 0.25 else (),
+        limits=draw_limits(random) if random.random() < 0.25 else (),
         pinned_pages=random.choice((None, 4, 20)),
     )
 
 
-def _draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:
+def draw_limits(random: Random) -> tuple[NamespaceLimit, ...]:
+    """Draw limits of one namespace or several; some bound nothing."""
     return tuple(
         NamespaceLimit(
             namespace=namespace,

@@ -15,7 +15,7 @@ from ..ranks.config import (
     Timeouts,
 )
 from ..ranks.orders import KV_POOL
-from ..ranks.peers import Peers
+from ..ranks.outside import Peers
 from .faults import FAULT_PROFILES, Mishaps, draw_plan
 from .models import MODEL_PROFILES, draw_components
 from .policies import draw_policies

@@ -27,7 +27,7 @@ from ...ranks.disaggregation.manifest import HandoffTerms
 from ...ranks.disaggregation.messages.leading_inbox import LeadingInbox
 from ...ranks.disaggregation.messages.numbering import InboxBounds
 from ...ranks.disaggregation.messages.sender import MessageSender
-from ...ranks.peers import Peers
+from ...ranks.outside import Peers
 from ...ranks.replica.answers import Wait
 from ...ranks.replica.extent import Extent
 from ...ranks.replica.requests import LoadState

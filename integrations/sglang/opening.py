@@ -15,6 +15,7 @@ from ...ranks.host_cache import HostCache
 from ...ranks.orders import KV_POOL
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
+from ..settings import control_of
 from .below import Below
 from .identity.identity import Identity
 from .namespaces import Namespaces
@@ -101,6 +102,7 @@ def _open_host(
             transport=plugin.transport,
             bounds=plugin.bounds,
             timeouts=plugin.timeouts,
+            control=control_of(plugin),
         ),
         {name: pool.lend(ctx.tp_rank, ctx.tp_size) for name, pool in pools.items()},
     )

@@ -30,6 +30,7 @@ from ...ranks.executor.engine_pages import EnginePages
 from ...ranks.host_cache import HostCache
 from ...storage_backends.uri import without_secrets
 from ...telemetry.port import watch
+from ..settings import control_of
 from ..weights import FileDigests
 from . import handover, settings
 from .adapters import Adapters
@@ -258,6 +259,7 @@ def _open(
             transport=parsed.transport,
             bounds=parsed.bounds,
             timeouts=parsed.timeouts,
+            control=control_of(parsed),
         ),
         EnginePages(shard, {KV_COLUMN: engine.tensors}),
     )

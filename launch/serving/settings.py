@@ -8,7 +8,7 @@ from typing import cast
 from ...errors import ConfigError
 from ...ranks.config import TIMEOUT_S_MAX, CacheConfig
 from ...ranks.disaggregation.groups.router import Role
-from ...ranks.peers import Peers
+from ...ranks.outside import Peers
 from ...storage_backends.peer.engine_settings import MOONCAKE, TCP, TRANSFERS
 from ...storage_backends.uri import without_secrets
 from ..option_values import check_choice, check_number, check_store

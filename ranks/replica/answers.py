@@ -15,6 +15,15 @@ class Wait(StrEnum):
     """What was retracted is gone: `load_back` the request again, and compute what is missing."""
 
 
+class Dropped(NamedTuple):
+    """What has left by `drop`, and what could not. Full-attention pages of both tiers together."""
+
+    pages: int
+    """How many have left."""
+    held: int
+    """How many stay for those who hold them: drop again once they have ended."""
+
+
 class Admission(NamedTuple):
     """Where the cached prefix of an admitted request comes from. Lengths in tokens."""
 

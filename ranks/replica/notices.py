@@ -33,6 +33,8 @@ class Cause(StrEnum):
     LIMIT = "limit"
     """Their namespace keeps no more, or not for so long."""
     RESET = "reset"
+    DROPPED = "dropped"
+    """Somebody has said so (`drop`)."""
     FAILED = "failed"
     """A copy of them has failed, so no request shall find them again."""
 

@@ -12,11 +12,13 @@ from functools import partial
 from ...coordinator.operation import Kind, Queue
 from ...coordinator.seats import SeatTable
 from ...coordinator.verdict import Found, Verdict, Watermark
-from ...errors import InternalError, UsageError
+from ...errors import UsageError
+from ..config import NamespaceLimit
 from ..orders import KV_POOL
-from .answers import Admission, Wait
+from .answers import Admission, Dropped, Wait
 from .attaching import StoreState
 from .basis import Basis
+from .clearing import Clearing
 from .command import command
 from .device.device import Device, Follows
 from .device.lent_device import LentDevice
@@ -24,7 +26,6 @@ from .device.owned import OwnedDevice
 from .effects import Effects
 from .extent import Extent
 from .hearing import Hearing
-from .notices import Reset
 from .operations.kinds import Copy, Operation, Persist, Prefetch, Serving
 from .operations.quarantine import KEEPS_TOO_MUCH, Quarantine
 from .pages import PageRun
@@ -34,7 +35,6 @@ from .settings import ReplicaConfig
 from .store import Store
 from .too_long import require_possible, require_resumable
 from .tree.matching import Match, match
-from .tree.residence import TIERS
 
 
 class Replica:
@@ -70,17 +70,18 @@ class Replica:
             basis, prefixes, agenda, requests, loading_back, backing_up, saving
         )
         self.quarantine = quarantine = Quarantine(config, prefixes, agenda, store)
-        self.pinning = parts.pinning(basis, prefixes, requests, backing_up)
+        self.pinning = pinning = parts.pinning(basis, prefixes, requests, backing_up)
+        self.clearing = Clearing(basis, prefixes, requests, prefetching, saving, pinning, store)
         self.hearing = Hearing(journal, outbox)
         self.attaching = parts.attaching(basis, agenda, store, prefetching, persisting, quarantine)
         self.offering = parts.offering(
             basis, prefixes, agenda, store, requests, backing_up, persisting, saving
         )
         self._follows: dict[Kind, Follows] = {
-            Kind.PREFETCH: Follows(_never, _never, prefetching.quiet),
-            Kind.BACKUP: Follows(backing_up.settle, backing_up.failed, agenda.finish),
-            Kind.PERSIST: Follows(persisting.ended, persisting.failed, persisting.quiet),
-            Kind.SERVE: Follows(_never, _never, self.offering.quiet),
+            Kind.PREFETCH: Follows(prefetching.quiet),
+            Kind.BACKUP: Follows(agenda.finish, backing_up.settle, backing_up.failed),
+            Kind.PERSIST: Follows(persisting.quiet, persisting.ended, persisting.failed),
+            Kind.SERVE: Follows(self.offering.quiet),
             **self.device.follows(),
         }
 
@@ -312,16 +313,17 @@ class Replica:
     @command
     def reset(self, weights_version: str | None = None) -> None:
         """Hide all that is cached now from every request that is not admitted yet."""
-        for request in self.requests:
-            if not request.admitted:
-                self.prefetching.stop(request)
-                self.saving.drop_tail(request)
-        self.pinning.drop_all()
-        self.store.misses.clear()
-        self.requests.reset(weights_version)
-        self.outbox.notices.append(Reset(self.requests.generation, weights_version))
-        for tier in TIERS:
-            self.prefixes.room.evict_everything(tier)
+        self.clearing.reset(weights_version)
+
+    @command
+    def drop(self, namespace: str | None) -> Dropped:
+        """Evict what nobody holds of a namespace, or of all."""
+        return self.clearing.drop(namespace)
+
+    @command
+    def limit(self, limit: NamespaceLimit) -> None:
+        """Give a namespace another limit."""
+        self.clearing.limit(limit)
 
     def apply(self, verdict: Verdict) -> Effects:
         """Apply what all ranks concluded: prefetches by id, then each queue in its order."""
@@ -394,7 +396,3 @@ class Replica:
             self.lost = f"{excess}; the last is {what}, which hangs on rank {rank}"
             self.outbox.lost = self.lost
         self.prefetching.begin_waiting()
-
-
-def _never(operation: Operation) -> None:
-    raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")

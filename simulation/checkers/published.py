@@ -14,6 +14,7 @@ from ...ranks.replica.tree.node import DEVICE
 from ..contents import Contents
 from ..engine.prompts import TOKEN_BYTES
 from ..engine.request import EngineRequest
+from ..faults import FAULT_PROFILES
 from ..world import World
 from .findings.answers import NotKept
 from .findings.finding import Violated
@@ -34,8 +35,9 @@ class Published:
         """Pages of full attention that load backs were to fill, whatever became of them."""
         self._loads = 0
         """Load backs; each may have filled one slot with a state."""
-        self._overflowed = bool(world.config.limits)
-        """The device may have been full, or there are limits: published pages may have left."""
+        controlled = FAULT_PROFILES[world.fault_profile].controlled
+        self._overflowed = bool(world.config.limits or controlled)
+        """The device may have been full, or limits or an operator have let published pages leave."""
 
     def add(self, request: EngineRequest, length: int) -> None:
         """Note that the request shares its first `length` tokens with the tree."""

@@ -16,6 +16,7 @@ from ..contents import Contents
 from ..faults import FaultSource
 from ..rank.memory import SymbolicMemory
 from ..world import World
+from .controls import Controls
 from .every_rank import every_rank
 from .model import Model
 from .parking import Parking
@@ -59,6 +60,7 @@ class Engine(ABC, Generic[CacheT]):
         self._priorities = world.stream("priorities")
         self._prompts = Prompts(world)
         self._parking = Parking(world)
+        self._controls = Controls(world)
         self._named = 0
         self._old_names: list[str] = []
         self._caches: list[CacheT] = []
@@ -66,6 +68,7 @@ class Engine(ABC, Generic[CacheT]):
     def begin_epoch(self, caches: Sequence[RankCache], memories: Sequence[SymbolicMemory]) -> None:
         """Go on with a new group, without any of the requests that were in flight."""
         self.requests.clear()
+        self._controls.generation = 0
         self._caches = [cache for cache in caches if isinstance(cache, self.kind)]
         self._model.begin_epoch(every_rank(memories))
 
@@ -108,6 +111,12 @@ class Engine(ABC, Generic[CacheT]):
     @abstractmethod
     def _commands_with_tokens(self, namespace: str, prompt: bytes) -> list[Bringing[CacheT]]:
         """Return the commands that bring tokens, those of a new prompt among them."""
+
+    def _control(self) -> None:
+        """Let an operator ask for something now and then."""
+        done = self._controls.step(self._caches, self.requests)
+        if done:
+            self._coverage[done] += 1
 
     def _arrive(self) -> None:
         namespace, tokens = self._prompts.draw()

@@ -64,6 +64,7 @@ class LendingWorkload(Engine[HostCache]):
             return 0.0
         if random.random() < self._resets:
             self._reset()
+        self._control()
         room = len(self.requests) < self._world.requests_max
         if room and random.random() < self._world.arrival_rate:
             self._arrive()

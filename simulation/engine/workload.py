@@ -64,6 +64,7 @@ class Workload(Engine[Cache]):
     def step(self) -> None:
         """Give some commands, as the scheduler does between two forward passes."""
         random = self._random
+        self._control()
         room = len(self.requests) < self._world.requests_max
         if room and random.random() < self._world.arrival_rate:
             self._arrive()
@@ -172,6 +173,7 @@ class Workload(Engine[Cache]):
             self._coverage["too long for the device"] += 1
             self._abort(request)
             return
+        request.generation = self._controls.generation
         answer = self._ask(request, "load_back", command)
         if isinstance(answer, Wait):
             self._coverage[f"admission {answer.value}"] += 1
@@ -249,6 +251,7 @@ class Workload(Engine[Cache]):
             self._abort(request)
 
     def _take_up(self, request: EngineRequest) -> None:
+        request.generation = self._controls.generation
         became = self._parking.take_up(self._caches, request, self._resumed)
         self._coverage[f"parked {became}"] += became != "waits"
         if became == "lost":
@@ -272,7 +275,8 @@ class Workload(Engine[Cache]):
 
     def _check_shared(self, request: EngineRequest) -> None:
         found = self._match(request.namespace, request.head(request.shared))
-        self._published.check_shared(found, request, self._caches[0].inspection)
+        if request.generation == self._controls.generation:
+            self._published.check_shared(found, request, self._caches[0].inspection)
 
     def _read_tables(self, request: EngineRequest) -> None:
         """Read the page tables, and check that the pages hold the right content on every rank."""

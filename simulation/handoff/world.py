@@ -17,7 +17,7 @@ from ...ranks.config import (
     WritePolicy,
 )
 from ...ranks.orders import KV_POOL
-from ...ranks.peers import Peers
+from ...ranks.outside import Peers
 from ..models import MODEL_PROFILES, draw_components
 from ..world import REPLICA, World, draw_timeouts
 from .faults import HANDOFF_FAULTS, HandoffFault, HandoffTroubles, draw_troubles, mishaps_of

@@ -20,7 +20,7 @@ from lockstep.ranks.cache import Cache
 from lockstep.ranks.orders import Cancel, Fetch, Order
 from lockstep.ranks.replica.answers import Admission, Wait
 from lockstep.ranks.replica.device.owned import OwnedDevice
-from lockstep.ranks.replica.notices import Why
+from lockstep.ranks.replica.notices import Cause, Why
 from lockstep.ranks.replica.operations.agenda import Agenda
 from lockstep.ranks.replica.operations.backing_up import BackingUp
 from lockstep.ranks.replica.operations.kinds import Backup, Copy, Moving, Operation, Prefetch
@@ -258,7 +258,10 @@ class _KeepsNothing(Room):
     """Safe, and useless: nothing wrong is served, because nothing is."""
 
     def take(self, tier: int, counts: Sequence[int]) -> list[PageRun] | None:
-        self.evict_everything(tier)
+        leaving = self._residence.leaving(Cause.RESET)
+        while (victim := self._residence.queues[tier][0].next_victim()) is not None:
+            self._evict(victim, tier, 0, leaving)
+        self._residence.give_back(leaving, tier)
         return super().take(tier, counts)
 
 

@@ -13,7 +13,7 @@ from lockstep.ranks.config import CacheConfig
 from lockstep.ranks.disaggregation.arrivals import Arrivals, Outcome
 from lockstep.ranks.disaggregation.control import encode
 from lockstep.ranks.disaggregation.departures import Departures
-from lockstep.ranks.peers import Peers
+from lockstep.ranks.outside import Peers
 from lockstep.small_engine.decode_scheduler import DecodeScheduler
 from lockstep.small_engine.forward_pass import ForwardPass
 from lockstep.small_engine.handed_requests import arrival_of

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from concurrent.futures import Future
 from contextlib import suppress
 
 from ....errors import ConfigError
 from ....storage_backends.host_port import joined_address, split_address
-from ...messages import Backlog
+from ...messages import CONTROL_MAGIC, Backlog
 from ..refusal import Refusal, Refused
 from .frames import Connection, Kind
 from .loop_thread import LoopThread
@@ -46,6 +47,7 @@ class LeadingInbox:
         self._bounds = bounds
         self._backlog = Backlog()
         self._numbering = Numbering(bounds, self._backlog, range(1, world_size))
+        self._own_sequence = 0
         self._numbered: dict[int, asyncio.Event] = {}
         """By follower: set when there may be more to hand on."""
         self._leads: dict[int, Connection] = {}
@@ -79,6 +81,23 @@ class LeadingInbox:
     def wait(self, count: int, timeout_s: float) -> bool:
         """See `OpenInbox`."""
         return self._backlog.wait(count, timeout_s)
+
+    def submit(self, content: bytes) -> "Future[int]":
+        """Take a message of this process itself; the result is its number. For any thread.
+
+        The future fails with `Refused` by the name of a bound that the message exceeds.
+        """
+        return self._loop.start(self._take_own(content))
+
+    async def _take_own(self, content: bytes) -> int:
+        self._own_sequence += 1
+        return self._take(self.life, self._own_sequence, content)
+
+    def _take(self, sender: bytes, sequence: int, content: bytes) -> int:
+        number = self._numbering.take(sender, sequence, content)
+        for event in self._numbered.values():
+            event.set()
+        return number
 
     def close(self) -> None:
         """See `OpenInbox`."""
@@ -143,12 +162,13 @@ class LeadingInbox:
                 return
             sender, sequence, content = fields
             try:
-                number = self._numbering.take(sender, sequence, content)
+                if content.startswith(CONTROL_MAGIC):
+                    mine = "only rank 0's own process may ask the cache for something"
+                    raise Refused(Refusal.STRANGER, mine)
+                number = self._take(sender, sequence, content)
             except Refused as refused:
                 await connection.refuse(max(1, sequence), refused)
             else:
-                for event in self._numbered.values():
-                    event.set()
                 await connection.send(Kind.TAKEN, sequence, number)
 
     async def _lead(self, connection: Connection, life: bytes, rank: int, had: int) -> None:

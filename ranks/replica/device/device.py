@@ -9,19 +9,24 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from ....coordinator.operation import Kind
-from ..operations.kinds import Copy
+from ....errors import InternalError
+from ..operations.kinds import Copy, Operation
 from ..requests import LoadState, Request
+
+
+def _never(operation: Operation) -> None:
+    raise InternalError(f"{operation.kind.name} {operation.id} stands in a queue of others")
 
 
 class Follows(NamedTuple):
     """The methods that apply to the replica how operations of one kind have ended on every rank."""
 
-    ended: Callable[[Any], None]
-    """Called when it has ended well on every rank."""
-    failed: Callable[[Any], None]
-    """Called when it has failed on some rank; it waits for quiet then."""
     quiet: Callable[[Any], None]
     """Called when it was stopped, and no rank's I/O touches its pages any more."""
+    ended: Callable[[Any], None] = _never
+    """Called when it has ended well on every rank."""
+    failed: Callable[[Any], None] = _never
+    """Called when it has failed on some rank; it waits for quiet then."""
 
 
 class Device(Protocol):

@@ -68,9 +68,9 @@ class LentDevice:
     def follows(self) -> dict[Kind, Follows]:
         """See `Device`."""
         return {
-            Kind.LOAD_BACK: Follows(self._loaded, self._load_failed, self._quiet),
-            Kind.RESUME: Follows(self._loaded, self._load_failed, self._quiet),
-            Kind.RETRACT: Follows(self._saving.ended, self._save_failed, self._quiet),
+            Kind.LOAD_BACK: Follows(self._quiet, self._loaded, self._load_failed),
+            Kind.RESUME: Follows(self._quiet, self._loaded, self._load_failed),
+            Kind.RETRACT: Follows(self._quiet, self._saving.ended, self._save_failed),
         }
 
     def load_state(self, request: Request) -> LoadState:

@@ -59,9 +59,9 @@ class OwnedDevice:
         """See `Device`."""
         finish = self._agenda.finish
         return {
-            Kind.LOAD_BACK: Follows(self._loaded, self._load_failed, finish),
-            Kind.RESUME: Follows(self._resumed, self._load_failed, finish),
-            Kind.RETRACT: Follows(self._saving.ended, self._save_failed, finish),
+            Kind.LOAD_BACK: Follows(finish, self._loaded, self._load_failed),
+            Kind.RESUME: Follows(finish, self._resumed, self._load_failed),
+            Kind.RETRACT: Follows(finish, self._saving.ended, self._save_failed),
         }
 
     def load_state(self, request: Request) -> LoadState:

@@ -9,7 +9,7 @@ and counts as gone, so that nothing else leaves in its place: until nothing hold
 has ended, or until somebody uses or pins it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from ...config import ANY_NAMESPACE, NamespaceLimit
@@ -84,6 +84,36 @@ class Limits:
         """By tier: the agreed time at which times to live are looked at next."""
         self.are_set = bool(limits)
         """Whether any namespace has limits."""
+
+    def changed(self, limit: NamespaceLimit, nodes: Iterable[Node]) -> "Limits":
+        """Return the limits with another one for a namespace; one that bounds nothing is none.
+
+        `nodes` are all of the tree, which are counted anew. What was leaving still is, unless its
+        namespace has no limit any more.
+        """
+        limits = {**self._limits, limit.namespace: limit}
+        if not limit.bounds_something:
+            del limits[limit.namespace]
+        changed = Limits(list(limits.values()), self._evictable)
+        if not changed.are_set:
+            return changed
+        for node in nodes:
+            for tier, (run, *_) in enumerate(node.values):
+                if run is not None:
+                    changed.count(node, tier, len(run))
+                    changed.try_enter(node, tier)
+                    if node in self._leaving_of(node, tier) and changed.has(node):
+                        changed.leave(node, tier)
+        return changed
+
+    @property
+    def given(self) -> list[NamespaceLimit]:
+        """The limits that are set, whether their namespaces keep something or not."""
+        return list(self._limits.values())
+
+    def has(self, node: Node) -> bool:
+        """Say whether a node's namespace has a limit and keeps something."""
+        return self._of(node) is not None
 
     @property
     def namespaces(self) -> set[str]:
@@ -192,6 +222,10 @@ class Limits:
         if limited.is_over(tier):
             self._over[tier][node.place.namespace] = None
         return was_leaving
+
+    def _leaving_of(self, node: Node, tier: int) -> "set[Node]":
+        limited = self._of(node)
+        return set() if limited is None else limited.leaving[tier]
 
     def _of(self, node: Node) -> _Limited | None:
         """Return the counts of a node's namespace; None where it has no limit, or keeps nothing."""

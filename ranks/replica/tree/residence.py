@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ....errors import InternalError
-from ...config import WritePolicy
+from ...config import NamespaceLimit, WritePolicy
 from ..basis import Basis
 from ..clock import Clock
 from ..notices import Cause, Removed, Stored, Tier
@@ -253,6 +253,13 @@ class Residence:
             for component, run in enumerate(upper.values[tier]):
                 if run is not None:
                     self._try_enter(upper, tier, component)
+
+    def limit(self, limit: NamespaceLimit) -> None:
+        """Give a namespace another limit, or none; see `Limits.changed`."""
+        for tier in TIERS:
+            # They may have been kept apart for that they were leaving, and may leave no more.
+            self.changed.update(dict.fromkeys(self.limits.leaving(tier)))
+        self.limits = self.limits.changed(limit, self._tree.nodes())
 
     def touch(self, node: Node, clock: Clock, hits: int, priority: int) -> None:
         """Mark the path to `node` as used now, from the root down."""

@@ -4,7 +4,7 @@ What nobody holds leaves in the order of the eviction policy, so far as it is ne
 keeps beyond its limits leaves by itself. Under write-back what leaves the device is saved first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ....errors import InternalError
 from ..journal import Journal
@@ -60,11 +60,12 @@ class Room:
         taken = self.take(tier, counts)
         return None if taken is None else taken[component]
 
-    def evict_everything(self, tier: int) -> None:
-        """Evict all that nothing holds on a tier."""
-        leaving = self._residence.leaving(Cause.RESET)
-        while (victim := self._residence.queues[tier][0].next_victim()) is not None:
-            self._evict(victim, tier, 0, leaving)
+    def evict_all(self, tier: int, nodes: Iterable[Node], cause: Cause) -> None:
+        """Evict what nothing holds on a tier of these nodes; each comes before its parent."""
+        leaving = self._residence.leaving(cause)
+        for node in nodes:
+            if self._residence.evictable(tier, 0, node):
+                self._evict(node, tier, 0, leaving)
         self._residence.give_back(leaving, tier)
 
     def enforce_limits(self, now_ms: int) -> None:

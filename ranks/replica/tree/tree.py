@@ -6,7 +6,7 @@ matched by one comparison of bytes. A split keeps the given node as the lower ha
 refers to a node refers to the end of its run, before and after.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ....errors import InternalError
@@ -222,9 +222,9 @@ class Tree:
         assert node.parent is not None
         return self.keys(node.parent)[-1]
 
-    def nodes(self) -> Iterator[Node]:
-        """Yield every node below the roots, parents first, in a replicated order."""
-        waiting = list(self.roots.values())
+    def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
+        """Yield every node below `roots`, or below all, parents first, in a replicated order."""
+        waiting = list(self.roots.values() if roots is None else roots)
         while waiting:
             node = waiting.pop()
             if node.parent is not None:

@@ -6,8 +6,10 @@ import pytest
 
 from lockstep.coordinator.stop_policy import StopPolicy, StopRule
 from lockstep.errors import ConfigError
+from lockstep.integrations.settings import control_of
 from lockstep.integrations.vllm.settings import parse
 from lockstep.ranks.config import Bounds, Timeouts
+from lockstep.ranks.outside import Control
 
 
 def test_every_key_arrives_where_it_belongs() -> None:
@@ -66,6 +68,7 @@ def test_host_memory_may_be_given_as_a_number_of_pages() -> None:
         ({"host_pages": 1, "store": ""}, "store must be text, not ''"),
         ({"host_pages": 1, "pipeline_depth": 2}, "pipeline_depth is 2, must be 0 or 1"),
         ({"host_pages": 1, "metrics_port": 0}, "metrics_port is 0, must be 1 to 65535"),
+        ({"host_pages": 1, "control": 7}, "control must be text, not 7"),
         ({"host_pages": 1, "idle_wait_s": 5}, "idle_wait_s is 5"),
         ({"host_pages": 1, "bounds": 3}, "bounds must hold keys and values, not 3"),
         ({"host_pages": 1, "bounds": {"prefetch": 3}}, "bounds: there is no key 'prefetch'"),
@@ -84,6 +87,13 @@ def test_what_is_wrong_is_refused_with_its_key(extra: dict[str, Any], named: str
 
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_operator_asks_an_engine_s_group_for_all_but_other_weights() -> None:
+    assert control_of(parse({"host_pages": 1})) is None
+    assert control_of(parse({"host_pages": 1, "control": "/run/s"})) == Control(
+        path="/run/s", refused=("weights",)
+    )
 
 
 def test_memory_for_less_than_a_page_is_refused() -> None:

@@ -7,7 +7,7 @@ from itertools import count, pairwise
 from lockstep.coordinator.stop_policy import StopPolicy
 from lockstep.ranks.cache import Cache
 from lockstep.ranks.config import CacheConfig
-from lockstep.ranks.peers import Peers
+from lockstep.ranks.outside import Peers
 from lockstep.ranks.replica.extent import Extent
 from lockstep.ranks.replica.requests import LoadState
 from lockstep.small_engine.contents import KeyedTokens

@@ -43,7 +43,7 @@ _PROMPT = re.compile(r"([A-Z]+)?(?:\+([1-3]))?")
 
 _NAMED = (
     *("in", "reserve", "priority", "total", "final", "ttl_ms", "device", "from", "version"),
-    *("kv", "window", "state", "extent", "source"),
+    *("kv", "window", "state", "extent", "source", "host"),
 )
 _SETTINGS = (
     *("ranks", "depth", "device", "engine", "host", "store", "window", "state", "write_policy"),

@@ -8,6 +8,7 @@ from lockstep.coordinator.fold import disagreements, fold
 from lockstep.coordinator.lanes import BallotShape, LaneLayout
 from lockstep.coordinator.verdict import Verdicts, unhealthy_rank
 from lockstep.errors import UsageError
+from lockstep.ranks.config import NamespaceLimit
 from lockstep.ranks.replica.check import check
 from lockstep.ranks.replica.effects import NOTHING, Effects
 from lockstep.ranks.replica.extent import Extent
@@ -29,6 +30,17 @@ MakeRank = Callable[[int, BallotShape], Rank]
 
 def _pools(replica: Replica) -> list[str]:
     return [each.pool for each in replica.prefixes.components]
+
+
+def _limit(words: Words) -> NamespaceLimit:
+    """Return a limit; what is not named is not bounded."""
+    named = words.named
+    return NamespaceLimit(
+        namespace=words.name,
+        device_pages=int(named["device"]) if "device" in named else None,
+        host_pages=int(named["host"]) if "host" in named else None,
+        ttl_s=int(named["ttl_ms"]) / 1000 if "ttl_ms" in named else None,
+    )
 
 
 _COMMANDS: Mapping[str, Command] = {
@@ -58,6 +70,8 @@ _COMMANDS: Mapping[str, Command] = {
     "fence": lambda r, w: r.fence(w.name),
     "retract_lent": lambda r, w: r.retract_lent(w.name, w.prompt, w.runs(_pools(r))),
     "resume_lent": lambda r, w: r.resume_lent(w.name, w.runs(_pools(r)), w.number("from")),
+    "drop": lambda r, w: r.drop(None if w.name == "*" else w.name),
+    "limit": lambda r, w: r.limit(_limit(w)),
     "reset": lambda r, w: r.reset(w.named.get("version")),
 }
 

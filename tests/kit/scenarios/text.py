@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.coordinator.seats import UNBOUNDED
 from lockstep.coordinator.verdict import Verdict
 from lockstep.ranks.orders import CopyTransfer, Need, ObjectTransfer
-from lockstep.ranks.replica.answers import Admission, Wait
+from lockstep.ranks.replica.answers import Admission, Dropped, Wait
 from lockstep.ranks.replica.effects import Effects
 from lockstep.ranks.replica.operations.lent import NO_PAGE
 from lockstep.ranks.wire import field_names
@@ -40,7 +40,7 @@ class Writer:
 
     def answer(self, answer: object) -> Iterator[str]:
         """Yield the answer to a command."""
-        if isinstance(answer, Admission):
+        if isinstance(answer, Admission | Dropped):
             yield f"answer: {self._text(answer)}"
         elif isinstance(answer, Wait):
             yield f"answer: wait, {answer}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.ranks.peers import Peers
+from lockstep.ranks.outside import Peers
 from lockstep.ranks.replica.extent import Extent
 from tests.kit.ranks.pair import NAME, PAGE_TOKENS, Pair, config_of, hand_over
 from tests.kit.ranks.served_group import ServedGroup, keyed

@@ -21,7 +21,7 @@ from lockstep.ranks.disaggregation.control import (
 )
 from lockstep.ranks.disaggregation.departures import AGAIN_MS_MIN, Departures
 from lockstep.ranks.disaggregation.manifest import HandoffManifest
-from lockstep.ranks.peers import Peers
+from lockstep.ranks.outside import Peers
 from lockstep.small_engine.forward_pass import ForwardPass, TokenSpan
 from lockstep.small_engine.profiles import find_profile
 from tests.kit.ranks.handoffs import (

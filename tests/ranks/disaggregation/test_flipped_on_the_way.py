@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.ranks.peers import Peers
+from lockstep.ranks.outside import Peers
 from tests.kit.ranks.flipping_wire import FAR, wires
 from tests.kit.ranks.handoffs import Post, compute_and_leave, take_up
 from tests.kit.ranks.pair import PAGE_TOKENS, config_of

@@ -1,4 +1,4 @@
-"""How ranks of several groups read each other's host memory."""
+"""Settings for who reaches a group from outside: other groups read its pages, and an operator asks."""
 
 from dataclasses import dataclass, field
 
@@ -53,3 +53,21 @@ class Peers:
         if self.transfer == TCP:
             return None
         return EngineSettings(protocol=self.protocol, device=self.device, insists=self.insists)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Where an operator asks a group for something while it serves (`lockstep ctl`)."""
+
+    path: str
+    """The Unix socket that rank 0 makes, for its own user alone. A folder that is missing is made, for
+    that user alone as well."""
+    host: str = ""
+    """Where other ranks reach rank 0 to hear of requests; by default loopback where all are on one
+    host, and otherwise its host's name, as gloo has it."""
+    refused: tuple[str, ...] = ()
+    """The requests that this engine does not take, since it decides on that itself."""
+
+    def __post_init__(self) -> None:
+        if not self.path or "\0" in self.path:
+            raise ConfigError("control needs the path of a socket")

@@ -1,0 +1,261 @@
+"""`lockstep ctl`: what an operator asks of a group that serves, over its private Unix socket.
+
+Every rank does it in the same step. Each command prints what became of it, in words or as JSON.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from ..errors import ConfigError, UsageError
+from ..ranks.control.client import ask
+from .amounts import count, printable, well_formed
+from .option_values import check_store
+
+EXIT_STATUSES: Final = (
+    "Exit status: 0, done on every rank; 2, nobody listens, or the request is refused, and nothing was"
+    " changed; 3, it is not done, and the line says why."
+)
+
+ctl = typer.Typer(
+    name="ctl",
+    help="Ask a group that serves for something, which every rank does in the same step.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+_command = partial(ctl.command, epilog=EXIT_STATUSES)
+
+Socket = Annotated[
+    Path,
+    typer.Argument(
+        help="The group's socket, as `lockstep replay --control` and an engine's `control` have it.",
+        metavar="SOCKET",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Ttl = Annotated[float | None, typer.Option(help="Seconds.", show_default="none", metavar="SECONDS")]
+Pages = Annotated[int | None, typer.Option(help="Full-attention pages.", show_default="no limit")]
+
+
+@_command("list")
+def list_all(socket: Socket, *, as_json: Json = False) -> None:
+    """Show what namespaces keep, limits, pins and the store."""
+    answer = _asked(socket, "list")
+    _tell(answer, as_json, *_listed(answer))
+
+
+@_command("stats")
+def stats(socket: Socket) -> None:
+    """Print as JSON what rank 0 has counted so far."""
+    _tell(_asked(socket, "stats"), True)
+
+
+@_command("pin")
+def pin(
+    socket: Socket,
+    name: Annotated[str, typer.Argument(help="A name for the pin, to unpin it by.")],
+    *,
+    tokens: Annotated[
+        str,
+        typer.Option(
+            help="Token ids with commas between them, or `-` to read them from the standard input.",
+            metavar="IDS",
+        ),
+    ],
+    namespace: Annotated[str, typer.Option(help="The namespace of the prompt.")] = "",
+    ttl: Annotated[float, typer.Option(help="Seconds until it ends.", metavar="SECONDS")] = 3600.0,
+    as_json: Json = False,
+) -> None:
+    """Keep what is cached of a prompt, for a time."""
+    ids = _ids(sys.stdin.read() if tokens == "-" else tokens)
+    answer = _asked(socket, "pin", name=name, tokens=ids, namespace=namespace, ttl_s=ttl)
+    kept = answer["tokens"]
+    told = f"{count(kept, 'token')} of {len(ids):,} are kept for {ttl:g} s"
+    _tell(
+        answer, as_json, told if kept else "nothing is kept: none of it is cached, or pins are full"
+    )
+
+
+@_command("unpin")
+def unpin(
+    socket: Socket,
+    name: Annotated[str, typer.Argument(help="The pin's name.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Let go of what a pin keeps."""
+    answer = _asked(socket, "unpin", name=name)
+    _tell(answer, as_json, "unpinned" if answer["was_pinned"] else "there is no such pin any more")
+
+
+@_command("drop")
+def drop(
+    socket: Socket,
+    namespace: Annotated[
+        str | None, typer.Argument(help="The namespace to drop.", show_default="none")
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Drop every namespace.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Evict what nobody holds of a namespace.
+
+    From device and host; its pins end. Storage keeps what it has.
+    """
+    if everything is (namespace is not None):
+        raise ConfigError("name the namespace to drop, or say --all")
+    answer = _asked(socket, "drop", namespace=namespace)
+    held = answer["held"]
+    still = f"; requests hold {held:,}: drop again once they have ended" if held else ""
+    _tell(answer, as_json, f"{count(answer['pages'], 'page')} left{still}")
+
+
+@_command("limit")
+def limit(
+    socket: Socket,
+    namespace: Annotated[str, typer.Argument(help="The namespace; * for all that have no other.")],
+    *,
+    device_pages: Pages = None,
+    host_pages: Pages = None,
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Set what a namespace may keep; without options, all.
+
+    In place of what it might keep before. What is beyond it leaves with the next step.
+    """
+    answer = _asked(
+        socket,
+        "limit",
+        namespace=namespace,
+        device_pages=device_pages,
+        host_pages=host_pages,
+        ttl_s=ttl,
+    )
+    unknown = "" if answer["is_known"] else f"; nothing is cached of {printable(namespace)!r} yet"
+    bounds = (device_pages, host_pages, ttl)
+    _tell(answer, as_json, f"{'removed' if bounds == (None,) * 3 else 'set'}{unknown}")
+
+
+@_command("flush")
+def flush(socket: Socket, *, as_json: Json = False) -> None:
+    """Wait until what is cached by now is in the store.
+
+    That is, until all copies and writes that are in flight have ended.
+    """
+    answer = _asked(socket, "flush")
+    _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended")
+
+
+@_command("attach")
+def attach(
+    socket: Socket,
+    store: Annotated[
+        str,
+        typer.Argument(
+            help="The store, for example file:///var/kv, with {rank} where each rank has its own; `-`"
+            " reads it from the standard input, since others see the arguments of a command.",
+            metavar="URI",
+        ),
+    ],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Use a store, once every rank has opened it."""
+    uri = sys.stdin.read().strip() if store == "-" else store
+    check_store(uri)
+    _tell(_asked(socket, "attach", store=uri), as_json, "attached")
+
+
+@_command("detach")
+def detach(socket: Socket, *, as_json: Json = False) -> None:
+    """Use the store no more.
+
+    What is in flight for it is aborted.
+    """
+    _tell(_asked(socket, "detach"), as_json, "detached")
+
+
+@_command("weights")
+def weights(
+    socket: Socket,
+    version: Annotated[str, typer.Argument(help="The version, which is part of every key.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Hide all that is cached: the weights are others now."""
+    _tell(_asked(socket, "weights", version=version), as_json, f"weights {printable(version)!r}")
+
+
+@_command("log-level")
+def log_level(
+    socket: Socket,
+    level: Annotated[str, typer.Argument(help="debug, info, warning or error.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Log from this level on, on every rank."""
+    _tell(_asked(socket, "log-level", level=level), as_json, f"logs from {level} on")
+
+
+def _asked(socket: Path, what: str, **fields: Any) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = ask(socket, what, **fields)
+    except UsageError as error:
+        # What the group refuses was wrong in the command.
+        raise ConfigError(str(error)) from error
+    return answer
+
+
+def _tell(answer: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+    print(json.dumps(well_formed(answer), indent=2) if as_json else "\n".join(lines))
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.replace("[", "").replace("]", "").split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"--tokens must be token ids with commas between them: {error}"
+        ) from error
+
+
+def _listed(answer: Mapping[str, Any]) -> list[str]:
+    """Return the lines that tell what a group keeps, the namespaces with the most first."""
+    rows = [("namespace", "device pages", "host pages")]
+    most_first = sorted(answer["namespaces"].items(), key=lambda each: -sum(each[1].values()))
+    rows += [
+        (_name(name), f"{each['device_pages']:,}", f"{each['host_pages']:,}")
+        for name, each in most_first
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
+    for each in answer["limits"]:
+        bounds = [
+            f"{value:g} {words}"
+            for name, words in _BOUNDS.items()
+            if (value := each[name]) is not None
+        ]
+        lines.append(f"limit of {_name(each['namespace'])}: {', '.join(bounds) or 'none'}")
+    for name, each in answer["pins"].items():
+        lines.append(
+            f"pin {_name(name)}: {count(each['tokens'], 'token')} of {_name(each['namespace'])}"
+        )
+    return [*lines, f"store: {answer['store']}"]
+
+
+_BOUNDS: Final = {
+    "device_pages": "device pages",
+    "host_pages": "host pages",
+    "ttl_s": "s unused",
+}
+
+
+def _name(name: str) -> str:
+    return printable(repr(name))

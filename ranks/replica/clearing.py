@@ -1,0 +1,84 @@
+"""What leaves because somebody says so: all that is cached, a namespace, or what a new limit cuts off.
+
+What requests and operations hold stays with them until they let go of it.
+"""
+
+from collections.abc import Iterable
+
+from ..config import NamespaceLimit
+from .answers import Dropped
+from .basis import Basis
+from .notices import Cause, Reset
+from .operations.saving import Saving
+from .pinning import Pinning
+from .prefetch.prefetching import Prefetching
+from .requests import Requests
+from .store import Store
+from .tree.node import Node
+from .tree.prefixes import Prefixes
+from .tree.residence import TIERS
+
+
+class Clearing:
+    """Resets the cache, drops namespaces, and gives them other limits."""
+
+    def __init__(  # noqa: PLR0917 - the parts that it touches.
+        self,
+        basis: Basis,
+        prefixes: Prefixes,
+        requests: Requests,
+        prefetching: Prefetching,
+        saving: Saving,
+        pinning: Pinning,
+        store: Store,
+    ) -> None:
+        self._journal, self._outbox = basis.journal, basis.outbox
+        self._prefixes = prefixes
+        self._requests = requests
+        self._prefetching = prefetching
+        self._saving = saving
+        self._pinning = pinning
+        self._store = store
+
+    def reset(self, weights_version: str | None) -> None:
+        """Hide all that is cached now from every request that is not admitted yet."""
+        requests = self._requests
+        for request in requests:
+            if not request.admitted:
+                self._prefetching.stop(request)
+                self._saving.drop_tail(request)
+        self._pinning.drop_all()
+        self._store.misses.clear()
+        requests.reset(weights_version)
+        self._outbox.notices.append(Reset(requests.generation, weights_version))
+        self._evict(self._prefixes.tree.roots.values(), Cause.RESET)
+
+    def drop(self, namespace: str | None) -> Dropped:
+        """Evict what nobody holds of a namespace, or of all; its pins end."""
+        self._journal.record("drop", namespace)
+        for pin in list(self._pinning.pins.values()):
+            if namespace in {None, pin.node.place.namespace}:
+                self._pinning.unpin(pin.name)
+        roots = self._prefixes.tree.roots.values()
+        dropped = [each for each in roots if namespace in {None, each.place.namespace}]
+        return self._evict(dropped, Cause.DROPPED)
+
+    def limit(self, limit: NamespaceLimit) -> None:
+        """Let a namespace keep as much as `limit` says; the rest leaves with the next verdict."""
+        self._journal.record(
+            "limit", limit.namespace, limit.device_pages, limit.host_pages, limit.ttl_s
+        )
+        self._prefixes.residence.limit(limit)
+
+    def _evict(self, roots: Iterable[Node], cause: Cause) -> Dropped:
+        # Whatever hangs below a node leaves before it.
+        nodes = list(self._prefixes.tree.nodes(roots))[::-1]
+        before = _pages_of(nodes)
+        for tier in TIERS:
+            self._prefixes.room.evict_all(tier, nodes, cause)
+        held = _pages_of(nodes)
+        return Dropped(before - held, held)
+
+
+def _pages_of(nodes: Iterable[Node]) -> int:
+    return sum(len(run) for node in nodes for (run, *_) in node.values if run is not None)

@@ -1,0 +1,227 @@
+"""`lockstep ctl`: what an operator says and reads, and two ranks that are asked while they serve."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import LockstepError, UsageError
+from lockstep.launch.interruption import EXIT_INTERRUPTED
+from lockstep.launch.report import read_report
+from lockstep.ranks.control.port import ControlPort
+from tests.kit.launch.in_process import Run, run_lockstep
+from tests.kit.launch.replays import COMMAND, Running, start
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command in this process."""
+    yield from run_lockstep(monkeypatch, capfd)
+
+
+class Group:
+    """Listens as a group does, keeps what it is asked, and answers what a test has it say."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = path
+        self.asked: list[Any] = []
+        self.says: dict[str, object] | LockstepError = {}
+
+    def answered(self, asked: object) -> dict[str, object]:
+        """Return the answer to a request."""
+        self.asked.append(asked)
+        if isinstance(self.says, LockstepError):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path / "s")
+    port = ControlPort(made.socket)
+    port.serve(made.answered)
+    yield made
+    port.close()
+
+
+Said = tuple[list[str], dict[str, object], dict[str, object], str]
+"""The words of a command, what is asked, the answer, and what is told of it."""
+
+SAID: list[Said] = [
+    (
+        ["pin", "p", "--tokens", "1,2,3"],
+        {"ask": "pin", "name": "p", "tokens": [1, 2, 3], "namespace": "", "ttl_s": 3600.0},
+        {"tokens": 2},
+        "2 tokens of 3 are kept for 3600 s",
+    ),
+    (
+        ["pin", "p", "--tokens", "[1, 2]", "--namespace", "t", "--ttl", "5"],
+        {"ask": "pin", "name": "p", "tokens": [1, 2], "namespace": "t", "ttl_s": 5.0},
+        {"tokens": 0},
+        "nothing is kept: none of it is cached, or pins are full",
+    ),
+    (["unpin", "p"], {"ask": "unpin", "name": "p"}, {"was_pinned": True}, "unpinned"),
+    (
+        ["unpin", "p"],
+        {"ask": "unpin", "name": "p"},
+        {"was_pinned": False},
+        "there is no such pin any more",
+    ),
+    (
+        ["drop", "t"],
+        {"ask": "drop", "namespace": "t"},
+        {"pages": 8, "held": 0},
+        "8 pages left",
+    ),
+    (
+        ["drop", "--all"],
+        {"ask": "drop", "namespace": None},
+        {"pages": 1, "held": 2},
+        "1 page left; requests hold 2: drop again once they have ended",
+    ),
+    (
+        ["limit", "t", "--host-pages", "9", "--ttl", "60"],
+        {"ask": "limit", "namespace": "t", "device_pages": None, "host_pages": 9, "ttl_s": 60.0},
+        {"is_known": False},
+        "set; nothing is cached of 't' yet",
+    ),
+    (
+        ["limit", "t"],
+        {"ask": "limit", "namespace": "t", "device_pages": None, "host_pages": None, "ttl_s": None},
+        {"is_known": True},
+        "removed",
+    ),
+    (["flush"], {"ask": "flush"}, {"operations": 7}, "7 operations ended"),
+    (["attach", "memory://"], {"ask": "attach", "store": "memory://"}, {}, "attached"),
+    (["detach"], {"ask": "detach"}, {}, "detached"),
+    (["weights", "7"], {"ask": "weights", "version": "7"}, {}, "weights '7'"),
+    (
+        ["log-level", "debug"],
+        {"ask": "log-level", "level": "debug"},
+        {},
+        "logs from debug on",
+    ),
+]
+
+
+@pytest.mark.parametrize("said", SAID, ids=[" ".join(each[0]) for each in SAID])
+def test_a_command_asks_for_one_thing_and_tells_what_became_of_it(
+    lockstep: Run, group: Group, said: Said
+) -> None:
+    words, asked, answer, told = said
+    group.says = answer
+    command, *rest = words
+
+    for_people = lockstep("ctl", command, group.socket, *rest)
+    for_machines = lockstep("ctl", command, group.socket, *rest, "--json")
+
+    assert for_people == (0, f"{told}\n", "")
+    assert (for_machines[0], json.loads(for_machines[1])) == (0, answer)
+    assert group.asked == [asked, asked]
+
+
+def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, group: Group) -> None:
+    group.says = {
+        "namespaces": {
+            "": {"device_pages": 1, "host_pages": 2},
+            "tenant\x1b": {"device_pages": 2000, "host_pages": 0},
+        },
+        "limits": [{"namespace": "*", "device_pages": None, "host_pages": 5, "ttl_s": 0.5}],
+        "pins": {"p": {"namespace": "", "tokens": 64}},
+        "store": "attached",
+    }
+
+    status, told, _ = lockstep("ctl", "list", group.socket)
+
+    assert status == 0
+    assert told.splitlines() == [
+        "namespace     device pages  host pages",
+        r"'tenant\x1b'         2,000           0",
+        "''                       1           2",
+        "limit of '*': 5 host pages, 0.5 s unused",
+        "pin 'p': 64 tokens of ''",
+        "store: attached",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("nothing is cached of namespace 'x'"), 2),
+        (LockstepError("the ranks have not agreed on it yet"), 3),
+    ],
+)
+def test_what_a_group_cannot_do_is_one_line_with_its_reason(
+    lockstep: Run, group: Group, error: LockstepError, status: int
+) -> None:
+    group.says = error
+
+    assert lockstep("ctl", "drop", group.socket, "x") == (status, "", f"lockstep: {error}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["list", "{socket}.no"], "there is no socket at"),
+        (["drop", "{socket}"], "name the namespace to drop, or say --all"),
+        (["drop", "{socket}", "t", "--all"], "name the namespace to drop, or say --all"),
+        (["attach", "{socket}", "nowhere"], "store is 'nowhere', which is not a URI"),
+        (["pin", "{socket}", "p", "--tokens", "a,b"], "--tokens must be token ids with commas"),
+    ],
+)
+def test_a_command_that_makes_no_sense_gets_one_line_and_status_2(
+    lockstep: Run, group: Group, words: list[str], why: str
+) -> None:
+    status, out, said = lockstep("ctl", *(each.format(socket=group.socket) for each in words))
+
+    assert (status, out, said.count("\n"), group.asked) == (2, "", 1, [])
+    assert why in said
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Running]:
+    """A replay of two ranks that would take minutes, once it takes requests."""
+    command = start(
+        (tmp_path / "errors").open("w+", encoding="utf-8"),
+        *(*COMMAND, "--ranks", 2, "--requests", 50_000, "--namespaces", 3),
+        *("--control", tmp_path / "s", "--report", tmp_path / "report.json"),
+    )
+    command.wait_until((tmp_path / "s").is_socket)
+    yield command
+    command.kill()
+
+
+@pytest.mark.distributed
+def test_a_group_that_serves_does_all_it_is_asked_and_serves_what_is_right(
+    lockstep: Run, serving: Running, tmp_path: Path
+) -> None:
+    said = [
+        lockstep("ctl", command, tmp_path / "s", *rest)[2]
+        for command, *rest in (
+            ("list",),
+            ("attach", (tmp_path / "kv").as_uri()),
+            ("pin", "p", "--tokens", "1,2,3"),
+            ("unpin", "p"),
+            ("drop", "tenant-1"),
+            ("limit", "tenant-2", "--device-pages", "50", "--host-pages", "100"),
+            ("flush",),
+            ("weights", "step 2"),
+            ("log-level", "info"),
+            ("drop", "--all"),
+            ("detach",),
+            ("stats",),
+        )
+    ]
+    serving.process.send_signal(signal.SIGINT)
+    ended = serving.process.wait(60)
+
+    report = read_report(tmp_path / "report.json")
+    assert [line for line in said if line] == []
+    assert (ended, report["pages_corrupt"]) == (EXIT_INTERRUPTED, 0)
+    assert report["pages_verified"] > 0
+    assert report["bytes"]["l2_to_l3"] > 0
+    assert serving.said().count("asks: ask 'drop', namespace None") == 2
+    assert not (tmp_path / "s").exists()

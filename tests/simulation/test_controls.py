@@ -1,0 +1,24 @@
+"""An operator asks for something at any moment, and no promise of the cache suffers."""
+
+import pytest
+
+from lockstep.simulation.explore import explore, print_report
+from lockstep.simulation.world import ENGINE, REPLICA
+
+
+@pytest.mark.parametrize(
+    ("l1", "asked"),
+    [
+        (REPLICA, {"drops", "limits changed", "weights changed"}),
+        (ENGINE, {"drops", "limits changed"}),
+    ],
+)
+def test_what_an_operator_asks_for_breaks_nothing_whoever_owns_the_device(
+    l1: str, asked: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = explore(range(5), steps=150, faults="controls", l1=l1, processes=1)
+    print_report(report)
+
+    assert report["violations"] == []
+    assert asked <= report["coverage"].keys()
+    assert f"an operator: drops {report['coverage']['drops']}" in capsys.readouterr().out

@@ -24,6 +24,7 @@ from ..options import (
     RoundTimeout,
     Seed,
     Store,
+    TimelineFile,
     Verify,
 )
 from ..settings import ReplaySettings
@@ -131,6 +132,7 @@ def serve_sim(
     host: Host = None,
     seed: Seed = _REPLAY.seed,
     report: ReportFile = None,
+    timeline: TimelineFile = None,
     output_tokens_max: OutputTokensMax = _REPLAY.output_tokens_max,
     prefill_tokens: PrefillTokens = 2048,
     round_timeout_s: RoundTimeout = _REPLAY.round_timeout_s,
@@ -152,6 +154,7 @@ def serve_sim(
             prefill_tokens=prefill_tokens,
             round_timeout_s=round_timeout_s,
             report=None if report is None else str(report.resolve()),
+            timeline=None if timeline is None else str(timeline.resolve()),
         ),
         prefill=Shape.parse(prefill, "--prefill"),
         decode=Shape.parse(decode, "--decode"),
@@ -172,7 +175,12 @@ def run(
     """Serve, and return the status to exit with."""
     if groups_from is None:
         return _serve(settings, choice, host)
-    for name, value in (("kill", settings.kill), ("directory", settings.directory)):
+    own = {
+        "kill": settings.kill,
+        "directory": settings.directory,
+        "timeline": settings.replay.timeline,
+    }
+    for name, value in own.items():
         if value:
             raise ConfigError(f"{option(name)} is for groups that this command starts")
     if choice != LaunchChoice():

@@ -33,11 +33,7 @@ _WAYS: Final = {
 
 def trace_text(groups: Groups) -> str:
     """Return the timelines of all ranks as one JSON object, an event a line."""
-    ranks = [ranks for ranks in groups.values() if ranks]
-    if not ranks:
-        return '{"traceEvents": []}\n'
-    clocks = align(ranks)
-    drawn = _drawn(groups, clocks)
+    drawn = _drawn(groups, align([ranks for ranks in groups.values() if ranks]))
     head = {
         "displayTimeUnit": "ms",
         "otherData": {

@@ -8,6 +8,7 @@ an interrupted run is aligned as well as one that has ended, and clocks that dri
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from ..ranks.timed_events import RoundHeld
@@ -15,6 +16,8 @@ from .kept_events import RankEvents
 
 WINDOW_S: Final = 5.0
 """Of so much time the shortest round counts."""
+DRIFT_MAX: Final = 1e-4
+"""What clocks are taken to gain or lose on each other at most, in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Alignment:
     """When the clocks were compared, and by how much this one was ahead then; in between the difference
     is taken to grow or shrink evenly. None where it is the same clock."""
     error_s: float | None = 0.0
-    """How far off it can have been at the worst of these moments; None where nobody knows."""
+    """How far off it can be: half of the widest of these comparisons, and what clocks drift apart in
+    the longest time between two of them. None where nobody knows."""
 
     def on_reference(self, at_s: float) -> float:
         """Return what the other clock showed at a time of this one."""
@@ -49,6 +53,8 @@ def align(groups: Sequence[Sequence[RankEvents]]) -> dict[str, Alignment]:
 
     A clock that no round compares with a known one is read by the wall clocks of the hosts.
     """
+    if not groups:
+        return {}
     reference = groups[0][0]
     known = {reference.clock: SAME}
     for group in groups:
@@ -66,19 +72,26 @@ def _by_rounds(
     first: RankEvents, of_first: Alignment, other: RankEvents, reference: RankEvents
 ) -> Alignment:
     """Return how to read another rank's clock by the rounds that it had with the first."""
-    best: dict[int, tuple[float, float, float]] = {}
-    for round_ in _compared(first, of_first, other):
-        window, width_s = int(round_[0] // WINDOW_S), round_[2]
-        if window not in best or width_s < best[window][2]:
-            best[window] = round_
-    if not best:
+    compared = sorted(_compared(first, of_first, other))
+    if not compared:
         ahead_s = reference.wall_s - other.wall_s
         return Alignment("the hosts' wall clocks", ((0.0, ahead_s),), None)
-    chosen = [best[window] for window in sorted(best)]
+    began_s, took_s = compared[0][0], compared[-1][0] - compared[0][0]
+    # What is left over belongs to the last one: few rounds would say little.
+    last = max(0, int(took_s / WINDOW_S) - 1)
+    best: dict[int, tuple[float, float, float]] = {}
+    for each in compared:
+        window = min(last, int((each[0] - began_s) / WINDOW_S))
+        if window not in best or each[2] < best[window][2]:
+            best[window] = each
+    chosen = list(best.values())
+    moments = tuple((at_s, ahead_s) for at_s, ahead_s, _ in chosen)
     error_s = None
     if of_first.error_s is not None:
-        error_s = of_first.error_s + max(width_s for _, _, width_s in chosen) / 2
-    moments = tuple((at_s, ahead_s) for at_s, ahead_s, _ in chosen)
+        ends = (began_s, *(at_s for at_s, _ in moments), began_s + took_s)
+        apart_s = max(later - earlier for earlier, later in pairwise(ends))
+        width_s = max(width_s for _, _, width_s in chosen)
+        error_s = of_first.error_s + width_s / 2 + DRIFT_MAX * apart_s
     return Alignment("the rounds", moments, error_s)
 
 

@@ -2,8 +2,8 @@
 
 A process of the file is a rank. Its threads are the engine's, the rounds, copies by direction, and each
 store; where several copies or calls run side by side they are dealt out to as many threads. Requests
-and operations, which overlap, are asynchronous slices. An arrow leads from the last vote of a round to
-each rank that had to wait for it.
+and operations, which overlap, are asynchronous slices. An arrow leads from each wait for a round to the
+step of the rank that voted last.
 """
 
 import json
@@ -254,7 +254,7 @@ def _draw_call(rank: _Drawn, tid: int, event: StoreCalled) -> None:
 
 
 def _arrows(drawn: Sequence[_Drawn]) -> Iterator[TraceEvent]:
-    """Yield an arrow from the last vote of a round to each rank that waited for it."""
+    """Yield an arrow from each wait for a round to the last vote, where that came after it began."""
     number = 0
     voters = {(each.group, each.kept.rank): each for each in drawn}
     for each in drawn:
@@ -266,11 +266,11 @@ def _arrows(drawn: Sequence[_Drawn]) -> Iterator[TraceEvent]:
             if last is None or last.rank == each.kept.rank or last.at_ns < awaited_ns:
                 continue
             number += 1
-            arrow = {"name": "last vote", "cat": "round", "id": number}
+            arrow = {"name": "waits for", "cat": "round", "id": number}
             voter = voters[each.group, last.rank]
-            yield arrow | _at(voter, last.at_ns) | {"ph": "s"}
-            landed_ns = min(last.at_ns, each.ns(event.ended_s))
-            yield arrow | _at(each, landed_ns) | {"ph": "f", "bp": "e"}
+            # Perfetto lets an arrow begin at whichever of its slices began first, which is the wait.
+            yield arrow | _at(each, awaited_ns) | {"ph": "s"}
+            yield arrow | _at(voter, max(last.at_ns, awaited_ns + 1)) | {"ph": "f", "bp": "e"}
 
 
 def _at(rank: _Drawn, at_ns: int) -> TraceEvent:

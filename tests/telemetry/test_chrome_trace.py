@@ -27,7 +27,7 @@ def call(began_s: float, ended_s: float) -> StoreCalled:
     return StoreCalled("file", "read", 1, "kv", {"ok": 2}, 64, began_s, ended_s)
 
 
-def test_a_round_says_which_rank_voted_last_and_an_arrow_leads_from_there() -> None:
+def test_a_round_says_which_rank_voted_last_and_an_arrow_leads_there() -> None:
     early = RoundHeld(1, voted_s=10.0, awaited_s=10.001, ended_s=10.006)
     late = RoundHeld(1, voted_s=10.005, awaited_s=10.0055, ended_s=10.006)
 
@@ -37,8 +37,8 @@ def test_a_round_says_which_rank_voted_last_and_an_arrow_leads_from_there() -> N
     assert [each.args["last_rank"] for each in rounds.values()] == [1, 1]
     assert {each.args["last_vote_us_after_first"] for each in rounds.values()} == {5000}
     ((begins, ends),) = timeline.arrows()
-    assert (begins["pid"], ends["pid"]) == (1, 0)
-    assert begins["ts"] == ends["ts"] == 5000
+    assert (begins["pid"], ends["pid"]) == (0, 1)
+    assert (begins["ts"], ends["ts"]) == (1000, 5000)
 
 
 def test_a_round_that_one_rank_has_not_told_of_names_nobody() -> None:

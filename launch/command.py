@@ -25,7 +25,7 @@ from .environment import prepare_for_mooncake
 from .handoffs.command import simulate_handoff
 from .interruption import EXIT_INTERRUPTED, Interrupted, ignore_signals, raise_on_signals
 from .launching import launch
-from .options import EXIT_STATUSES, LaunchChoice, ReportFile, replay_command
+from .options import EXIT_STATUSES, LaunchChoice, ReportFile, TimelineFile, replay_command
 from .planning.command import EXIT_STATUS as PLAN_EXIT_STATUS
 from .planning.command import plan, size
 from .report import check_that_writable
@@ -176,6 +176,7 @@ def demo(
     ] = None,
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = RANKS_DEFAULT,
     report: ReportFile = None,
+    timeline: TimelineFile = None,
     page: Annotated[
         Path, typer.Option(help="Write a page with plots of both runs here.", metavar="FILE.html")
     ] = Path("report.html"),
@@ -183,7 +184,9 @@ def demo(
     """Replay the built-in workload twice, cold and warm."""
     from .demo import run_demo
 
-    raise typer.Exit(run_demo(ranks=ranks, store=store, report=report, page=page))
+    raise typer.Exit(
+        run_demo(ranks=ranks, store=store, report=report, timeline=timeline, page=page)
+    )
 
 
 @app.command("simulate")

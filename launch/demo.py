@@ -15,16 +15,19 @@ from .options import LaunchChoice
 from .outcome import table_of
 from .report import Report, check_that_writable, read_report, write_report
 from .reports.command import write_page
+from .reports.timelines import VIEWER
 from .settings import ReplaySettings
 
 
-def run_demo(*, ranks: int, store: str | None, report: Path | None, page: Path) -> int:
+def run_demo(
+    *, ranks: int, store: str | None, report: Path | None, timeline: Path | None, page: Path
+) -> int:
     """Run the two replays, print the comparison, and return the status to exit with.
 
     `store` is the URI of a store that holds nothing yet, or the first run is not cold; it is kept. None
     stands for a temporary directory.
     `report` gets one JSON object with the reports of both runs under `cold` and `warm`, which `page`
-    shows.
+    shows. `timeline` gets that of the warm run.
     """
     if store is not None:
         check_store(store)
@@ -32,6 +35,8 @@ def run_demo(*, ranks: int, store: str | None, report: Path | None, page: Path) 
     for file in (page, report):
         if file is not None:
             check_that_writable(str(file))
+    if timeline is not None:
+        check_that_writable(str(timeline), "timeline")
     console = Console(highlight=False, emoji=False)
     with (
         tempfile.TemporaryDirectory(prefix="lockstep-demo-") as scratch,
@@ -50,7 +55,8 @@ def run_demo(*, ranks: int, store: str | None, report: Path | None, page: Path) 
         reports: dict[str, Report] = {}
         for run in ("cold", "warm"):
             path = Path(scratch) / f"{run}.json"
-            status = launch(replace(settings, report=str(path)), LaunchChoice())
+            drawn = str(timeline.resolve()) if timeline is not None and run == "warm" else None
+            status = launch(replace(settings, report=str(path), timeline=drawn), LaunchChoice())
             if status:
                 return status
             reports[run] = read_report(path)
@@ -59,6 +65,9 @@ def run_demo(*, ranks: int, store: str | None, report: Path | None, page: Path) 
         write_report(str(both), dict(reports))
         write_page(both, page)
     console.print(f"plots of both runs: {page.resolve()}", soft_wrap=True)
+    if timeline is not None:
+        told = f"timeline of the warm run: {timeline.resolve()}, for {VIEWER}"
+        console.print(told, soft_wrap=True)
     return 0
 
 

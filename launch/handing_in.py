@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ..ranks.replica.check import InvariantViolation
 from ..small_engine.scheduler import Scheduler
+from ..telemetry.kept_events import KeptEvents
 from .interruption import Interrupted
 from .report import RankResult
 from .reports.samples import Sampler
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 COLLECT_TIMEOUT_S = 1.0
 """How long rank 0 waits for the others, which were interrupted with it or see that it has left."""
 _POLL_S = 0.01
+_PIECE_BYTES = 1 << 20
 _BEGUN = "interrupted"
 
 
@@ -31,12 +33,17 @@ class Run:
     """The serving of all requests, and what was counted of it."""
 
     def __init__(
-        self, cache: "Cache", scheduler: Scheduler, sampler: Sampler | None = None
+        self,
+        cache: "Cache",
+        scheduler: Scheduler,
+        sampler: Sampler | None = None,
+        events: KeptEvents | None = None,
     ) -> None:
-        """`sampler` is rank 0's, which begins here."""
+        """`sampler` is rank 0's, which begins here; `events` are the rank's, where it keeps them."""
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
+        self._events = events
         if sampler is not None:
             sampler.begin(scheduler)
         self._began = time.perf_counter()
@@ -76,13 +83,16 @@ class Run:
             wall_s=time.perf_counter() - self._began,
             flush_s=flush_s,
             samples=None if self._sampler is None else self._sampler.samples(),
+            timeline=None
+            if self._events is None
+            else self._events.of_rank(self._cache.rank).pack(),
         )
 
 
 def hand_in(store: Store, rank: int, result: RankResult) -> None:
     """Leave the result of `rank` for rank 0, unless the store ended with the launcher."""
     with suppress(RuntimeError):
-        store.set(_of_rank(rank), result.pack().hex())
+        put(store, _of_rank(rank), result.pack())
         store.add(_BEGUN, 1)
 
 
@@ -104,8 +114,25 @@ def collect(store: Store, own: RankResult, ranks: int) -> list[RankResult]:
             while not (come := store.check([_of_rank(rank)])) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             if come:
-                results.append(RankResult.unpack(bytes.fromhex(store.get(_of_rank(rank)).decode())))
+                results.append(RankResult.unpack(take(store, _of_rank(rank))))
     return results
+
+
+def put(store: Store, key: str, data: bytes) -> None:
+    """Leave data of any length under a key, which is there only once all of it is.
+
+    A store takes values of a few MB at most.
+    """
+    pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{key}/{number}", piece.hex())
+    store.set(key, str(len(pieces)))
+
+
+def take(store: Store, key: str) -> bytes:
+    """Return what `put` has left under a key that is there."""
+    pieces = range(int(store.get(key)))
+    return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in pieces)
 
 
 def _of_rank(rank: int) -> str:

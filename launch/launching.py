@@ -14,6 +14,8 @@ def launch(settings: ReplaySettings, choice: LaunchChoice) -> int:
         check_pool_memory(settings, ranks_here=settings.ranks)
     if settings.report is not None:
         check_that_writable(settings.report)
+    if settings.timeline is not None:
+        check_that_writable(settings.timeline, "timeline")
     if choice.launcher == "ray":
         from .ray.replay import launch_with_ray
 

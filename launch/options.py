@@ -177,6 +177,14 @@ ReportFile = Annotated[
     Path | None,
     typer.Option(help="Write the report here as JSON.", show_default="none", metavar="FILE.json"),
 ]
+TimelineFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write what every rank did when here, as trace events for https://ui.perfetto.dev.",
+        show_default="none",
+        metavar="FILE.json",
+    ),
+]
 Depth = Annotated[
     int, typer.Option(help="1: a step applies the round before. 0: it waits for its own.")
 ]
@@ -241,7 +249,7 @@ def _settings(options: Mapping[str, Any], ranks_default: Callable[[], int]) -> R
     """Return the settings that the options of a replay say."""
     names = {each.name for each in fields(ReplaySettings)}
     given = {name: value for name, value in options.items() if name in names}
-    for path in ("trace", "report", "control"):
+    for path in ("trace", "report", "timeline", "control"):
         # Ranks may run elsewhere.
         given[path] = None if given[path] is None else str(given[path].resolve())
     if given["ranks"] is None:
@@ -281,6 +289,7 @@ def replay_command(run: Run, *, ranks_default: Callable[[], int]) -> Callable[..
         ranks_per_node: RanksPerNode = None,
         seed: Seed = _DEFAULT.seed,
         report: ReportFile = None,
+        timeline: TimelineFile = None,
         metrics_port: MetricsPort = None,
         control: ControlPath = None,
         explain: Explain = False,

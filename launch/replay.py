@@ -90,6 +90,7 @@ class _Rank:
         from .meeting import JOIN_TIMEOUT_S, meet
         from .outcome import conclude
         from .progress import progress_bar
+        from .reports.timelines import write_timeline
         from .worker import Watch, run_rank
 
         self._store = meet(self._environment, timeout_s=JOIN_TIMEOUT_S)
@@ -101,10 +102,13 @@ class _Rank:
                 on_open=self._stop_on_signals,
                 on_interrupted=ignore_signals,
             )
-            report = run_rank(settings, self._environment, self._store, watch)
+            replayed = run_rank(settings, self._environment, self._store, watch)
         ignore_signals()
-        if report is not None:
-            leave(conclude(report, path=settings.report, table=settings.table))
+        if replayed is not None:
+            status = conclude(replayed.report, path=settings.report, table=settings.table)
+            if settings.timeline is not None:
+                write_timeline(settings.timeline, {"": replayed.timelines}, told=settings.table)
+            leave(status)
 
     def _stop_on_signals(self) -> None:
         self._interrupted = note_signals(patience_s=PATIENCE_S)

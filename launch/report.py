@@ -157,6 +157,8 @@ class RankResult:
     flush_s: float
     samples: Samples | None = None
     """What was seen meanwhile; of rank 0 alone."""
+    timeline: bytes | None = None
+    """The rank's events (`RankEvents.pack`), if it has kept any."""
 
     def pack(self) -> bytes:
         """Return the result as msgpack."""
@@ -283,18 +285,18 @@ def faults_of(report: Report) -> list[str]:
     return faults
 
 
-def check_that_writable(path: str) -> None:
-    """Raise `ConfigError` if no report can be written at `path`."""
+def check_that_writable(path: str, what: str = "report") -> None:
+    """Raise `ConfigError` if no report can be written at `path`, or `what` else it is."""
     target = Path(path)
     if target.is_dir():
-        raise ConfigError(f"cannot write the report {path}: it is a directory")
+        raise ConfigError(f"cannot write the {what} {path}: it is a directory")
     if not target.parent.is_dir():
-        raise ConfigError(f"cannot write the report {path}: there is no directory {target.parent}")
+        raise ConfigError(f"cannot write the {what} {path}: there is no directory {target.parent}")
     trial = _beside(target)
     try:
         trial.touch()
     except OSError as error:
-        raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
     finally:
         trial.unlink(missing_ok=True)
 
@@ -304,7 +306,7 @@ def write_report(path: str, report: Mapping[str, object]) -> None:
     write_text(path, f"{json.dumps(report, indent=2)}\n")
 
 
-def write_text(path: str, text: str) -> None:
+def write_text(path: str, text: str, what: str = "report") -> None:
     """Write a file whole or not at all: to a temporary one that is then renamed."""
     target = Path(path)
     temporary = _beside(target)
@@ -312,7 +314,7 @@ def write_text(path: str, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
-        raise ConfigError(f"cannot write the report {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

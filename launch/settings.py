@@ -36,7 +36,9 @@ COMPONENT_POOLS = (
     "state_host_pages",
 )
 """The settings for pools that only some profiles have; derived unless they are given."""
-_MAY_DIFFER = frozenset({"device_pages", "host_pages", *COMPONENT_POOLS, "report", "table"})
+_MAY_DIFFER = frozenset(
+    {"device_pages", "host_pages", *COMPONENT_POOLS, "report", "timeline", "table"}
+)
 """Settings that ranks may differ in: the smallest pool counts, and only rank 0 reports."""
 
 RANKS_MAX = 1024
@@ -113,6 +115,8 @@ class ReplaySettings:
     """The Unix socket at which rank 0 takes requests of an operator, for its own user alone."""
     report: str | None = None
     """The file that rank 0 writes the report to."""
+    timeline: str | None = None
+    """The file that rank 0 writes the timelines of all ranks to; a rank keeps its own if it has one."""
     table: bool = True
     """Whether rank 0 prints the report as a table."""
 

@@ -22,6 +22,9 @@ from .settings import ReplaySettings
 SHUTDOWN_TIMEOUT_S = 5.0
 """How long ranks have for an orderly end, once one has failed or after a signal; then they are
 killed."""
+TIMELINE_TIMEOUT_S = 60.0
+"""The same where rank 0 may have timelines to write, which takes 2 s for each rank that has kept all it
+can."""
 _POLL_S = 0.05
 
 
@@ -61,14 +64,14 @@ class RankProcesses:
         for each in self._ranks:
             _signal(each, signal.SIGKILL)
 
-    def end(self) -> None:
-        """End the ranks that are left, in order if they can and by force if not."""
+    def end(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """End the ranks that are left, in order if they can in time, and by force if not."""
         left = [each for each in self._ranks if each.poll() is None]
         for each in left:
             _signal(each, signal.SIGTERM)
             # One that is stopped takes notice of no other signal before this one.
             _signal(each, signal.SIGCONT)
-        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        until = time.monotonic() + timeout_s
         for each in left:
             with suppress(TimeoutExpired):
                 each.wait(max(0.0, until - time.monotonic()))
@@ -101,7 +104,7 @@ def launch_with_torch(settings: ReplaySettings) -> int:
     finally:
         ignore_signals()
         if ranks is not None:
-            ranks.end()
+            ranks.end(SHUTDOWN_TIMEOUT_S if settings.timeline is None else TIMELINE_TIMEOUT_S)
         del store
         raise_on_signals()
 

@@ -6,9 +6,9 @@ alone: closing its connections is what tells the others. What it has counted by 
 (`handing_in`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from ..small_engine.limits import EngineLimits
 from ..small_engine.scheduler import Scheduler
 from ..small_engine.workload import count_requests, requests_of, spread_over
 from ..storage_backends.uri import without_secrets
+from ..telemetry.kept_events import KeptEvents
 from ..telemetry.port import watch as watch_cache
 from .environment import RankEnvironment, prepare_for_mooncake
 from .first_error import was_claimed
@@ -55,13 +56,21 @@ class Watch:
     """Told when the rank has begun to leave early."""
 
 
+class Replayed(NamedTuple):
+    """What has come of a replay."""
+
+    report: Report
+    timelines: Sequence[bytes]
+    """The events of all ranks that handed in (`RankEvents.pack`), where they were to keep them."""
+
+
 def run_rank(
     settings: ReplaySettings,
     environment: RankEnvironment,
     store: Store,
     watch: Watch | None = None,
-) -> Report | None:
-    """Replay on this rank. Returns the report on rank 0 and None on the others.
+) -> Replayed | None:
+    """Replay on this rank. Returns what has come of it on rank 0, and None on the others.
 
     `store` is where the ranks meet (`meeting.meet`). Once `watch.stopped` has said so, or a rank was
     interrupted, the report has what was counted so far, and the other ranks raise `Interrupted`. So
@@ -76,11 +85,11 @@ def run_rank(
     with joined(environment, store, timeout_s=settings.round_timeout_s) as collective:
         watch.on_joined()
         agreed, requests = _agree(settings, environment, collective)
-        report = _replay(agreed, requests, environment, _Group(store, collective), watch)
-        if report is None or not report["interrupted"]:
+        replayed = _replay(agreed, requests, environment, _Group(store, collective), watch)
+        if replayed is None or not replayed.report["interrupted"]:
             # The rounds are over; nobody takes the store away while another rank still leaves.
             dist.barrier()
-    return report
+    return replayed
 
 
 def _agree(
@@ -129,16 +138,19 @@ def _replay(
     environment: RankEnvironment,
     group: _Group,
     watch: Watch,
-) -> Report | None:
+) -> Replayed | None:
     from ..ranks.cache import Cache
     from ..ranks.opening import connected
 
     config = _with_control_reached(settings.cache_config(), environment, group.collective)
     collective = connected(config, group.collective)
-    cache = Cache.open(config, collective, device=device_of(settings, environment))
+    events = None if settings.timeline is None else KeptEvents()
+    timeline = None if events is None else events.note
+    device = device_of(settings, environment)
+    cache = Cache.open(config, collective, device=device, timeline=timeline)
     try:
         watch_cache(cache, settings.metrics_port)
-        own, results = _served(cache, collective, group.store, settings, requests, watch)
+        own, results = _served(cache, collective, group.store, settings, requests, watch, events)
         if results is None:
             hand_in(group.store, environment.rank, own)
     finally:
@@ -148,7 +160,9 @@ def _replay(
     if environment.rank == 0:
         if results is None:
             results = collect(group.store, own, environment.world_size)
-        return make_report(settings, results, interrupted=interrupted)
+        report = make_report(settings, results, interrupted=interrupted)
+        kept = [each.timeline for each in results if each.timeline is not None]
+        return Replayed(report, kept)
     if interrupted:
         raise Interrupted
     return None
@@ -172,6 +186,7 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
     settings: ReplaySettings,
     requests: int,
     watch: Watch,
+    events: KeptEvents | None,
 ) -> tuple[RankResult, list[RankResult] | None]:
     """Serve all requests; return this rank's result, and all ranks' or None if it was interrupted."""
 
@@ -188,7 +203,7 @@ def _served(  # noqa: PLR0917 - what a rank has by then.
         on_done=on_done,
         stopped=watch.stopped if sampler is None else sampler.look,
     )
-    run = Run(cache, scheduler, sampler)
+    run = Run(cache, scheduler, sampler, events)
     watch.on_open()
     try:
         own = run.to_its_end()

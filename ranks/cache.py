@@ -31,6 +31,7 @@ from .rank_cache import RankCache
 from .replica.answers import Admission, Wait
 from .replica.requests import LoadState
 from .replica.tree.tokens import Tokens, as_token_bytes
+from .timed_events import Timeline
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,7 @@ class Cache(RankCache):
         device: "torch.device | str" = "cpu",
         inbox: Inbox | None = None,
         listener: Listener | None = None,
+        timeline: Timeline | None = None,
     ) -> "Cache":
         """Make this rank's cache: compare settings over the ranks, get memory, open the store.
 
@@ -66,8 +68,8 @@ class Cache(RankCache):
         the cache's from now on; by default a new gloo group of all ranks of `torch.distributed`,
         which must be initialised. `inbox` is where `messages` come from: every rank has one, or none
         has. It stays the caller's, and is made anew for each cache. `listener`, which a rank may have
-        or not, is told what happens, with pages by their keys. Raises the same `ConfigError` on
-        every rank if settings differ or one rank cannot start.
+        or not, is told what happens, with pages by their keys; `timeline`, likewise, what takes time
+        here. Raises the same `ConfigError` on every rank if settings differ or one rank cannot start.
         """
         # Simulation and the replica's tests need no torch, which takes seconds to import.
         import torch  # noqa: PLC0415
@@ -87,10 +89,11 @@ class Cache(RankCache):
             torch.device(device),
             has_inbox=inbox is not None,
             names_pages=listener is not None,
+            timeline=timeline,
         )
 
         def make(inbox: Inbox | None) -> "Cache":
-            return cls(config, group, *opened, inbox=inbox, listener=listener)
+            return cls(config, group, *opened, inbox=inbox, listener=listener, timeline=timeline)
 
         return controlled(make, config, group, opened[0], inbox)
 
@@ -211,6 +214,8 @@ class Cache(RankCache):
         the engine's stream must not be given anything more for them.
         """
         self._follow(self._replica.release(request))
+        if self._times is not None:
+            self._times.released(request)
 
     def abort(self, request: str) -> None:
         """Forget a request wherever it stands, also one that is not known.

@@ -33,6 +33,7 @@ from .replica.pages import PageRun, page_run
 from .replica.requests import LoadState
 from .replica.tree.node import HOST
 from .replica.tree.tokens import Tokens, as_token_bytes
+from .timed_events import Timeline
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -65,6 +66,7 @@ class HostCache(RankCache):
         *,
         inbox: Inbox | None = None,
         listener: Listener | None = None,
+        timeline: Timeline | None = None,
     ) -> "HostCache":
         """Make this rank's cache under the engine's `pages`, those of each pool by its name.
 
@@ -80,11 +82,16 @@ class HostCache(RankCache):
             )
         group = collective or new_group(config)
         opened = open_rank(
-            config, group, pages, has_inbox=inbox is not None, names_pages=listener is not None
+            config,
+            group,
+            pages,
+            has_inbox=inbox is not None,
+            names_pages=listener is not None,
+            timeline=timeline,
         )
 
         def make(inbox: Inbox | None) -> "HostCache":
-            return cls(config, group, *opened, inbox=inbox, listener=listener)
+            return cls(config, group, *opened, inbox=inbox, listener=listener, timeline=timeline)
 
         return controlled(make, config, group, opened[0], inbox)
 
@@ -221,7 +228,10 @@ class HostCache(RankCache):
         """
         if not self._replica.knows(request):
             return not self.lends(request)
-        return self._follow(self._replica.release(request))
+        freed = self._follow(self._replica.release(request))
+        if self._times is not None:
+            self._times.released(request)
+        return freed
 
     def lends(self, request: str) -> bool:
         """Say whether copies on some rank may still touch the request's device pages."""

@@ -28,6 +28,8 @@ from .replica.replica import Replica
 from .replica.settings import ReplicaConfig
 from .shortfalls import Shortfalls
 from .tallies import Tallies
+from .timed_events import RoundHeld, StepHalf, Timeline
+from .timing import EffectTimes
 
 _T = TypeVar("_T")
 
@@ -64,6 +66,7 @@ class Member:
         ballot: type[Ballot] = Ballot,
         inbox: Inbox | None = None,
         listener: Listener | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         """Put a cache together from its parts; `open` makes them from a configuration."""
         self.config = config
@@ -82,7 +85,7 @@ class Member:
         self._collective = collective
         self._home = HomeProcess()
         self._clock_ms = clock_ms or _steady_clock_ms()
-        self._steps = 0
+        self._steps = self._step = 0
         self._step_s = 0.0
         self._waited_s = 0.0
         self._round_us: deque[float] = deque(maxlen=ROUND_TIMES_KEPT)
@@ -94,6 +97,9 @@ class Member:
         self._staging = StagedProposals(collective.rank, executor)
         self._messages = AgreedMessages(inbox)
         self._listener = listener
+        self._timeline = timeline
+        self._times = None if timeline is None else EffectTimes(self._replica.agenda, timeline)
+        self._voted_s = 0.0
         self._closed = False
         self._at_close: list[Callable[[], None]] = []
 
@@ -148,11 +154,16 @@ class Member:
         With `pipeline_depth` 0 the round is this step's and is waited for here; with 1 it is the one
         that the step before has launched.
         """
-        started = time.perf_counter()
+        self._step = self._steps + 1
+        started = time.monotonic()
         if not self.config.pipeline_depth:
             self.open_round()
         self.close_round()
-        self._step_s = time.perf_counter() - started
+        ended = time.monotonic()
+        self._step_s = ended - started
+        if self._timeline is not None:
+            launches = not self.config.pipeline_depth
+            self._timeline(StepHalf(self._step, launches, started, ended))
 
     def end_step(self, *, idle_s: float = 0.0) -> None:
         """Launch this step's round, if that was not done yet: the second half of a step.
@@ -165,12 +176,15 @@ class Member:
             self._executor.wait(idle_s)
         elif idle_s:
             self._messages.wait(idle_s)
-        started = time.perf_counter()
+        started = time.monotonic()
         if self.config.pipeline_depth:
             self.open_round()
             if idle_s:
                 self.close_round()
-        took_s = self._step_s + time.perf_counter() - started
+        ended = time.monotonic()
+        took_s = self._step_s + ended - started
+        if self._timeline is not None and self.config.pipeline_depth:
+            self._timeline(StepHalf(self._step, True, started, ended))
         self._round_us.append(took_s * 1e6)
         self._steps_took.add(took_s)
 
@@ -182,6 +196,8 @@ class Member:
         trouble = self._executor.trouble()
         if trouble is not None:
             log.error("rank %d cannot go on: %s", self.rank, trouble)
+        if self._timeline is not None:
+            self._voted_s = time.monotonic()
         try:
             self._rounds.open(
                 self._replica.seats(),
@@ -201,9 +217,7 @@ class Member:
         """Apply the verdict of the pending round, if there is one."""
         if self._rounds.pending or self._rounds.ended_by is not None:
             try:
-                started = time.perf_counter()
-                verdict = self._rounds.close()
-                self._waited_s += time.perf_counter() - started
+                verdict = self._await_verdict()
                 effects = self._apply(verdict)
                 if effects.lost is not None:
                     self._rounds.end(RankUnhealthy(effects.lost))
@@ -315,6 +329,18 @@ class Member:
                 return done()
         return True
 
+    def _await_verdict(self) -> Verdict:
+        started = time.monotonic()
+        pending = self._rounds.pending
+        try:
+            return self._rounds.close()
+        finally:
+            ended = time.monotonic()
+            self._waited_s += ended - started
+            if self._timeline is not None and pending:
+                number = self._rounds.count
+                self._timeline(RoundHeld(number, self._voted_s, started, ended))
+
     def _apply(self, verdict: Verdict) -> Effects:
         return self._replica.apply(verdict)
 
@@ -327,6 +353,8 @@ class Member:
     def _follow(self, outcome: tuple[_T, Effects]) -> _T:
         """Do what follows from a command or a verdict, in its order, and return the answer."""
         answer, effects = outcome
+        if self._times is not None:
+            self._times.follow(effects)
         if effects is not NOTHING:
             if effects.expectations:
                 self._ballot.follow(effects.expectations)

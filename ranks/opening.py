@@ -39,6 +39,7 @@ from .executor.writers import EVERYTHING, WriterShare
 from .orders import KV_POOL
 from .outside import Peers
 from .replica.settings import ReplicaConfig
+from .timed_events import Timeline
 
 Lent = EnginePages | Mapping[str, EnginePages]
 """An engine's device pages by the name of their pool; alone they are full attention's."""
@@ -76,6 +77,7 @@ def open_rank(
     *,
     has_inbox: bool = False,
     names_pages: bool = False,
+    timeline: Timeline | None = None,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     """Return the executor and the replica's settings of one rank.
 
@@ -87,7 +89,12 @@ def open_rank(
     lent = {KV_POOL: device} if isinstance(device, EnginePages) else device
     try:
         return _agree_and_open(
-            config, collective, lent, has_inbox=has_inbox, names_pages=names_pages
+            config,
+            collective,
+            lent,
+            has_inbox=has_inbox,
+            names_pages=names_pages,
+            timeline=timeline,
         )
     except BaseException:
         collective.close()
@@ -101,6 +108,7 @@ def _agree_and_open(
     *,
     has_inbox: bool,
     names_pages: bool,
+    timeline: Timeline | None,
 ) -> tuple[RankExecutor, ReplicaConfig]:
     timeout_s = config.timeouts.open_s
     lent: Mapping[str, EnginePages] = {} if isinstance(device, torch.device) else device
@@ -116,7 +124,12 @@ def _agree_and_open(
     try:
         with _problems_told(collective, timeout_s):
             executor = RankExecutor.create(
-                config, pools, device, connect=connect, connect_source=connect_source
+                config,
+                pools,
+                device,
+                connect=connect,
+                connect_source=connect_source,
+                timeline=timeline,
             )
             server = _page_server(config, collective, executor)
         if server is not None:

@@ -23,7 +23,7 @@ from ..interruption import Interrupted
 from ..meeting import JOIN_TIMEOUT_S, meet
 from ..progress import Progress
 from ..report import Report
-from ..worker import Watch
+from ..worker import Replayed, Watch
 from .cluster import RayCluster, node_address
 
 START_TIMEOUT_S = 180.0
@@ -38,6 +38,8 @@ class RankOutcome:
     """What a rank has come to: a report on rank 0 of a replay, an error, or neither."""
 
     report: Report | None = None
+    timelines: Sequence[bytes] = ()
+    """The events of all ranks, on rank 0 of a replay that keeps them."""
     error: str = ""
     status: int = 0
     """What a process ends with after that error."""
@@ -79,7 +81,8 @@ class RankActor(ABC):
             place = RankEnvironment(**msgpack.unpackb(environment))
             store = meet(place, timeout_s=JOIN_TIMEOUT_S)
             watch = Watch(on_done=note, stopped=self._stop.is_set)
-            outcome = RankOutcome(report=self._work(settings, place, store, watch))
+            done = self._work(settings, place, store, watch)
+            outcome = RankOutcome() if done is None else RankOutcome(**done._asdict())
         except LockstepError as error:
             outcome = RankOutcome(error=str(error), status=exit_code(error))
         except Interrupted:
@@ -90,8 +93,11 @@ class RankActor(ABC):
     @abstractmethod
     def _work(
         self, settings: str, place: RankEnvironment, store: Store, watch: Watch
-    ) -> Report | None:
-        """Do it, and return the report where there is one. `store` is where the ranks meet."""
+    ) -> Replayed | None:
+        """Do it, and return what has come of it on rank 0 of a replay.
+
+        `store` is where the ranks meet.
+        """
 
 
 class RankActors:

@@ -12,9 +12,9 @@ from ..meeting import host_store
 from ..options import LaunchChoice
 from ..outcome import conclude
 from ..progress import progress_bar
-from ..report import Report
+from ..reports.timelines import write_timeline
 from ..settings import ReplaySettings
-from ..worker import Watch, run_rank
+from ..worker import Replayed, Watch, run_rank
 from .actors import START_TIMEOUT_S, RankActor, RankOutcome, place_groups, worst
 from .cluster import RayCluster, ray_cluster
 
@@ -24,7 +24,7 @@ class ReplayRankActor(RankActor):
 
     def _work(
         self, settings: str, place: RankEnvironment, store: Store, watch: Watch
-    ) -> Report | None:
+    ) -> Replayed | None:
         return run_rank(ReplaySettings.from_json(settings), place, store, watch)
 
 
@@ -47,6 +47,8 @@ def launch_with_ray(settings: ReplaySettings, choice: LaunchChoice) -> int:
     report = outcomes[0].report
     assert report is not None
     status = conclude(report, path=settings.report, table=settings.table)
+    if settings.timeline is not None:
+        write_timeline(settings.timeline, {"": outcomes[0].timelines}, told=settings.table)
     if report["interrupted"]:
         raise Interrupted
     return status

@@ -26,6 +26,7 @@ from ..options import (
     RoundTimeout,
     Seed,
     Store,
+    TimelineFile,
     Transfer,
     Verify,
 )
@@ -136,6 +137,7 @@ def serve_sim(
     host: Host = None,
     seed: Seed = _REPLAY.seed,
     report: ReportFile = None,
+    timeline: TimelineFile = None,
     output_tokens_max: OutputTokensMax = _REPLAY.output_tokens_max,
     prefill_tokens: PrefillTokens = 2048,
     round_timeout_s: RoundTimeout = _REPLAY.round_timeout_s,
@@ -158,6 +160,7 @@ def serve_sim(
             prefill_tokens=prefill_tokens,
             round_timeout_s=round_timeout_s,
             report=None if report is None else str(report.resolve()),
+            timeline=None if timeline is None else str(timeline.resolve()),
         ),
         prefill=Shape.parse(prefill, "--prefill"),
         decode=Shape.parse(decode, "--decode"),
@@ -179,11 +182,13 @@ def run(
     """Serve, and return the status to exit with."""
     if groups_from is None:
         return _serve(settings, choice, host)
-    for name, value in (
-        ("kill", settings.kill),
-        ("directory", settings.directory),
-        ("transfer", settings.transfer != TCP),
-    ):
+    own = {
+        "kill": settings.kill,
+        "directory": settings.directory,
+        "transfer": settings.transfer != TCP,
+        "timeline": settings.replay.timeline,
+    }
+    for name, value in own.items():
         if value:
             raise ConfigError(f"{option(name)} is for groups that this command starts")
     if choice != LaunchChoice():

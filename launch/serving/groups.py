@@ -1,6 +1,7 @@
 """The groups of a run as whoever started them sees them: running, killed, ended, with a result."""
 
 import signal
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch.distributed.distributed_c10d import Store
@@ -8,7 +9,7 @@ from torch.distributed.distributed_c10d import Store
 from ..first_error import claim, say
 from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, host_store, of_attempt
 from ..torch_launcher import RankProcesses, places_here
-from .result import GroupResult, collect
+from .result import GroupResult, collect, collect_timelines
 from .settings import GroupSettings
 
 RESULT_TIMEOUT_S = 30.0
@@ -33,6 +34,10 @@ class StartedGroup(Protocol):
 
     def result(self) -> GroupResult | None:
         """Return what it has handed in; None if it ended without."""
+        ...
+
+    def timelines(self) -> Sequence[bytes]:
+        """Return the events of its ranks (`RankEvents.pack`), once its result is there."""
         ...
 
     def end(self) -> None:
@@ -89,6 +94,10 @@ class ProcessGroup:
     def result(self) -> GroupResult | None:
         """See `StartedGroup`."""
         return collect(self._meeting, RESULT_TIMEOUT_S)
+
+    def timelines(self) -> Sequence[bytes]:
+        """See `StartedGroup`."""
+        return collect_timelines(self._meeting)
 
     def end(self) -> None:
         """See `StartedGroup`."""

@@ -24,6 +24,7 @@ from ..interruption import ignore_signals, raise_on_signals
 from ..pool_memory import needed_bytes
 from ..progress import Progress, progress_bar
 from ..report import check_that_writable
+from ..reports.timelines import write_timeline
 from .directories import open_directory
 from .front import Due, Front, Lines
 from .groups import GroupStarter, StartedGroup
@@ -63,6 +64,8 @@ def checked(settings: ServeSettings) -> int:
     replay = settings.replay
     if replay.report is not None:
         check_that_writable(replay.report)
+    if replay.timeline is not None:
+        check_that_writable(replay.timeline, "timeline")
     requests = count_requests(replay.trace, replay.requests)
     if settings.kill is not None and settings.kill.served >= requests:
         raise ConfigError(
@@ -121,6 +124,9 @@ def serve_by(
     report = make_serve_report(settings, front.counts, known, wall_s)
     console = Console(highlight=False, emoji=False) if replay.table else None
     status = conclude(report, faults, path=replay.report, console=console)
+    if replay.timeline is not None:
+        timelines = {each.name: each.timelines() for each in ended}
+        write_timeline(replay.timeline, timelines, told=replay.table)
     if lost is not None:
         raise lost
     return status

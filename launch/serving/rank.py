@@ -34,6 +34,7 @@ from ...ranks.replica.notices import Notice
 from ...small_engine.decode_scheduler import DecodeScheduler
 from ...small_engine.group_scheduler import GroupScheduler
 from ...small_engine.prefill_scheduler import PrefillScheduler
+from ...telemetry.kept_events import KeptEvents
 from ..environment import RankEnvironment, prepare_for_mooncake
 from ..handing_in import Run
 from ..meeting import JOIN_TIMEOUT_S, LOOPBACK, joined
@@ -87,7 +88,8 @@ def run_group_rank(
             if environment.rank == 0:
                 report = make_report(settings.replay, results)
                 result = GroupResult(report=report, **serving.outcomes())
-                hand_in(store, result)
+                kept = [each.timeline for each in results if each.timeline is not None]
+                hand_in(store, result, kept)
                 serving.tell(result)
             serving.cache.close(flush=False)
         # The rounds are over; nobody takes the store away while another rank still leaves.
@@ -160,7 +162,15 @@ def _serving(
         opened.callback(sender.close)
         device = device_of(settings.replay, environment)
         listener = happened if leads else None
-        cache = Cache.open(config, collective, device=device, inbox=inbox, listener=listener)
+        events = None if settings.replay.timeline is None else KeptEvents()
+        cache = Cache.open(
+            config,
+            collective,
+            device=device,
+            inbox=inbox,
+            listener=listener,
+            timeline=None if events is None else events.note,
+        )
         # After an error or an interruption nobody waits for a round any more.
         opened.callback(cache.abandon)
         terms = HandoffTerms.of(namespace_of(config))
@@ -186,7 +196,7 @@ def _serving(
         if sampler is not None:
             watch = replace(watch, stopped=sampler.look)
         handovers, scheduler = _scheduled(settings, cache, terms, send, told=told, watch=watch)
-        yield _Serving(cache, handovers, Run(cache, scheduler, sampler), told)
+        yield _Serving(cache, handovers, Run(cache, scheduler, sampler, events), told)
 
 
 def _scheduled(

@@ -18,7 +18,7 @@ from ..ray.cluster import ray_cluster
 from ..worker import Watch
 from .groups import RESULT_TIMEOUT_S, StartedGroup
 from .rank import run_group_rank
-from .result import GroupResult, collect
+from .result import GroupResult, collect, collect_timelines
 from .settings import GroupSettings
 
 
@@ -57,6 +57,10 @@ class RayGroup:
     def result(self) -> GroupResult | None:
         """See `StartedGroup`."""
         return collect(of_attempt(self._store), RESULT_TIMEOUT_S)
+
+    def timelines(self) -> Sequence[bytes]:
+        """See `StartedGroup`."""
+        return collect_timelines(of_attempt(self._store))
 
     def end(self) -> None:
         """See `StartedGroup`."""

@@ -2,16 +2,19 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
+import msgpack
 from torch.distributed.distributed_c10d import Store
 
+from ..handing_in import put, take
 from ..report import Report
 
 _KEY = "served"
+_TIMELINES = "timelines"
 _POLL_S = 0.02
 
 
@@ -36,8 +39,9 @@ class GroupResult:
         return cls(**cast("dict[str, object]", json.loads(data)))  # type: ignore[arg-type]
 
 
-def hand_in(store: Store, result: GroupResult) -> None:
-    """Leave the result of this group for whoever hosts the store."""
+def hand_in(store: Store, result: GroupResult, timelines: Sequence[bytes]) -> None:
+    """Leave the result of this group, and the events of its ranks, for whoever hosts the store."""
+    put(store, _TIMELINES, msgpack.packb(list(timelines)))
     store.set(_KEY, result.pack().decode())
 
 
@@ -51,3 +55,11 @@ def collect(store: Store, timeout_s: float) -> GroupResult | None:
         if come:
             return GroupResult.unpack(store.get(_KEY))
     return None
+
+
+def collect_timelines(store: Store) -> list[bytes]:
+    """Return the events of the ranks of a group whose result is there, as each has packed them."""
+    with suppress(RuntimeError):
+        if store.check([_TIMELINES]):
+            return cast("list[bytes]", msgpack.unpackb(take(store, _TIMELINES)))
+    return []

@@ -5,6 +5,7 @@ copies in flight touch the same page, their order does not matter to the bytes, 
 needs a lock.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +36,9 @@ class CopyEnded:
     """Bytes copied; 0 unless it went well."""
     reason: str = ""
     """Why it did not go well."""
+    began_s: float = 0.0
+    """When the copying itself began, on `time.monotonic`'s scale; 0 for one that never did."""
+    ended_s: float = 0.0
 
 
 ReportCopy = Callable[[CopyEnded], None]
@@ -96,11 +100,20 @@ class CopyJob:
     cancelled: bool = False
     """Set by the engine's thread, looked at by the thread that copies."""
     nbytes: int = 0
+    began_s: float = 0.0
 
     def ended(self, reason: str = "") -> CopyEnded:
         """Return how the copy ended: well, unless there is a `reason` why not."""
         nbytes = 0 if reason else self.nbytes
-        return CopyEnded(self.operation, self.direction, not reason, nbytes, reason)
+        return CopyEnded(
+            self.operation,
+            self.direction,
+            not reason,
+            nbytes,
+            reason,
+            self.began_s,
+            time.monotonic(),
+        )
 
 
 def page_pairs(job: CopyJob, transfer: CopyTransfer, pools: TierPools) -> list[tuple[int, int]]:
@@ -192,6 +205,7 @@ class CpuCopies:
         return self._thread.join(timeout_s)
 
     def _work(self, job: CopyJob) -> None:
+        job.began_s = time.monotonic()
         try:
             self._copy(job)
             ended = job.ended("cancelled" if job.cancelled else "")

@@ -193,6 +193,7 @@ class _Way:
 
     @torch.no_grad()
     def _feed(self, job: _CudaJob) -> None:
+        job.began_s = time.monotonic()
         try:
             for transfer in job.transfers:
                 self._launch_transfer(job, transfer)

@@ -36,6 +36,7 @@ from ..orders import (
     Put,
     Serve,
 )
+from ..timed_events import Timeline
 from .base import ExecutorCounts, PageServer
 from .copies import CopyEnded, CopyEngine, CpuCopies
 from .cuda_copies import CudaCopies
@@ -69,6 +70,7 @@ class RankExecutor:
         connect_source: Connect | None = None,
         inflight_bytes: int = 256 << 20,
         close_timeout_s: float = 10.0,
+        timeline: Timeline | None = None,
     ) -> None:
         """There is no store yet; `connect` is for those that are attached later.
 
@@ -78,7 +80,7 @@ class RankExecutor:
         self._close_timeout_s = close_timeout_s
         self._inbox: SimpleQueue[Report] = SimpleQueue()
         self._lent = self._pools[KV_POOL].device.lent
-        self._flights = Flights(lent=self._lent)
+        self._flights = Flights(lent=self._lent, timeline=timeline)
         self._held: dict[int, CopyToHost | CopyToDevice] = {}
         """Copies that wait for `begin_copies`, in the order in which they were ordered."""
         self._server: PageServer | None = None
@@ -96,6 +98,7 @@ class RankExecutor:
             connect_source=connect_source,
             inflight_bytes=inflight_bytes,
             close_timeout_s=close_timeout_s,
+            timeline=timeline,
         )
 
     @classmethod
@@ -107,6 +110,7 @@ class RankExecutor:
         *,
         connect: Connect,
         connect_source: Connect | None = None,
+        timeline: Timeline | None = None,
     ) -> Self:
         """Make all pools, open the store that `config` names, if any, and start.
 
@@ -124,6 +128,7 @@ class RankExecutor:
                 connect_source=connect_source,
                 inflight_bytes=config.bounds.inflight_bytes,
                 close_timeout_s=config.timeouts.quiesce_s,
+                timeline=timeline,
             )
         except BaseException:
             for pair in pools.values():

@@ -21,6 +21,7 @@ from ...coordinator.ballot import (
 )
 from ...storage_backends.latencies import Latencies
 from ..orders import CopyToDevice, CopyToHost, Direction, Fetch, LookUp, Put, Serve
+from ..timed_events import PagesCopied, Timeline
 from .base import BytesMoved
 from .copies import CopyEnded
 from .deadlines import Deadlines
@@ -57,8 +58,9 @@ class Flights:
     `lent` says that the device pages are an engine's. Times are on `time.monotonic`'s scale.
     """
 
-    def __init__(self, *, lent: bool) -> None:
+    def __init__(self, *, lent: bool, timeline: Timeline | None = None) -> None:
         self._lent = lent
+        self._timeline = timeline
         self._flights: dict[int, _Flight] = {}
         self._deadlines = Deadlines()
         self._progress: list[Progress] = []
@@ -173,6 +175,8 @@ class Flights:
             self.moved = replace(moved, l1_to_l2=moved.l1_to_l2 + report.nbytes)
         else:
             self.moved = replace(moved, l2_to_l1=moved.l2_to_l1 + report.nbytes)
+        if self._timeline is not None and report.began_s:
+            self._timeline(_copied(report, flight))
         if report.reason and not (flight is not None and flight.cancelled):
             _log.error("operation %d: a copy failed: %s", report.operation, report.reason)
         if flight is not None:
@@ -227,3 +231,18 @@ class Flights:
             self._note_ended(Ended(operation, ok=False), flight)
         if flight.quiet or isinstance(flight.order, LookUp):
             self._forget(operation)
+
+
+def _copied(report: CopyEnded, flight: _Flight | None) -> PagesCopied:
+    pages = 0
+    if flight is not None and isinstance(flight.order, CopyToHost | CopyToDevice):
+        pages = sum(len(transfer.sources) for transfer in flight.order.transfers)
+    return PagesCopied(
+        report.operation,
+        report.direction,
+        pages,
+        report.nbytes,
+        report.ok,
+        report.began_s,
+        report.ended_s,
+    )

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -34,6 +35,9 @@ from .storage_transfers import (
 )
 
 _log = logging.getLogger(__name__)
+
+OPERATION: ContextVar[int] = ContextVar("operation", default=0)
+"""The operation that the running task calls the store for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +275,7 @@ class StorageLoop:
         return self._loop.create_task(coroutine)
 
     async def _look_up(self, order: LookUp, deadline: float) -> None:
+        OPERATION.set(order.operation)
         lookup = StoreLookUp(order, self._backend, self._objects)
         began, sooner = time.monotonic(), answer_by(deadline)
         try:
@@ -295,6 +300,7 @@ class StorageLoop:
         transfer.driver.add_done_callback(partial(self._driven, transfer))
 
     async def _drive(self, transfer: Transfer) -> None:
+        OPERATION.set(transfer.operation)
         pace = self._paces[type(transfer)]
         for batch in transfer.batches(lambda: min(pace.call_bytes, self._room.bytes_max)):
             share = await self._room.take(batch.nbytes)

@@ -12,13 +12,14 @@ from ...coordinator.proposal import Change, Proposal, Readiness
 from ...errors import ConfigError, InternalError, UsageError
 from ...storage_backends.base import Counters, StorageBackend
 from ...storage_backends.records.shardings import Shardings
-from ...storage_backends.wrappers.metrics import CallLog, Metrics
+from ...storage_backends.wrappers.metrics import CallLog, Metrics, SeenCall
+from ..timed_events import StoreCalled, Timeline
 from .base import LateCalls
 from .inflight_bytes import InflightBytes
 from .late_calls import LateCallsLog
 from .pools import HostPool
 from .sources import Sources, sum_of
-from .storage_loop import StorageLoop, StorageReport, TimedOrder
+from .storage_loop import OPERATION, StorageLoop, StorageReport, TimedOrder
 from .storage_transfers import RankObjects
 from .writers import WriterShare
 
@@ -61,7 +62,9 @@ class Stores:
         connect_source: Connect | None = None,
         inflight_bytes: int,
         close_timeout_s: float,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline
         self._pools = pools
         self._report = report
         self._connect = connect
@@ -193,7 +196,9 @@ class Stores:
             writer=access.writer,
             shardings=access.shardings,
         )
-        log = self._calls.setdefault(access.kind, CallLog())
+        log = self._calls.get(access.kind)
+        if log is None:
+            log = self._calls[access.kind] = CallLog(self._on_call(access.kind))
         return StorageLoop(
             access.make_backend,
             objects,
@@ -202,6 +207,21 @@ class Stores:
             late=self._late,
             calls=log,
         )
+
+    def _on_call(self, kind: str) -> Callable[[SeenCall], None] | None:
+        """Return what tells the timeline of calls to stores of a kind; None where there is none."""
+        timeline = self._timeline
+        if timeline is None:
+            return None
+
+        def tell(seen: SeenCall) -> None:
+            call, pool, outcomes, nbytes, began_s, ended_s = seen
+            operation = OPERATION.get()
+            timeline(
+                StoreCalled(kind, call.value, operation, pool, outcomes, nbytes, began_s, ended_s)
+            )
+
+        return tell
 
     def _refusal(self) -> str | None:
         """Say why stores that were let go of leave no room for another one, or None."""

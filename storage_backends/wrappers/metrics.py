@@ -10,8 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from ...page_format.object_name import ObjectName
 from ..base import ReadOutcome, StorageBackend, WriteOutcome
 from ..latencies import Histogram, Latencies
 from ..uri import StoreUri
@@ -37,6 +38,20 @@ class CallMetrics:
     """Calls that returned, by how long they took."""
 
 
+class SeenCall(NamedTuple):
+    """One call that has returned, was cancelled, or raised."""
+
+    kind: Call
+    pool: str
+    """The pool of its keys."""
+    outcomes: dict[str, int]
+    """As `CallMetrics.outcomes`; all keys are `interrupted` where a call was cancelled, or raised."""
+    nbytes: int
+    began_s: float
+    """On the scale of the backend's clock, by default `time.monotonic`'s."""
+    ended_s: float
+
+
 Metrics = Mapping[Call, CallMetrics]
 """By the kind of call; all kinds are there."""
 
@@ -44,7 +59,9 @@ Metrics = Mapping[Call, CallMetrics]
 class CallLog:
     """What was seen of calls to one store, or to several of a kind. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_call: Callable[[SeenCall], None] | None = None) -> None:
+        """`on_call` is told of each call, in its own task, when it is over."""
+        self.on_call = on_call
         self._lock = threading.Lock()
         self._seen = {call: _Seen() for call in Call}
 
@@ -97,13 +114,31 @@ class MetricsBackend(AroundWrapper):
             answers = await call.ask()
         except BaseException:
             self.log.interrupt(call.kind)
+            self._tell(call, {"interrupted": len(call.keys)}, 0, started_at)
             raise
         took_s = self._clock() - started_at
         outcomes = {_word(call.kind, each): count for each, count in Counter(answers).items()}
         each = zip(call.sizes, answers, strict=bool(call.sizes))
         nbytes = sum(nbytes for nbytes, answer in each if answer in _OK)
         self.log.end(call.kind, took_s, outcomes, nbytes)
+        self._tell(call, outcomes, nbytes, started_at)
         return answers
+
+    def _tell(
+        self, call: PendingCall[Answer], outcomes: dict[str, int], nbytes: int, began_s: float
+    ) -> None:
+        on_call = self.log.on_call
+        if on_call is not None:
+            ended_s = self._clock()
+            on_call(SeenCall(call.kind, _pool(call), outcomes, nbytes, began_s, ended_s))
+
+
+def _pool(call: PendingCall[Answer]) -> str:
+    """Return the pool of a call's keys, of which all are alike."""
+    if not call.keys:
+        return ""
+    first = call.keys[0]
+    return first.pool if isinstance(first, ObjectName) else first.name.pool
 
 
 def _word(kind: Call, answer: ReadOutcome | WriteOutcome | bool) -> str:

@@ -14,6 +14,7 @@ from lockstep.launch.first_error import EXIT_GROUP
 from lockstep.launch.report import read_report
 from lockstep.small_engine.workload import synthetic_requests
 from tests.kit.launch.replays import COMMAND, RANK, Running, needs_ray, start, torchrun, write_trace
+from tests.kit.telemetry.trace_file import TraceFile
 
 pytestmark = pytest.mark.distributed
 
@@ -94,6 +95,7 @@ def assert_nothing_is_left(command: Running, tmp_path: Path, shared: set[str]) -
         "trace.jsonl",
         "errors",
         "report.json",
+        "timeline.json",
     }
     # torchrun keeps a directory for the logs of its own runs.
     assert {name for name in left if not name.startswith("torchelastic_")} == set()
@@ -131,7 +133,7 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_c
     running: list[Running], tmp_path: Path, launcher: str, how: str
 ) -> None:
     shared = {each.name for each in Path("/dev/shm").iterdir()}  # noqa: S108
-    command = begin(running, tmp_path, launcher)
+    command = begin(running, tmp_path, launcher, "--timeline", tmp_path / "timeline.json")
 
     began = time.monotonic()
     interrupt(command, how)
@@ -142,6 +144,7 @@ def test_an_interrupted_replay_ends_at_once_and_leaves_nothing_but_what_it_has_c
     assert told(command) == ["lockstep: interrupted"]
     assert_nothing_is_left(command, tmp_path, shared)
     assert_counts_so_far_are_kept(tmp_path)
+    assert len(TraceFile.read(tmp_path / "timeline.json").rounds()) > 10
     assert took_s < AT_ONCE_S
 
 

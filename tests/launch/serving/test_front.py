@@ -1,6 +1,6 @@
 """The front of a run goes on whatever it hears, and names the groups that are lost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -34,6 +34,9 @@ class Ended:
 
     def kill(self) -> None:
         """Nothing of it is left."""
+
+    def timelines(self) -> Sequence[bytes]:
+        return ()
 
     def result(self) -> GroupResult | None:
         return None

@@ -11,6 +11,7 @@ import pytest
 from lockstep.launch.serving.report import ServeReport
 from tests.kit.launch.replays import BIN, run, start
 from tests.kit.servers.mooncake_master import needs_mooncake
+from tests.kit.telemetry.trace_file import TraceFile
 
 pytestmark = pytest.mark.distributed
 
@@ -64,10 +65,21 @@ def test_groups_of_two_sizes_hand_over_by_mooncake_s_transfer_engine(tmp_path: P
 def test_groups_of_two_sizes_hand_over_by_a_store(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     shapes = ("--prefill", "1x2", "--decode", "1x1", "--profile", "hybrid-all")
-    report = serve(tmp_path / "report.json", *shapes, "--store", store)
+    drawn = ("--timeline", tmp_path / "timeline.json")
+    report = serve(tmp_path / "report.json", *shapes, "--store", store, *drawn)
 
     assert_sound(report)
     assert report["handoffs"]["ok"] >= 11
+    timeline = TraceFile.read(tmp_path / "timeline.json")
+    assert list(timeline.processes.values()) == [
+        "prefill-0 rank 0",
+        "prefill-0 rank 1",
+        "decode-0 rank 0",
+    ]
+    assert timeline.bytes_moved() == {
+        way: sum(group["bytes"][way] for group in report["groups"].values())  # type: ignore[literal-required]
+        for way in timeline.bytes_moved()
+    }
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""A file of timelines, read as a viewer would."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.page_format.object_name import MARK_POOL
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What took some time on one thread; times in nanoseconds."""
+
+    pid: int
+    thread: str
+    name: str
+    began: int
+    ended: int
+    args: Mapping[str, Any]
+
+
+class TraceFile:
+    """All of a file's events, by what they are."""
+
+    def __init__(self, text: str) -> None:
+        record = json.loads(text)
+        self.events: list[Event] = record["traceEvents"]
+        self.about: Mapping[str, Any] = record["otherData"]
+        self.processes = self._named("process_name")
+        threads = {
+            (each["pid"], each["tid"]): each["args"]["name"]
+            for each in self.events
+            if each["name"] == "thread_name"
+        }
+        self.slices = [
+            Slice(
+                pid=each["pid"],
+                thread=threads[each["pid"], each["tid"]],
+                name=each["name"],
+                began=_ns(each["ts"]),
+                ended=_ns(each["ts"]) + _ns(each["dur"]),
+                args=each["args"],
+            )
+            for each in self.events
+            if each["ph"] == "X"
+        ]
+
+    @classmethod
+    def read(cls, path: Path) -> "TraceFile":
+        return cls(path.read_text(encoding="utf-8"))
+
+    def named(self, name: str) -> list[Slice]:
+        """Return the slices of that name, in their order."""
+        return sorted((e for e in self.slices if e.name == name), key=lambda each: each.began)
+
+    def rounds(self) -> dict[int, dict[int, Slice]]:
+        """Return the rounds by number, and each by the process on which it was."""
+        rounds: defaultdict[int, dict[int, Slice]] = defaultdict(dict)
+        for each in self.named("round"):
+            rounds[each.args["round"]][each.pid] = each
+        return dict(rounds)
+
+    def crossings(self) -> list[tuple[Slice, Slice]]:
+        """Return the pairs of slices of one thread that overlap and of which none holds the other."""
+        threads: defaultdict[tuple[int, str], list[Slice]] = defaultdict(list)
+        for each in self.slices:
+            threads[each.pid, each.thread].append(each)
+        return [pair for slices in threads.values() for pair in _crossings(slices)]
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return the bytes of all copies and calls, under the names of a report."""
+        moved: Counter[str] = Counter(l1_to_l2=0, l2_to_l1=0, l2_to_l3=0, l3_to_l2=0)
+        for each in self.slices:
+            args = each.args
+            match each.name:
+                case "copy to host":
+                    moved["l1_to_l2"] += args["bytes"]
+                case "copy to device":
+                    moved["l2_to_l1"] += args["bytes"]
+                case "read":
+                    moved["l3_to_l2"] += args["bytes"]
+                case "write" if args["pool"] != MARK_POOL:
+                    moved["l2_to_l3"] += args["bytes"]
+                case _:
+                    pass
+        return dict(moved)
+
+    def operations(self, pid: int) -> dict[str, dict[str, int]]:
+        """Return how many operations of each kind have ended in each way on a rank."""
+        ended: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.events:
+            if each["pid"] == pid and each["ph"] == "e" and "outcome" in each["args"]:
+                ended[each["name"]][each["args"]["outcome"]] += 1
+        return {kind: dict(outcomes) for kind, outcomes in ended.items()}
+
+    def lives(self, category: str) -> dict[tuple[int, str], list[Event]]:
+        """Return the asynchronous events of a category by process and id, in the file's order."""
+        lives: defaultdict[tuple[int, str], list[Event]] = defaultdict(list)
+        for each in self.events:
+            if each.get("cat") == category and "id2" in each:
+                lives[each["pid"], each["id2"]["local"]].append(each)
+        return dict(lives)
+
+    def arrows(self) -> list[tuple[Event, Event]]:
+        """Return where each arrow begins and ends."""
+        begins = {each["id"]: each for each in self.events if each["ph"] == "s"}
+        ends = {each["id"]: each for each in self.events if each["ph"] == "f"}
+        assert begins.keys() == ends.keys()
+        return [(begins[number], ends[number]) for number in begins]
+
+    def _named(self, kind: str) -> dict[int, str]:
+        return {e["pid"]: e["args"]["name"] for e in self.events if e["name"] == kind}
+
+
+def are_nested(life: Iterable[Event]) -> bool:
+    """Say whether each end is that of what began last, and no time runs backwards."""
+    open_names: list[str] = []
+    latest = 0.0
+    for event in life:
+        if event["ts"] < latest:
+            return False
+        latest = event["ts"]
+        if event["ph"] == "b":
+            open_names.append(event["name"])
+        elif event["ph"] == "e" and (not open_names or open_names.pop() != event["name"]):
+            return False
+    return True
+
+
+def _crossings(slices: list[Slice]) -> list[tuple[Slice, Slice]]:
+    crossings: list[tuple[Slice, Slice]] = []
+    holding: list[Slice] = []
+    for each in sorted(slices, key=lambda each: (each.began, -each.ended)):
+        while holding and holding[-1].ended <= each.began:
+            holding.pop()
+        if holding and each.ended > holding[-1].ended:
+            crossings.append((holding[-1], each))
+        holding.append(each)
+    return crossings
+
+
+def _ns(us: float) -> int:
+    return round(us * 1000)

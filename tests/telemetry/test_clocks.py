@@ -1,0 +1,84 @@
+"""Ranks on several hosts are put on one clock by their rounds, and how far that is off is bounded."""
+
+import random
+
+import pytest
+
+from lockstep.ranks.timed_events import RoundHeld
+from lockstep.telemetry.clocks import Alignment, align
+from lockstep.telemetry.kept_events import RankEvents
+
+ROUNDS = 4000
+DRIFT = 40e-6
+"""What a second gains or loses on a clock of quartz."""
+AHEAD_S = 1e6
+
+
+def slow_clock(at_s: float) -> float:
+    """What a clock shows that began long before and runs too fast."""
+    return AHEAD_S + at_s * (1 + DRIFT)
+
+
+def rank(number: int, clock: str, events: list[RoundHeld], wall_s: float = 0.0) -> RankEvents:
+    return RankEvents(rank=number, clock=clock, wall_s=wall_s, left_out=0, events=events)
+
+
+def two_hosts(seed: int, *, step_s: float = 0.01) -> tuple[RankEvents, RankEvents]:
+    """Two ranks that have held rounds for a while; each is late by chance, and so is the network."""
+    draw = random.Random(seed)
+    mine: list[RoundHeld] = []
+    theirs: list[RoundHeld] = []
+    for number in range(1, ROUNDS + 1):
+        votes = [number * step_s + draw.expovariate(1 / 0.001) for _ in range(2)]
+        ends = [max(votes) + 50e-6 + draw.expovariate(1 / 0.0005) for _ in range(2)]
+        mine.append(RoundHeld(number, votes[0], votes[0], ends[0]))
+        vote, end = slow_clock(votes[1]), slow_clock(ends[1])
+        theirs.append(RoundHeld(number, vote, vote, end))
+    return rank(0, "a", mine), rank(1, "b", theirs)
+
+
+def worst_error_s(alignment: Alignment, last_s: float) -> float:
+    moments = [last_s * share / 100 for share in range(101)]
+    return max(abs(alignment.on_reference(slow_clock(at_s)) - at_s) for at_s in moments)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clock_that_drifts_is_read_within_the_error_that_is_stated(seed: int) -> None:
+    alignment = align([two_hosts(seed)])["b"]
+
+    assert alignment.how == "the rounds"
+    assert alignment.error_s is not None
+    assert worst_error_s(alignment, ROUNDS * 0.01) <= alignment.error_s
+    assert alignment.error_s < 0.002
+
+
+def test_a_rank_on_the_clock_of_another_is_read_as_that_one_is() -> None:
+    first, second = two_hosts(1)
+    beside = rank(2, "b", [])
+
+    alignments = align([[first, second, beside]])
+
+    assert sorted(alignments) == ["a", "b"]
+    assert alignments["a"].on_reference(17.0) == 17.0
+
+
+def test_a_group_that_has_no_round_with_another_is_read_by_the_wall_clocks() -> None:
+    first = rank(0, "a", [], wall_s=100.0)
+    other = rank(0, "b", [], wall_s=40.0)
+
+    alignment = align([[first], [other]])["b"]
+
+    assert alignment.on_reference(75.0) == 15.0
+    assert alignment.how == "the hosts' wall clocks"
+    assert alignment.error_s is None
+
+
+def test_a_rank_of_a_group_that_is_read_by_wall_clocks_is_read_by_its_rounds_from_there() -> None:
+    first, second = two_hosts(3)
+    elsewhere = rank(0, "c", [], wall_s=first.wall_s + 5.0)
+
+    alignments = align([[elsewhere], [first, second]])
+
+    assert alignments["a"].on_reference(20.0) == pytest.approx(15.0)
+    assert alignments["b"].on_reference(slow_clock(20.0)) == pytest.approx(15.0, abs=0.001)
+    assert alignments["b"].error_s is None

@@ -43,7 +43,7 @@ class ServeReport(TypedDict):
     sent_again: int
     """Requests that were sent once more: their group was lost, or had them no more."""
     groups_lost: list[str]
-    """Groups that ended, or were listed no more, before all requests were served."""
+    """Groups that ended, were started anew, or were listed no more before all requests were served."""
     handoffs: Handoffs
     manifests_refused: dict[str, int]
     """Manifests that could not be gone on with, by why."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ranks.disaggregation.control import Arrival, Control
 from ..ranks.disaggregation.refusal import Refusal, Refused
 from ..ranks.disaggregation.teller import Teller
-from ..ranks.disaggregation.telling import Drain, EventsWanted, Milestone
+from ..ranks.disaggregation.telling import Drain, EventsWanted, Milestone, RequestsWanted
 from .active_request import ActiveRequest
 from .forward_pass import Forward
 from .handed_requests import control_messages
@@ -60,6 +60,9 @@ class GroupScheduler(Scheduler):
                 case EventsWanted():
                     if self._teller is not None:
                         self._teller.wanted(message)
+                case RequestsWanted():
+                    if self._teller is not None:
+                        self._teller.asked(message, self._names())
                 case _:
                     self._hear(message)
         return bool(messages)
@@ -82,6 +85,10 @@ class GroupScheduler(Scheduler):
             self._enter(arrival)
         except Refused as refused:
             self._refusals[refused.refusal] += 1
+
+    def _names(self) -> set[str]:
+        """Return the names of all requests that are here."""
+        return {each.name for queue in self._queues.values() for each in queue}
 
     def _tell(self, active: ActiveRequest, stage: Milestone) -> None:
         if self._teller is not None:

@@ -95,6 +95,8 @@ def serve_by(
         lines,
         concurrency=replay.concurrency,
         outputs_max=replay.output_tokens_max,
+        lease_s=settings.lease_s,
+        patience_s=settings.patience_s,
     )
     front.wait_for_groups()
     began_s = time.monotonic()
@@ -123,7 +125,7 @@ def serve_by(
     known = {name: each for name, each in results.items() if each is not None}
     report = make_serve_report(settings, front.counts, known, wall_s)
     console = Console(highlight=False, emoji=False) if replay.table else None
-    status = conclude(report, faults, path=replay.report, console=console)
+    status = conclude(report, faults, path=replay.report, console=console, went_on=lost is None)
     if replay.timeline is not None:
         timelines = {each.name: each.timelines() for each in ended}
         write_timeline(replay.timeline, timelines, told=replay.table)
@@ -175,7 +177,8 @@ def _started(
         yield groups
     finally:
         ignore_signals()
-        for group in groups:
+        # Those that decode first, so that nobody is left who reads from a group that has ended.
+        for group in reversed(groups):
             group.end()
         raise_on_signals()
 

@@ -14,7 +14,7 @@ from ..amounts import count
 from ..first_error import EXIT_FAULT, say
 from ..outcome import EXIT_REFUSED, Row, table_with
 from ..report import HitTokens, Percentiles, Report, faults_of, write_report
-from .front import FrontCounts
+from .front_counts import FrontCounts
 from .result import GroupResult
 from .settings import ServeSettings
 
@@ -41,9 +41,9 @@ class ServeReport(TypedDict):
     """Requests that fit no group; nothing else counts them."""
     refusals: list[str]
     sent_again: int
-    """Requests that were sent to other groups since theirs were lost."""
+    """Requests that were sent once more: their group was lost, or had them no more."""
     groups_lost: list[str]
-    """Groups that ended, or were listed no more, before all requests were served."""
+    """Groups that ended, were started anew, or were listed no more before all requests were served."""
     handoffs: Handoffs
     manifests_refused: dict[str, int]
     """Manifests that could not be gone on with, by why."""
@@ -147,9 +147,17 @@ def make_serve_report(
 
 
 def conclude(
-    report: ServeReport, faults: Sequence[str], *, path: str | None, console: Console | None
+    report: ServeReport,
+    faults: Sequence[str],
+    *,
+    path: str | None,
+    console: Console | None,
+    went_on: bool,
 ) -> int:
-    """Print the report as a table, write it to `path`, and return the status to exit with."""
+    """Print the report as a table, write it to `path`, and return the status to exit with.
+
+    `went_on` says whether all requests were served, whatever was lost.
+    """
     if console is not None:
         settings = cast("dict[str, object]", report["settings"]["replay"])
         console.print(find_profile(str(settings["profile"])).scale, soft_wrap=True)
@@ -159,7 +167,8 @@ def conclude(
     for line in report["refusals"]:
         say(f"refused: {line}")
     for name in report["groups_lost"]:
-        say(f"group {name} was lost; what it had went on elsewhere")
+        went_on_how = "; what it had went on elsewhere, or began anew" if went_on else ""
+        say(f"group {name} was lost{went_on_how}")
     all_faults = [*faults]
     for name, group in report["groups"].items():
         all_faults += [f"group {name}: {fault}" for fault in faults_of(group)]

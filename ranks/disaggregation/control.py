@@ -26,7 +26,16 @@ from .manifest import (
 )
 from .refusal import Refusal, Refused
 from .schema import pack, unpack
-from .telling import Counted, Drain, EventsTold, EventsWanted, Progress, SnapshotTold
+from .telling import (
+    Counted,
+    Drain,
+    EventsTold,
+    EventsWanted,
+    Progress,
+    RequestsTold,
+    RequestsWanted,
+    SnapshotTold,
+)
 
 VERSION: Final = 1
 _MAGIC: Final = b"LKCM"
@@ -120,7 +129,10 @@ class Withdrawn:
 Handover = HandoffManifest | Announce | Resend | Receipt | Withdrawn
 """What the two groups of a handoff say to each other about one request."""
 
-Control = Handover | Arrival | Drain | Progress | EventsWanted | EventsTold | SnapshotTold | Counted
+Told = Progress | EventsTold | SnapshotTold | RequestsTold | Counted
+"""What a group tells those who route requests."""
+
+Control = Handover | Arrival | Drain | EventsWanted | RequestsWanted | Told
 
 _KINDS: Final[dict[int, type[Control]]] = {
     1: HandoffManifest,
@@ -135,6 +147,8 @@ _KINDS: Final[dict[int, type[Control]]] = {
     10: EventsTold,
     11: SnapshotTold,
     12: Counted,
+    13: RequestsWanted,
+    14: RequestsTold,
 }
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 

@@ -5,23 +5,32 @@ Rank 0 tells; nothing here is agreed on, and what is told changes nothing in the
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 
 from ..replica.notices import Notice
 from .control import Control, encode
 from .groups.event_wire import snapshot_to_bytes, to_frames
-from .groups.kv_events import BlockStored, EventBatch, KVEventPublisher
-from .telling import Counted, EventsTold, EventsWanted, Milestone, Progress, SnapshotTold
+from .groups.kv_events import NOTHING_YET, BlockStored, EventBatch, KVEventPublisher
+from .telling import (
+    Counted,
+    EventsTold,
+    EventsWanted,
+    Milestone,
+    Progress,
+    RequestsTold,
+    RequestsWanted,
+    SnapshotTold,
+)
 
 SendBytes = Callable[[str, bytes], "Future[int]"]
 """Sends bytes to the inbox at an address; the future fails if they are not taken in time."""
 
 READERS_MAX = 64
 """Readers that are told at a time; one more takes the place of the first."""
-ENDS_KEPT = 64
-"""Requests that have left, and of which a reader is told again that could not be reached."""
+ENDS_KEPT = 4096
+"""Requests that have left, and of which whoever asks after them can be told how."""
 _PART_BYTES = 1 << 20
 """The bytes of a part of a snapshot."""
 
@@ -40,7 +49,7 @@ class Teller:
         self._send = send
         self._events = KVEventPublisher(life=life)
         self._readers: dict[str, None] = {}
-        self._ended = deque[Progress](maxlen=ENDS_KEPT)
+        self._ended: dict[str, Progress] = {}
         """How the last requests have left."""
         self._lost = deque[str]()
         """Readers that could not be reached, as the sender's thread has noted."""
@@ -68,7 +77,10 @@ class Teller:
             computed_tokens=computed_tokens,
         )
         if stage in (Milestone.DONE, Milestone.REFUSED):
-            self._ended.append(told)
+            self._ended.pop(request, None)
+            self._ended[request] = told
+            if len(self._ended) > ENDS_KEPT:
+                del self._ended[next(iter(self._ended))]
         self._tell_all(told)
 
     def counted(self, data: bytes, timeout_s: float) -> None:
@@ -76,24 +88,30 @@ class Teller:
         wait(self._tell_all(Counted(group=self._group, data=data)), timeout_s)
 
     def wanted(self, message: EventsWanted) -> None:
-        """Tell a reader what it has missed, and everything from now on.
-
-        One that was not told of requests meanwhile is told of the last that have left, too.
-        """
+        """Tell a reader what it has missed, and everything from now on."""
         self._drop_lost()
-        is_new = message.reader not in self._readers
         self._readers.pop(message.reader, None)
         if len(self._readers) >= READERS_MAX:
             del self._readers[next(iter(self._readers))]
         self._readers[message.reader] = None
         events = self._events
         missed = events.since(message.first - 1) if message.life == events.life else None
-        if missed is None:
+        if missed is None or events.last_sequence == NOTHING_YET:
+            # That there is nothing yet has to be told as well.
             self._tell_snapshot(message.reader)
         for batch in missed or ():
             self._tell(message.reader, self._told(batch))
-        for told in self._ended if is_new else ():
-            self._tell(message.reader, told)
+
+    def asked(self, message: RequestsWanted, here: Collection[str]) -> None:
+        """Tell a reader how requests are; `here` are all that are in the group now."""
+        known = {each: self._ended.get(each) for each in message.requests if each not in here}
+        told = RequestsTold(
+            group=self._group,
+            here=tuple(each for each in message.requests if each in here),
+            ended=tuple(each for each in known.values() if each is not None),
+            unknown=tuple(request for request, each in known.items() if each is None),
+        )
+        self._tell(message.reader, told)
 
     def _tell_snapshot(self, reader: str) -> None:
         snapshot = self._events.snapshot()

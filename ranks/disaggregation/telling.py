@@ -14,6 +14,8 @@ from .manifest import TOKENS_MAX, require_range, require_request, require_text
 LIFE_MAX: Final = 1 << 62
 PARTS_MAX: Final = 1 << 16
 """The most parts of a snapshot."""
+REQUESTS_ASKED_MAX: Final = 256
+"""The most requests that one message asks after."""
 TIME_US_MAX: Final = 1 << 60
 
 
@@ -84,6 +86,35 @@ class EventsWanted:
         require_text(self.reader, "reader")
         require_range(self.life, "life", LIFE_MAX)
         require_range(self.first, "first", LIFE_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsWanted:
+    """Tell whoever has its inbox at `reader` of these requests, which the group has taken."""
+
+    reader: str
+    requests: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_text(self.reader, "reader")
+        require_range(len(self.requests), "number of requests", REQUESTS_ASKED_MAX)
+        for each in self.requests:
+            require_request(each)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsTold:
+    """How the requests are after which was asked; a level."""
+
+    group: str
+    here: tuple[str, ...] = ()
+    ended: tuple[Progress, ...] = ()
+    """How those have left that have."""
+    unknown: tuple[str, ...] = ()
+    """Those of which the group knows nothing, or nothing any more."""
+
+    def __post_init__(self) -> None:
+        require_text(self.group, "group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

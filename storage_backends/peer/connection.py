@@ -52,7 +52,8 @@ async def connect(
     """Return a new connection to the rank at `address`, which has said hello.
 
     Raises `ConfigError` for another version or secret, and `StorageError` or `OSError` for what may
-    pass. `store` is what messages call the rank, and `broke` is told why the connection has ended.
+    pass. `store` is what messages call the rank, and `broke` is told when the connection has ended, and
+    why if anybody waited for an answer.
     """
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
@@ -156,7 +157,10 @@ class Connection:
         self._send(Forget(number))
 
     def close(self, why: str = "") -> None:
-        """End the connection; all who wait go on. `why` is told to whom it concerns, if it is said."""
+        """End the connection; all who wait go on. `why` is told to whom it concerns, if it is said.
+
+        Where nobody waits there is nothing wrong yet: a group that ends in order hangs up, too.
+        """
         if not self.is_open:
             return
         self.is_open = False
@@ -164,12 +168,13 @@ class Connection:
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._sender.clear()
-        for request in (*self._sent.values(), *self._waiting):
+        left = (*self._sent.values(), *self._waiting)
+        for request in left:
             request.finish()
         self._sent.clear()
         self._waiting.clear()
         if why:
-            self._broke(why)
+            self._broke(why if left else "")
 
     def _send_waiting(self) -> None:
         while self._waiting and len(self._sent) < REQUESTS_MAX:

@@ -195,7 +195,7 @@ class PeerGroup:
         connection = self._connections.pop(address, None)
         if connection is not None:
             connection.close()
-        if self._breaks.is_to_be_said():
+        if why and self._breaks.is_to_be_said():
             _log.warning(
                 "store %s: the connection to %s cannot be used (%s); what is read from there fails"
                 " until it can be made again",

@@ -6,6 +6,7 @@ when the list does. A directory that cannot be reached raises `StorageError`: wh
 on with that, and whoever has a lease tries again until it is over.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
@@ -19,7 +20,7 @@ LEASE_S_MIN, LEASE_S_MAX = 0.1, 86_400.0
 RECORD_BYTES_MAX = 64 << 10
 """A registration that takes more is refused, and a longer record is nobody's."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class Registration:
     tp_size: int = 1
     fingerprint: str = ""
     """The digest of all that must agree before groups may share pages, and of the pages' layout."""
+    start: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Drawn by each start of a group: one that was started anew has nothing of what it had, and one
+    that is only listed anew has all of it."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -119,6 +123,7 @@ def to_record(registration: Registration) -> bytes:
         addresses,
         registration.tp_size,
         registration.fingerprint,
+        registration.start,
     ]
     return msgpack.packb(row)
 
@@ -132,10 +137,12 @@ def from_record(record: bytes) -> Registration | None:
     except (ValueError, msgpack.UnpackException, RecursionError):
         return None
     parts = cast("list[object]", row) if isinstance(row, list) else []
-    if len(parts) != 6 or parts[0] != _FORMAT:
+    if len(parts) != 7 or parts[0] != _FORMAT:
         return None
-    name, role, rows, tp_size, fingerprint = parts[1:]
+    name, role, rows, tp_size, fingerprint, start = parts[1:]
     if not isinstance(name, str) or not isinstance(fingerprint, str) or not name:
+        return None
+    if not isinstance(start, str):
         return None
     if not isinstance(role, str) or role not in set(Role):
         return None
@@ -152,4 +159,5 @@ def from_record(record: bytes) -> Registration | None:
         addresses=known,
         tp_size=tp_size,
         fingerprint=fingerprint,
+        start=start,
     )

@@ -13,7 +13,7 @@ from lockstep.launch.report import make_report, write_report
 from lockstep.launch.reports.meanings import OF_A_REPLAY, OF_SERVING, meaning_of
 from lockstep.launch.reports.reading import page_of
 from lockstep.launch.reports.samples import Samples
-from lockstep.launch.serving.front import FrontCounts
+from lockstep.launch.serving.front_counts import FrontCounts
 from lockstep.launch.serving.report import make_serve_report
 from lockstep.launch.serving.report import rows_of as serving_rows_of
 from lockstep.launch.serving.settings import ServeSettings, Shape

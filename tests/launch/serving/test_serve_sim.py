@@ -117,6 +117,7 @@ def test_where_no_group_is_left_the_report_has_what_was_served_before(tmp_path: 
     report = json.loads(path.read_text(encoding="utf-8"))
     assert ended.status == 3
     assert "requests cannot be served any more" in ended.said[-1]
+    assert "lockstep: group decode-0 was lost" in ended.said
     assert 2 <= report["requests"] < 12
     assert report["groups_lost"] == ["decode-0"]
 

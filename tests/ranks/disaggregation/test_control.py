@@ -44,6 +44,8 @@ from lockstep.ranks.disaggregation.telling import (
     EventsWanted,
     Milestone,
     Progress,
+    RequestsTold,
+    RequestsWanted,
     SnapshotTold,
 )
 from lockstep.ranks.replica.tree import page_keys
@@ -107,6 +109,16 @@ manifests = st.builds(
     metadata=opaque,
     source=sources,
 )
+progresses = st.builds(
+    Progress,
+    group=texts,
+    request=names,
+    stage=st.sampled_from([each.value for each in Milestone]),
+    at_us=counts,
+    hit_tokens=counts,
+    computed_tokens=counts,
+)
+several_names = st.lists(names, max_size=3).map(tuple)
 messages: st.SearchStrategy[Control] = st.one_of(
     manifests,
     st.builds(
@@ -124,14 +136,14 @@ messages: st.SearchStrategy[Control] = st.one_of(
     st.builds(Withdrawn, request=names),
     st.builds(Drain),
     st.builds(Counted, group=texts, data=opaque),
+    progresses,
+    st.builds(RequestsWanted, reader=texts, requests=several_names),
     st.builds(
-        Progress,
+        RequestsTold,
         group=texts,
-        request=names,
-        stage=st.sampled_from([each.value for each in Milestone]),
-        at_us=counts,
-        hit_tokens=counts,
-        computed_tokens=counts,
+        here=several_names,
+        ended=st.lists(progresses, max_size=3).map(tuple),
+        unknown=several_names,
     ),
     st.builds(EventsWanted, reader=texts, life=counts, first=counts),
     st.builds(EventsTold, group=texts, life=counts, sequence=counts, payload=opaque),

@@ -8,7 +8,6 @@ from lockstep.errors import UsageError
 from lockstep.ranks.disaggregation.control import Control, decode
 from lockstep.ranks.disaggregation.event_reader import (
     ASKS_AGAIN_S,
-    ASKS_IN_SILENCE_S,
     EventReader,
 )
 from lockstep.ranks.disaggregation.groups.prefix_index import Hit, PrefixIndex
@@ -19,6 +18,8 @@ from lockstep.ranks.disaggregation.telling import (
     EventsWanted,
     Milestone,
     Progress,
+    RequestsTold,
+    RequestsWanted,
     SnapshotTold,
 )
 from lockstep.ranks.orders import KV_POOL
@@ -175,34 +176,49 @@ def test_parts_of_two_snapshots_make_none_together(
     assert (mixed, wire.pages()) == (0, 2)
 
 
-def test_who_was_not_reached_hears_of_requests_that_left_once_it_asks_in_the_silence(
-    wire: Wire,
-) -> None:
-    wire.teller.happened([stored(KEYS[0])])
+def test_a_group_with_nothing_yet_says_so_and_is_asked_no_more(wire: Wire) -> None:
     wire.arrive(0.0)
-    wire.fails.add("reader")
-    wire.teller.progress("r", Milestone.COMPUTED, hit_tokens=0, computed_tokens=1)
-    wire.teller.progress("r", Milestone.DONE, hit_tokens=0, computed_tokens=1)
-    wire.fails.clear()
-    wire.teller.progress("s", Milestone.DONE, hit_tokens=0, computed_tokens=1)
-    wire.sent.clear()
 
-    wire.reader.ask_again(ASKS_IN_SILENCE_S - 1)
+    wire.reader.ask_again(LATER_S)
+
+    assert wire.index.standing("g").exact
     assert wire.asked == []
-    wire.reader.ask_again(ASKS_IN_SILENCE_S + 1)
-    wire.answer()
-
-    told = [each for _, each in wire.sent if isinstance(each, Progress)]
-    assert [(each.request, each.stage) for each in told] == [("r", "done"), ("s", "done")]
 
 
-def test_a_reader_that_asks_though_it_is_told_is_told_of_no_request_again(wire: Wire) -> None:
-    wire.teller.progress("r", Milestone.DONE, hit_tokens=0, computed_tokens=1)
+def test_whoever_asks_after_requests_hears_of_each_however_many_have_left(wire: Wire) -> None:
+    wire.fails.add("reader")
+    for number in range(200):
+        wire.teller.progress(f"r{number}", Milestone.DONE, hit_tokens=0, computed_tokens=1)
+    wire.fails.clear()
     wire.sent.clear()
+    names = tuple(f"r{number}" for number in range(200))
 
-    wire.teller.wanted(EventsWanted(reader="reader", life=3, first=0))
+    wire.teller.asked(RequestsWanted(reader="reader", requests=(*names, "s", "t")), {"s"})
 
-    assert wire.sent == []
+    ((_, told),) = wire.sent
+    assert isinstance(told, RequestsTold)
+    assert [(each.request, each.stage) for each in told.ended] == [(e, "done") for e in names]
+    assert (told.here, told.unknown) == (("s",), ("t",))
+
+
+def test_no_more_ends_are_kept_than_may_be(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.ranks.disaggregation.teller.ENDS_KEPT", 1)
+    for name in ("r", "s"):
+        wire.teller.progress(name, Milestone.DONE, hit_tokens=0, computed_tokens=1)
+
+    wire.teller.asked(RequestsWanted(reader="reader", requests=("r", "s")), ())
+
+    told = wire.sent[-1][1]
+    assert isinstance(told, RequestsTold)
+    assert (told.unknown, [each.request for each in told.ended]) == (("r",), ["s"])
+
+
+def test_a_name_that_has_come_once_more_is_here(wire: Wire) -> None:
+    wire.teller.progress("r", Milestone.DONE, hit_tokens=0, computed_tokens=1)
+
+    wire.teller.asked(RequestsWanted(reader="reader", requests=("r",)), {"r"})
+
+    assert wire.sent[-1][1] == RequestsTold(group="g", here=("r",))
 
 
 def test_what_is_told_of_an_earlier_life_or_of_nobody_changes_nothing(wire: Wire) -> None:
@@ -239,6 +255,7 @@ def test_how_requests_go_is_told_to_every_reader_with_the_time(wire: Wire) -> No
 
 
 def test_a_reader_that_cannot_be_reached_is_told_no_more_until_it_asks(wire: Wire) -> None:
+    wire.sent.clear()
     wire.fails.add("reader")
     wire.teller.happened([stored(KEYS[0])])
     wire.teller.happened([stored(KEYS[1])])
@@ -253,6 +270,7 @@ def test_a_reader_that_cannot_be_reached_is_told_no_more_until_it_asks(wire: Wir
 def test_no_more_readers_are_told_than_may_be(wire: Wire) -> None:
     for number in range(READERS_MAX):
         wire.teller.wanted(EventsWanted(reader=f"reader {number}", life=3, first=0))
+    wire.sent.clear()
 
     wire.teller.happened([stored(KEYS[0])])
 

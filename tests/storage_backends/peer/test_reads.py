@@ -293,6 +293,21 @@ class TestBreaking:
         assert again == [ReadOutcome.OK] * 3
         assert len([each for each in warnings(caplog) if "until it can be made again" in each]) == 1
 
+    async def test_a_rank_that_hangs_up_while_nobody_waits_is_nothing_to_speak_of(self) -> None:
+        said: list[str] = []
+
+        async def leave(reader: Impostor) -> None:
+            await reader.welcome()
+
+        async def has_ended() -> bool:
+            return bool(said)
+
+        async with impostor(leave) as address:
+            await connection.connect(address, b"", "store", 1 << 20, said.append)
+            await eventually(has_ended)
+
+        assert said == [""]
+
     async def test_a_rank_of_another_group_in_a_dead_one_s_place_is_not_read_from(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

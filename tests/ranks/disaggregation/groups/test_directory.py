@@ -36,6 +36,7 @@ PREFILL = Registration(
     addresses={"requests": "10.0.0.1:8000", "events": "10.0.0.1:5557"},
     tp_size=8,
     fingerprint="abc",
+    start="first",
 )
 DECODE = Registration(name="decode-0", role=Role.DECODE, tp_size=4, fingerprint="abc")
 

@@ -292,6 +292,8 @@ def check_that_writable(path: str, what: str = "report") -> None:
         raise ConfigError(f"cannot write the {what} {path}: it is a directory")
     if not target.parent.is_dir():
         raise ConfigError(f"cannot write the {what} {path}: there is no directory {target.parent}")
+    if _is_written_through(target):
+        return
     trial = _beside(target)
     try:
         trial.touch()
@@ -307,16 +309,26 @@ def write_report(path: str, report: Mapping[str, object]) -> None:
 
 
 def write_text(path: str, text: str, what: str = "report") -> None:
-    """Write a file whole or not at all: to a temporary one that is then renamed."""
+    """Write a file whole or not at all: to a temporary one that is then renamed.
+
+    What is no plain file, as a pipe or a device, stays what it is, and is written to as it stands.
+    """
     target = Path(path)
     temporary = _beside(target)
     try:
+        if _is_written_through(target):
+            target.write_text(text, encoding="utf-8")
+            return
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write the {what} {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_written_through(target: Path) -> bool:
+    return target.is_symlink() or (target.exists() and not target.is_file())
 
 
 def _beside(target: Path) -> Path:

@@ -15,6 +15,7 @@ import typer
 from ..errors import ConfigError, UsageError
 from ..ranks.control.client import ask
 from .amounts import count, printable, well_formed
+from .first_error import EXIT_GROUP
 from .option_values import check_store
 
 EXIT_STATUSES: Final = (
@@ -80,6 +81,7 @@ def pin(
     _tell(
         answer, as_json, told if kept else "nothing is kept: none of it is cached, or pins are full"
     )
+    raise typer.Exit(0 if kept else EXIT_GROUP)
 
 
 @_command("unpin")
@@ -145,9 +147,9 @@ def limit(
 
 @_command("flush")
 def flush(socket: Socket, *, as_json: Json = False) -> None:
-    """Wait until what is cached by now is in the store.
+    """Wait until what is on its way to the store is there.
 
-    That is, until all copies and writes that are in flight have ended.
+    What was cached before a store was attached is not on its way.
     """
     answer = _asked(socket, "flush")
     _tell(answer, as_json, f"{count(answer['operations'], 'operation')} ended")

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..storage_backends.base import Capabilities
 from ..storage_backends.registry import make_backend
-from ..storage_backends.uri import without_secrets
+from ..storage_backends.uri import RANK, without_secrets
 
 
 def option(name: str) -> str:
@@ -44,7 +44,8 @@ def check_store(uri: str) -> Capabilities:
     """Return what the store that --store names can do; raise `ConfigError` if it names none."""
     check_not_a_path(uri)
     try:
-        capabilities = make_backend(uri).capabilities
+        # Each rank opens its own; what is wrong with one is wrong with all.
+        capabilities = make_backend(uri.replace(RANK, "0")).capabilities
     except ConfigError as error:
         raise ConfigError(f"--store: {error}") from error
     if not capabilities.writes:

@@ -134,6 +134,8 @@ class ReplaySettings:
             )
         if self.store is not None:
             check_store(self.store)
+        if self.timeline is not None and self.timeline == self.report:
+            raise ConfigError(f"--timeline and --report are both {self.timeline}; name two files")
         self._check_component_pools()
         config = self.cache_config()
         try:

@@ -4,10 +4,12 @@ Nothing is counted for it: a scrape reads what the cache counts anyway, in a thr
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from threading import Thread
 from typing import TYPE_CHECKING, Final
+from wsgiref.simple_server import WSGIRequestHandler
 
 from ..errors import ConfigError
 from ..ranks.cache_stats import CacheStats
@@ -71,6 +73,24 @@ def _buckets(took: Histogram) -> list[tuple[str, int]]:
     return list(zip(bounds, accumulate(took.counts), strict=True))
 
 
+SCRAPE_S: Final = 5.0
+"""How long a connection may be silent. Each has a thread while it lasts."""
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one connection, and lets go of one that does not say what it wants."""
+
+    timeout = SCRAPE_S
+
+    def handle(self) -> None:
+        """Answer it."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called.
+        """Say nothing: scrapes are many."""
+
+
 class MetricsPort:
     """Serves one rank's metrics by HTTP until it is closed."""
 
@@ -124,9 +144,10 @@ def serve_metrics(
     registry.register(CacheCollector(stats))
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
+        server.RequestHandlerClass = _Handler
     except OSError as error:
         raise ConfigError(
             f"metrics cannot be served at {address}:{port}: {error.strerror or error}; choose another"
-            " port, or 0 for any that is free"
+            " port"
         ) from error
     return MetricsPort(server, thread)

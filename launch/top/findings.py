@@ -70,7 +70,7 @@ def _silent(window: Window) -> Iterator[Finding]:
         yield Finding(
             Weight.BROKEN if not window.now.ranks else Weight.SLOWS,
             f"nobody answers at {', '.join(window.now.silent)}",
-            "the rank has ended, or its port is another one: name each rank's as HOST:PORT",
+            "the rank has ended or hangs, or its port is another one: name each rank's as HOST:PORT",
         )
 
 
@@ -108,28 +108,43 @@ def _lacking(window: Window) -> Iterator[Finding]:
 
 
 def _unreadable(window: Window) -> Iterator[Finding]:
-    pages = window.by("missed_pages_total", "reason").get("unreadable", 0.0)
     corrupt = window.grew_everywhere("corrupt_pages_total")
-    if pages or corrupt:
+    if corrupt:
         yield Finding(
             Weight.COSTS_HITS,
-            f"{max(pages, corrupt):,.0f} pages in the store were damaged or could not be read",
+            f"{corrupt:,.0f} pages in the store were damaged",
             "none was used; `lockstep store verify URI` names the objects",
+        )
+    elif (pages := _unread(window)) and not window.grew_everywhere("storage_late_calls_total"):
+        yield Finding(
+            Weight.COSTS_HITS,
+            f"{pages:,.0f} pages could not be read from the store",
+            "the ranks' logs say why; `lockstep doctor --store URI` tries the store",
         )
 
 
+def _unread(window: Window) -> float:
+    return window.by("missed_pages_total", "reason").get("unreadable", 0.0)
+
+
 def _late(window: Window) -> Iterator[Finding]:
-    pages = window.by("missed_pages_total", "reason").get("late", 0.0)
     late = window.grew_everywhere("storage_late_calls_total")
+    pages = window.by("missed_pages_total", "reason").get("late", 0.0)
+    if late:
+        # What a call that ran out of its time was to bring could not be read.
+        pages += _unread(window)
     took = window.percentile("storage_call_seconds", 0.5, call="read")
     looked = window.percentile("storage_call_seconds", 0.5, call="exists")
     slow = max(took or 0.0, looked or 0.0)
     if not (pages or late) and slow < SLOW_READ_S:
         return
-    lost = f"; {pages:,.0f} pages came too late and were computed" if pages else ""
+    how = f"half of its reads and lookups take {_time(slow)} or more"
+    if slow < SLOW_READ_S:
+        how = f"{late:,.0f} calls ran out of their time" if late else "pages came too late"
+    lost = f"; {pages:,.0f} pages were computed for it" if pages else ""
     yield Finding(
         Weight.COSTS_HITS,
-        f"the store is slow: half of its reads and lookups take {_time(slow)} or more{lost}",
+        f"the store is slow: {how}{lost}",
         "look at the store and the way to it (`lockstep doctor --store URI` measures both), or let"
         " requests wait longer or less long for it by the stop policy",
     )
@@ -142,7 +157,8 @@ def _quota(window: Window) -> Iterator[Finding]:
             Weight.COSTS_HITS,
             f"{left:,.0f} pages left because their namespace may keep no more: a tenant's quota or its"
             " time to live",
-            "raise the namespace's limits (`CacheConfig.limits`), if that tenant is to hit more",
+            "`lockstep ctl list SOCKET` names namespaces and limits; raise that tenant's if it is to"
+            " hit more (`lockstep ctl limit`, or `CacheConfig.limits`)",
         )
 
 

@@ -73,7 +73,7 @@ class Answering:
             answer.cancel()
 
     def _flushed(self, request: Flush) -> Answer:
-        """Wait until what was inserted by now is in host memory and in the store.
+        """Wait until what is on its way to host memory and to the store is there.
 
         Twice: what is copied to host memory is written to the store by operations that begin then.
         """

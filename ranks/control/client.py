@@ -4,18 +4,21 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from ... import errors
 from ...errors import ConfigError, LockstepError, UsageError
 
-ANSWERED_S: Final = 900.0
-"""Longer than any request takes that the group has not given up itself."""
+ANSWERED_S: Final = 30.0
+"""Longer than most requests take that the group has not given up itself."""
+WAITED_S: Final = 900.0
+"""The same for those that wait for a store."""
+_WAITING: Final = frozenset({"flush", "attach", "detach"})
 LINE_BYTES_MAX: Final = 16 << 20
 """Bytes of one request; a prompt of a million tokens has seven million."""
 
 
-def ask(path: Path | str, what: str, *, timeout_s: float = ANSWERED_S, **asked: object) -> Any:
+def ask(path: Path | str, what: str, *, timeout_s: float | None = None, **asked: object) -> Any:
     """Ask the group that listens at `path` for something; return what became of it.
 
     `what` is a request of docs/control.md and `asked` its fields. Any process of the group's user
@@ -26,6 +29,8 @@ def ask(path: Path | str, what: str, *, timeout_s: float = ANSWERED_S, **asked: 
     on it within their time; and a `ConfigError` where no group of this user listens.
     """
     path = Path(path)
+    if timeout_s is None:
+        timeout_s = WAITED_S if what in _WAITING else ANSWERED_S
     line = json.dumps({**asked, "ask": what}).encode() + b"\n"
     if len(line) > LINE_BYTES_MAX:
         raise UsageError(f"a request has {LINE_BYTES_MAX >> 20} MiB at most")
@@ -80,10 +85,12 @@ def _answer_in(told: bytes, path: Path) -> Any:
     if not told.endswith(b"\n"):
         raise LockstepError(f"the group at {path} has ended before it answered")
     try:
-        answer = cast("dict[str, Any]", json.loads(told))
+        answer = json.loads(told)
     except ValueError as error:
         raise UsageError(f"what listens at {path} is no group: {error}") from error
+    if not isinstance(answer, dict) or not isinstance(answer.get("answer", {}), dict):
+        raise UsageError(f"what listens at {path} is no group: it answers {told[:80]!r}")
     if "error" not in answer:
-        return answer["answer"]
+        return answer.get("answer", {})
     kind = getattr(errors, str(answer.get("type")), LockstepError)
     raise kind(answer["error"])

@@ -55,6 +55,8 @@ class Pin(ControlRequest):
     ttl_s: float = 3600.0
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise UsageError("name is '', must name the pin")
         as_token_bytes(self.tokens)
 
     def carry_out(self, cache: RankCache) -> Answer:

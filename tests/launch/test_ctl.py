@@ -57,12 +57,6 @@ SAID: list[Said] = [
         {"tokens": 2},
         "2 tokens of 3 are kept for 3600 s",
     ),
-    (
-        ["pin", "p", "--tokens", "[1, 2]", "--namespace", "t", "--ttl", "5"],
-        {"ask": "pin", "name": "p", "tokens": [1, 2], "namespace": "t", "ttl_s": 5.0},
-        {"tokens": 0},
-        "nothing is kept: none of it is cached, or pins are full",
-    ),
     (["unpin", "p"], {"ask": "unpin", "name": "p"}, {"was_pinned": True}, "unpinned"),
     (
         ["unpin", "p"],
@@ -121,6 +115,15 @@ def test_a_command_asks_for_one_thing_and_tells_what_became_of_it(
     assert for_people == (0, f"{told}\n", "")
     assert (for_machines[0], json.loads(for_machines[1])) == (0, answer)
     assert group.asked == [asked, asked]
+
+
+def test_a_pin_that_keeps_nothing_is_not_done(lockstep: Run, group: Group) -> None:
+    group.says = {"tokens": 0}
+
+    ended = lockstep("ctl", "pin", group.socket, "p", "--tokens", "[1, 2]", "--namespace", "t")
+
+    assert ended == (3, "nothing is kept: none of it is cached, or pins are full\n", "")
+    assert group.asked[0]["namespace"] == "t"
 
 
 def test_the_list_is_a_table_with_the_largest_namespace_first(lockstep: Run, group: Group) -> None:

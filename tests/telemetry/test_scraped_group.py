@@ -1,6 +1,7 @@
 """A group that is scraped while it serves: the text parses, and what it says is what was served."""
 
 import json
+import socket
 import threading
 from dataclasses import asdict, replace
 from urllib.request import urlopen
@@ -122,6 +123,20 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy() -> None:
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port.port}: .*choose another port"):
             serve_metrics(stats, port.port)
         port.close()
+
+
+def test_who_connects_and_does_not_say_what_it_wants_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lockstep.telemetry.port._Handler.timeout", 0.05)
+    with watched_group(SETTINGS) as watched:
+        port = serve_metrics(watched.group.caches[0].stats, 0)
+        with socket.create_connection(("127.0.0.1", port.port), timeout=30.0) as slow:
+            slow.sendall(b"GET /met")
+            heard = slow.recv(1)
+        port.close()
+
+    assert heard == b""
 
 
 def test_a_port_that_was_closed_is_free_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.launch.settings import ReplaySettings
 from lockstep.launch.top.findings import Weight, findings
-from lockstep.launch.top.sighting import Sighting
+from lockstep.launch.top.sighting import Sighting, numbers_in
 from lockstep.launch.top.window import Window
 from lockstep.storage_backends.registry import open_backend
 from tests.kit.storage.calls import run
@@ -69,12 +69,27 @@ def test_host_memory_that_is_too_small_is_said_with_how_fast_it_turns_over(
     assert first.startswith("host memory is too small: all of its 40 pages are replaced every")
 
 
+def test_reads_that_run_out_of_their_time_are_a_slow_store_and_no_damage() -> None:
+    told = """
+    lockstep_missed_pages_total{rank="0",reason="unreadable"} 10
+    lockstep_storage_late_calls_total{rank="0"} 5
+    """
+    seen = Sighting(10.0, {0: numbers_in("\n".join(told.split("\n    ")))})
+
+    found = [each.what for each in findings(Window(seen, Sighting(0.0, {0: {}})))]
+
+    assert found[0] == (
+        "the store is slow: 5 calls ran out of their time; 10 pages were computed for it"
+    )
+    assert [each for each in found if "damaged" in each or "could not be read" in each] == []
+
+
 def test_a_store_that_is_slow_is_said_with_its_latency(stack: ExitStack) -> None:
     store = "fault+memory://slow?fault.delay=1&fault.delay_ms=800"
 
     first, *_ = said(watched(stack, store=store, host_pages=2048))
 
-    assert first.startswith("the store is slow: half of its reads and lookups take")
+    assert first.startswith("the store is slow: ")
 
 
 def test_a_tenant_s_quota_is_said_to_be_why_pages_left(stack: ExitStack) -> None:

@@ -132,7 +132,12 @@ def test_a_socket_of_another_user_is_not_asked(echo: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"), [(b"", "has ended before it answered"), (b"hello\n", "is no group")]
+    ("answer", "why"),
+    [
+        (b"", "has ended before it answered"),
+        (b"hello\n", "is no group"),
+        (b'{"answer": 5}\n', "is no group: it answers"),
+    ],
 )
 def test_what_is_no_answer_is_told_as_such(path: Path, answer: bytes, why: str) -> None:
     with socket.socket(socket.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:

@@ -86,7 +86,7 @@ def trace(folder: Path, *lines: object) -> Path:
         (["/"], "cannot read the trace /: Is a directory"),
         (["--report", "/nowhere/report.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
-        (["--report", "/tmp/r", "--timeline", "/tmp/r"], "are both /tmp/r; name two files"),
+        (["--report", "/r", "--timeline", "/r"], "are both /r; name two files"),
         (["--store", "file:///d/{rank}?direct={rank}x"], "'0x'"),
         (["--report", "/proc/report.json"], "cannot write the report /proc/report.json: "),
     ],

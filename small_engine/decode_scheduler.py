@@ -39,6 +39,7 @@ class DecodeScheduler(GroupScheduler):
             cache,
             limits,
             arrivals.refusals,
+            arrivals.refuse,
             teller=teller,
             on_done=on_done,
             stopped=stopped,
@@ -88,9 +89,6 @@ class DecodeScheduler(GroupScheduler):
             arrival.namespace,
             patience_ms=arrival.patience_ms,
         )
-
-    def _turn_away(self, arrival: Arrival) -> None:
-        self._handovers.refuse(arrival.request, arrival.partner)
 
     def _ready(self, active: ActiveRequest) -> None:
         if active.hits is None and active.hit_tokens >= active.prompt:

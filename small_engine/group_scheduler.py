@@ -27,6 +27,7 @@ class GroupScheduler(Scheduler):
         cache: "Cache",
         limits: EngineLimits,
         refusals: Counter[Refusal],
+        turn_away: Callable[[str, str], None],
         *,
         teller: Teller | None = None,
         on_done: Callable[[int], None] = lambda _: None,
@@ -35,11 +36,13 @@ class GroupScheduler(Scheduler):
     ) -> None:
         """`teller` is rank 0's, where anybody wants to know how requests go.
 
-        Messages that cannot be read are counted in `refusals`.
+        Messages that cannot be read are counted in `refusals`. `turn_away` tells the group at an inbox
+        that a request is not taken here.
         """
         super().__init__(cache, iter(()), limits, on_done=on_done, stopped=stopped, forward=forward)
         self._teller = teller
         self._refusals = refusals
+        self._turn_away = turn_away
 
     @abstractmethod
     def _enter(self, arrival: Arrival) -> None:
@@ -62,33 +65,30 @@ class GroupScheduler(Scheduler):
                         self._teller.wanted(message)
                 case RequestsWanted():
                     if self._teller is not None:
-                        self._teller.asked(message, self._names())
+                        self._teller.asked(message, self._here)
                 case _:
                     self._hear(message)
         return bool(messages)
 
-    @abstractmethod
-    def _turn_away(self, arrival: Arrival) -> None:
-        """Tell the other group that its request is not taken, since there are too many."""
+    @property
+    def _here(self) -> dict[str, ActiveRequest]:
+        """All requests in the system, by name."""
+        return {each.name: each for queue in self._queues.values() for each in queue}
 
     def _take(self, arrival: Arrival) -> None:
         """Take a request that has come, unless it is here already, is none, or is one too many."""
-        here = [each for queue in self._queues.values() for each in queue]
-        if any(arrival.request == each.name for each in here):
+        here, limits = self._here, self._limits
+        if arrival.request in here:
             return
-        limits, prompt_tokens = self._limits, sum(each.prompt for each in here)
+        prompt_tokens = sum(each.prompt for each in here.values())
         if len(here) >= limits.requests_max or prompt_tokens >= limits.prompt_tokens_max:
             self._refusals[Refusal.FULL] += 1
-            self._turn_away(arrival)
+            self._turn_away(arrival.request, arrival.partner)
             return
         try:
             self._enter(arrival)
         except Refused as refused:
             self._refusals[refused.refusal] += 1
-
-    def _names(self) -> set[str]:
-        """Return the names of all requests that are here."""
-        return {each.name for queue in self._queues.values() for each in queue}
 
     def _tell(self, active: ActiveRequest, stage: Milestone) -> None:
         if self._teller is not None:

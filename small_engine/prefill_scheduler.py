@@ -45,6 +45,7 @@ class PrefillScheduler(GroupScheduler):
             cache,
             limits,
             departures.refusals,
+            departures.refuse,
             teller=teller,
             on_done=on_done,
             stopped=stopped,
@@ -78,9 +79,6 @@ class PrefillScheduler(GroupScheduler):
             return
         self._cache.prefetch(active.name, active.matchable, active.namespace)
         self._waiting.append(active)
-
-    def _turn_away(self, arrival: Arrival) -> None:
-        self._handovers.refuse(arrival.request, arrival.partner)
 
     def _publish(self, active: ActiveRequest) -> None:
         super()._publish(active)

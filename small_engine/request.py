@@ -100,6 +100,7 @@ class WorkloadRequest:
     arrived_ms: int | None = None
     """When it arrived, counted from some moment; None where nobody has said so."""
     namespace: str = ""
+    """The namespace within the cache; see `Requested`."""
 
     @property
     def name(self) -> str:

@@ -232,9 +232,10 @@ _ALL: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
     _ended,
     _silent,
     _no_store,
+    # What one rank has not written yet, since the store is slow, the others have.
+    _late,
     _lacking,
     _unreadable,
-    _late,
     _quota,
     _salts,
     _host_full,

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ... import errors
 from ...errors import ConfigError, LockstepError, UsageError
@@ -85,12 +85,14 @@ def _answer_in(told: bytes, path: Path) -> Any:
     if not told.endswith(b"\n"):
         raise LockstepError(f"the group at {path} has ended before it answered")
     try:
-        answer = json.loads(told)
+        parsed: object = json.loads(told)
     except ValueError as error:
         raise UsageError(f"what listens at {path} is no group: {error}") from error
-    if not isinstance(answer, dict) or not isinstance(answer.get("answer", {}), dict):
+    answer = cast("dict[str, object]", parsed) if isinstance(parsed, dict) else {"answer": None}
+    became: object = answer.get("answer", {})
+    if not isinstance(became, dict):
         raise UsageError(f"what listens at {path} is no group: it answers {told[:80]!r}")
     if "error" not in answer:
-        return answer.get("answer", {})
+        return cast("dict[str, Any]", became)
     kind = getattr(errors, str(answer.get("type")), LockstepError)
-    raise kind(answer["error"])
+    raise kind(str(answer["error"]))

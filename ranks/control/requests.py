@@ -86,7 +86,7 @@ class Drop(ControlRequest):
 
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
-        known = _namespaces(cache)
+        known = _known(cache)
         if self.namespace is not None and self.namespace not in known:
             there = ", ".join(repr(each) for each in sorted(known)[:_NAMED_MAX])
             more = f", and {len(known) - _NAMED_MAX} more" if len(known) > _NAMED_MAX else ""
@@ -109,7 +109,7 @@ class Limit(ControlRequest):
     def carry_out(self, cache: RankCache) -> Answer:
         """See `ControlRequest`."""
         cache.limit(NamespaceLimit(**asdict(self)))
-        known = self.namespace == ANY_NAMESPACE or self.namespace in _namespaces(cache)
+        known = self.namespace == ANY_NAMESPACE or self.namespace in _known(cache)
         return {"is_known": known}
 
 
@@ -248,6 +248,11 @@ def unpack(content: bytes) -> tuple[bytes, ControlRequest]:
     """Return ticket and request of a message that `pack` has written."""
     ticket, asked = msgpack.unpackb(content[len(CONTROL_MAGIC) :])
     return ticket, request_of(asked)
+
+
+def _known(cache: RankCache) -> set[str]:
+    """Return the namespaces of which something is cached or requested."""
+    return {root.place.namespace for root in cache.inspection.prefixes.tree.roots.values()}
 
 
 def _namespaces(cache: RankCache) -> dict[str, dict[str, int]]:

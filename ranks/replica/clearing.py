@@ -3,7 +3,7 @@
 What requests and operations hold stays with them until they let go of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..config import NamespaceLimit
 from .answers import Dropped
@@ -51,7 +51,7 @@ class Clearing:
         self._store.misses.clear()
         requests.reset(weights_version)
         self._outbox.notices.append(Reset(requests.generation, weights_version))
-        self._evict(self._prefixes.tree.roots.values(), Cause.RESET)
+        self._evict(self._nodes(self._prefixes.tree.roots.values()), Cause.RESET)
 
     def drop(self, namespace: str | None) -> Dropped:
         """Evict what nobody holds of a namespace, or of all; its pins end."""
@@ -60,8 +60,11 @@ class Clearing:
             if namespace in {None, pin.node.place.namespace}:
                 self._pinning.unpin(pin.name)
         roots = self._prefixes.tree.roots.values()
-        dropped = [each for each in roots if namespace in {None, each.place.namespace}]
-        return self._evict(dropped, Cause.DROPPED)
+        nodes = self._nodes(each for each in roots if namespace in {None, each.place.namespace})
+        before = _pages_of(nodes)
+        self._evict(nodes, Cause.DROPPED)
+        held = _pages_of(nodes)
+        return Dropped(before - held, held)
 
     def limit(self, limit: NamespaceLimit) -> None:
         """Let a namespace keep as much as `limit` says; the rest leaves with the next verdict."""
@@ -70,14 +73,13 @@ class Clearing:
         )
         self._prefixes.residence.limit(limit)
 
-    def _evict(self, roots: Iterable[Node], cause: Cause) -> Dropped:
-        # Whatever hangs below a node leaves before it.
-        nodes = list(self._prefixes.tree.nodes(roots))[::-1]
-        before = _pages_of(nodes)
+    def _nodes(self, roots: Iterable[Node]) -> list[Node]:
+        """Return all that is below the roots: whatever hangs below a node leaves before it."""
+        return list(self._prefixes.tree.nodes(roots))[::-1]
+
+    def _evict(self, nodes: Sequence[Node], cause: Cause) -> None:
         for tier in TIERS:
             self._prefixes.room.evict_all(tier, nodes, cause)
-        held = _pages_of(nodes)
-        return Dropped(before - held, held)
 
 
 def _pages_of(nodes: Iterable[Node]) -> int:

@@ -10,15 +10,12 @@ one of its calls may be held.
 import json
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from ...errors import StorageError
 from ..addresses import address_of
 from ..host_port import joined_address
 from .engine_settings import EngineSettings
-
-if TYPE_CHECKING:
-    pass
 
 _METADATA: Final = "P2PHANDSHAKE"
 """Engines tell each other what they have registered; nothing else keeps it."""

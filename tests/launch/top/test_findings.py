@@ -1,5 +1,6 @@
 """What `lockstep top` says of a group with something the matter: the matter comes first."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -89,7 +90,10 @@ def test_a_store_that_is_slow_is_said_with_its_latency(stack: ExitStack) -> None
 
     first, *_ = said(watched(stack, store=store, host_pages=2048))
 
-    assert first.startswith("the store is slow: ")
+    # On a busy machine no call may have come back by then.
+    assert re.match(
+        r"the store is slow: (half of its reads and lookups take|\d+ calls ran out)", first
+    )
 
 
 def test_a_tenant_s_quota_is_said_to_be_why_pages_left(stack: ExitStack) -> None:

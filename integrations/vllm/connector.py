@@ -42,7 +42,7 @@ from .contract import (
     TransferOutput,
     VllmRequest,
 )
-from .engine_layout import KV_COLUMN, EngineLayout, require_supported
+from .engine_layout import EngineLayout, require_supported
 from .kv_identity import configuration_digest, weights_of
 from .scheduler_side import PassResult, SchedulerSide
 
@@ -237,7 +237,8 @@ def _open(
     """Open this rank's cache over the KV tensors of its worker. Every rank comes here."""
     parallel, transfer = config.parallel_config, cast("TransferConfig", config.kv_transfer_config)
     met = handover.take(engine_id, parallel)
-    engine = EngineLayout.of(cache_config, parallel.world_size, met.kv_caches)
+    layers = config.compilation_config.static_forward_context
+    engine = EngineLayout.of(cache_config, parallel.world_size, met.kv_caches, layers)
     # Every rank holds as much of a page; which part of it is known only once the group is.
     shard = engine.layout.shard(0, parallel.world_size)
     records = Path(parsed.weight_digests or f"{envs.VLLM_CACHE_ROOT}/lockstep").expanduser()
@@ -261,7 +262,7 @@ def _open(
             timeouts=parsed.timeouts,
             control=control_of(parsed),
         ),
-        EnginePages(shard, {KV_COLUMN: engine.tensors}),
+        EnginePages(shard, engine.tensors),
     )
     if met.cache.world_size != parallel.world_size:
         met.cache.close(flush=False)

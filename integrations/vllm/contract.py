@@ -162,6 +162,32 @@ class SpeculativeConfig(Protocol):
         ...
 
 
+class AttentionBackend(Protocol):
+    """`vllm.v1.attention.backend.AttentionBackend`, the class itself."""
+
+    def get_name(self) -> str:
+        """Return what vLLM calls it."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """`vllm.model_executor.layers.attention.Attention`; on a CPU it also has an `isa`."""
+
+    @property
+    def attn_backend(self) -> AttentionBackend:
+        """What computes it, and arranges its blocks."""
+        ...
+
+
+class CompilationConfig(Protocol):
+    """`vllm.config.CompilationConfig`."""
+
+    @property
+    def static_forward_context(self) -> Mapping[str, AttentionLayer]:
+        """The model's layers by their names, once the model is loaded, in the worker's process."""
+        ...
+
+
 class EngineConfig(Protocol):
     """`vllm.config.VllmConfig`."""
 
@@ -190,13 +216,38 @@ class EngineConfig(Protocol):
         """The connector's configuration."""
         ...
 
+    @property
+    def compilation_config(self) -> CompilationConfig:
+        """The model's layers, among others."""
+        ...
 
-class CacheSpec(Protocol):
-    """`vllm.v1.kv_cache_interface.KVCacheSpec`."""
+
+class AttentionSpec(Protocol):
+    """`vllm.v1.kv_cache_interface.AttentionSpec`."""
 
     @property
     def block_size(self) -> int:
         """Tokens of one block."""
+        ...
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a key."""
+        ...
+
+    @property
+    def head_size_v(self) -> int:
+        """Elements of a value."""
+        ...
+
+    @property
+    def num_head_slots(self) -> int | None:
+        """The heads of a block, where they are not the model's KV heads."""
+        ...
+
+    @property
+    def state_content_bytes(self) -> int | None:
+        """What one head and token take, where it is not the elements of a key and a value."""
         ...
 
 
@@ -206,7 +257,7 @@ class CacheGroup(Protocol):
     layer_names: list[str]
 
     @property
-    def kv_cache_spec(self) -> CacheSpec:
+    def kv_cache_spec(self) -> AttentionSpec:
         """What the layers of the group keep."""
         ...
 

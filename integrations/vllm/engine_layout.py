@@ -1,6 +1,6 @@
 """What an engine's KV cache looks like as pages of Lockstep, and which engines cannot be served yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,18 +8,24 @@ import torch
 from ...errors import ConfigError
 from ...page_format.page_layout import Column, PageLayout
 from ...ranks.executor.engine_pages import dtype_name
-from .contract import EngineCacheConfig, EngineConfig
+from .block_forms import form_of, keys_and_values
+from .contract import AttentionLayer, AttentionSpec, EngineCacheConfig, EngineConfig
 
-KV_COLUMN = "kv"
-"""Keys and values of a token lie together in vLLM's blocks, so they are one column."""
+KEYS, VALUES = "k", "v"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """The page layout of an engine, and the KV tensors that hold its pages, in layer order."""
+    """The page layout of an engine, and what holds its pages: by column, for each layer in order.
+
+    A page has keys and values apart, each in the order [heads, tokens, elements], so every engine of
+    the same model, type and page size has the same pages. Where a backend has them in its blocks is for
+    `block_forms` to say. Of a backend that is not known there a page is what its blocks are, under a
+    name that no other backend shares.
+    """
 
     layout: PageLayout
-    tensors: Sequence[torch.Tensor]
+    tensors: Mapping[str, Sequence[torch.Tensor]]
 
     @classmethod
     def of(
@@ -27,10 +33,12 @@ class EngineLayout:
         cache_config: EngineCacheConfig,
         world_size: int,
         kv_caches: Mapping[str, torch.Tensor],
+        layers: Mapping[str, AttentionLayer],
     ) -> "EngineLayout":
         """Describe the tensors [blocks, heads, tokens, elements] that vLLM has registered.
 
-        Raises `ConfigError`, in words that name the model's part, for what is not supported.
+        `layers` are the model's own, by the same names. Raises `ConfigError`, in words that name
+        the model's part, for what is not supported.
         """
         groups = cache_config.kv_cache_groups
         if len(groups) != 1:
@@ -38,7 +46,8 @@ class EngineLayout:
                 f"the model has {len(groups)} groups of KV layers (windows or recurrent state beside"
                 " full attention), and LockstepConnector serves one; run it without the connector"
             )
-        names, tokens = groups[0].layer_names, groups[0].kv_cache_spec.block_size
+        names, spec = groups[0].layer_names, groups[0].kv_cache_spec
+        tokens = spec.block_size
         missing = [name for name in names if name not in kv_caches]
         if missing:
             raise ConfigError(f"the engine has registered no KV tensor for {', '.join(missing)}")
@@ -55,14 +64,33 @@ class EngineLayout:
                 f"the engine's blocks have {tokens} tokens, and its KV tensors {first.shape[2]};"
                 " packed and compressed KV is not supported"
             )
-        column = Column(
-            name=KV_COLUMN,
-            layers=len(tensors),
-            heads=first.shape[1] * world_size,
-            elements=first.shape[3],
-            dtype=dtype_name(first.dtype),
+        columns = _columns({form_of(layers[name]) for name in names}, spec, tensors)
+        described = tuple(
+            Column(
+                name=name,
+                layers=len(views),
+                heads=first.shape[1] * world_size,
+                elements=views[0][0, 0].numel() // tokens,
+                dtype=dtype_name(first.dtype),
+            )
+            for name, views in columns.items()
         )
-        return cls(PageLayout(page_tokens=tokens, columns=(column,)), tensors)
+        return cls(PageLayout(page_tokens=tokens, columns=described), columns)
+
+
+def _columns(
+    forms: Collection[str], spec: AttentionSpec, tensors: Sequence[torch.Tensor]
+) -> Mapping[str, Sequence[torch.Tensor]]:
+    """Return the tensors of each column: keys and values, if all layers have them in known places."""
+    called = ", ".join(sorted(forms))
+    # A backend that packs a token says how many bytes and slots it makes of it.
+    packed = spec.state_content_bytes is not None or spec.num_head_slots is not None
+    dense = not packed and tensors[0].shape[3] == spec.head_size + spec.head_size_v
+    divided = [keys_and_values(called, each, spec.head_size) if dense else None for each in tensors]
+    found = [each for each in divided if each is not None]
+    if len(found) < len(tensors):
+        return {f"kv of {called}": tensors}
+    return {KEYS: [keys for keys, _ in found], VALUES: [values for _, values in found]}
 
 
 def require_supported(config: EngineConfig, spec: object, full_attention: type) -> None:

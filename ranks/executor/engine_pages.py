@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import accumulate
+from math import prod
+from operator import mul
 
 import torch
 
@@ -19,9 +22,10 @@ class AxisOrder(Enum):
 class EnginePages:
     """An engine's tensors for one pool as device pages; see `DevicePages`. Nothing is copied or owned.
 
-    For each column one tensor for each layer, in layer order, with the axes that `order` names. Their
-    strides may be any as long as the elements are contiguous; copies are fastest where all of a page
-    of one layer is, heads first. Raises `ConfigError` for a tensor that the layout does not describe.
+    For each column one tensor for each layer, in layer order, with the axes that `order` names. Heads
+    first, tokens and elements may be several axes each, the outermost first. Strides may be any; copies
+    are fastest where all of a page of one layer is contiguous, heads first. Raises `ConfigError` for a
+    tensor that the layout does not describe.
     """
 
     lent = True
@@ -64,8 +68,10 @@ class EnginePages:
             )
 
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
-        """Return one view of each layer; see `DevicePages`."""
-        return [layer.unsqueeze(0) for layer in self._layers[shard.column.name]]
+        """Return one view of all layers if they lie evenly, or else of each; see `DevicePages`."""
+        layers = self._layers[shard.column.name]
+        evenly = _evenly(layers)
+        return [layer.unsqueeze(0) for layer in layers] if evenly is None else [evenly]
 
 
 def _described(layout: ShardLayout) -> str:
@@ -85,20 +91,44 @@ def _page_bytes(
     turned = tensor.ndim == 4 and order is AxisOrder.TOKENS_FIRST
     with torch.inference_mode(mode=False):
         seen = tensor.detach().transpose(1, 2) if turned else tensor.detach()
-        if (*seen.shape[1:-1], seen.shape[-1] * seen.element_size()) != page:
+        if seen.stride(-1) != 1:
+            # The bytes of an element are contiguous at least.
+            seen = seen.unsqueeze(-1)
+        heads, tokens, nbytes = page
+        axes = seen.shape[2:]
+        if (
+            tensor.ndim < 4
+            or seen.shape[1] != heads
+            or prod(axes) * seen.element_size() != tokens * nbytes
+            or tokens not in accumulate(axes, mul)
+        ):
             raise ConfigError(
                 f"{what} is {list(tensor.shape)} of {dtype_name(tensor.dtype)}, which is to be"
-                f" {order.value}, and a page of the layout has {page[0]} heads, {page[1]} tokens and"
-                f" {page[2]} bytes of elements"
-            )
-        if seen.stride(-1) != 1:
-            raise ConfigError(
-                f"{what} has strides {tensor.stride()}, and the elements of one head and token must"
-                " be contiguous"
+                f" {order.value}, and a page of the layout has {heads} heads, {tokens} tokens and"
+                f" {nbytes} bytes of elements"
             )
         if _overlaps(seen):
             raise ConfigError(f"{what} has strides {tensor.stride()}: its pages overlap in memory")
         return seen.view(torch.uint8)
+
+
+def _evenly(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return layers that follow each other at one distance as one view [layers, ...], if they do.
+
+    One view takes one call to copy, whatever the number of layers.
+    """
+    first, *others = layers
+    begins = [layer.storage_offset() for layer in layers]
+    step = begins[1] - begins[0] if others else 1
+    if step < 1 or any(
+        each.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        or (each.shape, each.stride()) != (first.shape, first.stride())
+        or begin != begins[0] + at * step
+        for at, (each, begin) in enumerate(zip(layers, begins, strict=True))
+    ):
+        return None
+    with torch.inference_mode(mode=False):
+        return first.as_strided((len(layers), *first.shape), (step, *first.stride()))
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -77,8 +77,10 @@ def fork_page(pairs: Iterable[SlabPair], source: int, destination: int) -> None:
 
 def _pair(slab: torch.Tensor, shard: ColumnShard, offset: int, page_bytes: int) -> SlabPair:
     units = slab.view(*slab.shape[:2], shard.units, shard.heads // shard.units, *slab.shape[3:])
-    tokens, nbytes = slab.shape[3:]
-    on_host = (shard.stride_bytes, tokens * nbytes, nbytes, 1)
+    within = [1]
+    for size in reversed(units.shape[4:]):
+        within.append(within[-1] * size)
+    on_host = (shard.stride_bytes, *reversed(within))
     axes = _joined(list(zip(units.shape[2:], units.stride()[2:], on_host, strict=True)))
     sizes, device_steps, host_steps = zip(*axes, strict=True)
     strides = (*slab.stride()[:2], *device_steps)

@@ -55,7 +55,8 @@ class DevicePages(Protocol):
     def slabs(self, shard: ColumnShard) -> list[torch.Tensor]:
         """Return views [layers, pages, heads, tokens, bytes] of the column's layers in order; uint8.
 
-        The bytes of one head and token are contiguous; all else may have any strides.
+        Tokens and bytes may be several axes each, the outermost first, as an engine's tensors have
+        them. The last axis is contiguous; all else may have any strides.
         """
         ...
 

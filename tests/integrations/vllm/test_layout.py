@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
+from lockstep.integrations.sglang.pools.engine_layout import KEYS, VALUES
 from lockstep.integrations.vllm import handover
 from lockstep.integrations.vllm.engine_layout import EngineLayout, require_supported
+from lockstep.page_format.page_layout import Column, PageLayout
 from tests.kit.vllm.configuration import Engine, Parallel, Transfer
 
 TOKENS, HEADS, ELEMENTS = 32, 2, 64
@@ -19,6 +21,10 @@ class FullAttention:
     """What a layer of full attention keeps."""
 
     block_size: int = TOKENS
+    head_size: int = ELEMENTS // 2
+    head_size_v: int = ELEMENTS // 2
+    num_head_slots: int | None = None
+    state_content_bytes: int | None = None
 
 
 class Latent(FullAttention):
@@ -33,6 +39,27 @@ class Layers:
     kv_cache_spec: FullAttention = field(default_factory=FullAttention)
 
 
+@dataclass(frozen=True)
+class Backend:
+    """What computes attention."""
+
+    name: str
+
+    def get_name(self) -> str:
+        return self.name
+
+
+@dataclass
+class Attention:
+    """A layer of the model."""
+
+    attn_backend: Backend
+
+
+def by(backend: str) -> Attention:
+    return Attention(Backend(backend))
+
+
 @dataclass
 class CacheConfig:
     """The groups of a model."""
@@ -45,28 +72,73 @@ def tensors(layers: int = 3, *, blocks: int = 5, dtype: torch.dtype = torch.bflo
     return {name: torch.zeros(blocks, HEADS, TOKENS, ELEMENTS, dtype=dtype) for name in names}
 
 
-def described(kv_caches: dict[str, torch.Tensor], **layers: Any) -> EngineLayout:
-    groups = [Layers(list(kv_caches), **layers)]
-    return EngineLayout.of(CacheConfig(groups), 2, kv_caches)
+def described(
+    kv_caches: dict[str, torch.Tensor], spec: FullAttention | None = None, *backends: str
+) -> EngineLayout:
+    """Describe layers whose backends are those named, the last one's for all that are left."""
+    groups = [Layers(list(kv_caches), spec or FullAttention())]
+    named = [*backends, *[(backends or ("FLASH_ATTN",))[-1]] * len(kv_caches)]
+    layers = {name: by(backend) for name, backend in zip(kv_caches, named, strict=False)}
+    return EngineLayout.of(CacheConfig(groups), 2, kv_caches, layers)
 
 
-def test_a_page_is_a_block_and_its_heads_are_those_of_all_ranks() -> None:
+def test_a_page_is_a_block_with_keys_and_values_apart_and_its_heads_are_those_of_all_ranks() -> (
+    None
+):
+    """As it is under SGLang, so that either engine reads what the other one wrote."""
     layout = described(tensors()).layout
-    column = layout.columns[0]
 
-    assert layout.page_tokens == TOKENS
-    assert (column.layers, column.heads, column.elements) == (3, 2 * HEADS, ELEMENTS)
-    assert column.dtype == "bfloat16"
+    assert layout == PageLayout(
+        page_tokens=TOKENS,
+        columns=(
+            Column(name=KEYS, layers=3, heads=2 * HEADS, elements=ELEMENTS // 2),
+            Column(name=VALUES, layers=3, heads=2 * HEADS, elements=ELEMENTS // 2),
+        ),
+    )
+
+
+def test_keys_and_values_are_views_of_a_block() -> None:
+    kv_caches = tensors(layers=1)
+    [block] = kv_caches.values()
+    block[1, 0, 3] = torch.arange(ELEMENTS)
+
+    columns = described(kv_caches).tensors
+
+    assert columns["k"][0][1, 0, 3].tolist() == list(range(ELEMENTS // 2))
+    assert columns["v"][0][1, 0, 3].tolist() == list(range(ELEMENTS // 2, ELEMENTS))
+    assert columns["k"][0].untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("spec", "backends", "named"),
+    [
+        (FullAttention(), ("A_LATER_ONE",), "kv of A_LATER_ONE"),
+        (FullAttention(), ("TRITON_ATTN", "FLASHINFER"), "kv of FLASHINFER, TRITON_ATTN"),
+        (FullAttention(state_content_bytes=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
+        (FullAttention(num_head_slots=2), ("FLASHINFER",), "kv of FLASHINFER"),
+        (FullAttention(head_size=ELEMENTS), ("FLASHINFER",), "kv of FLASHINFER"),
+    ],
+)
+def test_blocks_of_which_it_is_not_known_where_keys_are_share_with_the_same_backend_alone(
+    spec: FullAttention, backends: tuple[str, ...], named: str
+) -> None:
+    kv_caches = tensors()
+
+    found = described(kv_caches, spec, *backends)
+
+    assert [(each.name, each.elements) for each in found.layout.columns] == [(named, ELEMENTS)]
+    assert [id(each) for each in found.tensors[named]] == [id(each) for each in kv_caches.values()]
 
 
 def test_layers_keep_the_order_of_their_group_whatever_order_they_are_registered_in() -> None:
     kv_caches = tensors()
     groups = [Layers(list(reversed(kv_caches)))]
+    layers = dict.fromkeys(kv_caches, by("FLASH_ATTN"))
 
-    found = EngineLayout.of(CacheConfig(groups), 2, kv_caches)
+    found = EngineLayout.of(CacheConfig(groups), 2, kv_caches, layers)
 
-    assert [id(each) for each in found.tensors] == [
-        id(each) for each in reversed(kv_caches.values())
+    assert [each.data_ptr() for each in found.tensors["k"]] == [
+        each.data_ptr() for each in reversed(kv_caches.values())
     ]
 
 
@@ -90,12 +162,12 @@ def test_a_model_with_several_groups_of_layers_is_refused() -> None:
     groups = [Layers(["a"]), Layers(["b"])]
 
     with pytest.raises(ConfigError, match="2 groups of KV layers"):
-        EngineLayout.of(CacheConfig(groups), 2, tensors())
+        EngineLayout.of(CacheConfig(groups), 2, tensors(), {})
 
 
 def test_a_layer_without_a_tensor_is_named() -> None:
     with pytest.raises(ConfigError, match="no KV tensor for layer 9"):
-        EngineLayout.of(CacheConfig([Layers(["layer 0", "layer 9"])]), 2, tensors())
+        EngineLayout.of(CacheConfig([Layers(["layer 0", "layer 9"])]), 2, tensors(), {})
 
 
 @pytest.mark.parametrize(

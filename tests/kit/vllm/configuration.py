@@ -102,6 +102,16 @@ class Speculative:
 
 
 @dataclass
+class Compilation:
+    """The model's layers, among others."""
+
+    __module__ = "vllm.config.compilation"
+    __qualname__ = "CompilationConfig"
+
+    static_forward_context: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
 class Engine:
     """An engine's configuration."""
 
@@ -114,6 +124,7 @@ class Engine:
     cache_config: Kept = field(default_factory=Kept)
     load_config: Load = field(default_factory=Load)
     speculative_config: Speculative | None = None
+    compilation_config: Compilation = field(default_factory=Compilation)
     additional_config: object = None
     instance_id: str = "1"
 

@@ -71,6 +71,22 @@ def blocks_in_one_storage() -> list[torch.Tensor]:
     return [whole[:, layer] for layer in range(LAYERS)]
 
 
+def elements_before_tokens() -> list[torch.Tensor]:
+    """A head's first elements of all tokens, then its second ones, as vLLM has keys on a CPU."""
+    return list(torch.rand(LAYERS, BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(3, 4))
+
+
+def halves_of_heads() -> list[torch.Tensor]:
+    """A part of what a layer keeps for each token, as keys are where values lie beside them."""
+    return list(torch.rand(LAYERS, BLOCKS, HEADS, TOKENS, 2 * ELEMENTS)[..., :ELEMENTS])
+
+
+def pairs_of_tokens() -> list[torch.Tensor]:
+    """Tokens two by two, with an axis of each, as vLLM has values where a CPU multiplies tiles."""
+    whole = torch.rand(LAYERS, BLOCKS, HEADS, TOKENS // 2, ELEMENTS, 2)
+    return list(whole.transpose(4, 5))
+
+
 ARRANGEMENTS = {
     "separate": separate,
     "layers first": layers_in_one_storage,
@@ -78,6 +94,9 @@ ARRANGEMENTS = {
     "tokens first in memory": tokens_first_in_memory,
     "heads before blocks": heads_before_blocks,
     "blocks of heads": blocks_of_heads,
+    "elements before tokens": elements_before_tokens,
+    "halves of heads": halves_of_heads,
+    "pairs of tokens": pairs_of_tokens,
 }
 
 
@@ -157,10 +176,7 @@ def test_the_host_s_form_of_a_page_is_the_same_under_an_engine_and_in_a_pool() -
         ),
         (tokens_first(), "which is to be .pages, heads, tokens, elements."),
         ([torch.rand(BLOCKS, HEADS * TOKENS, ELEMENTS)] * 3, "which is to be"),
-        (
-            [torch.rand(BLOCKS, HEADS, ELEMENTS, TOKENS).transpose(2, 3)] * 3,
-            "elements of one head and token must be contiguous",
-        ),
+        ([torch.rand(BLOCKS, HEADS, 5, 2, 2)] * 3, "which is to be"),
         ([torch.rand(1, HEADS, TOKENS, ELEMENTS).expand(BLOCKS, -1, -1, -1)] * 3, "pages overlap"),
     ],
 )

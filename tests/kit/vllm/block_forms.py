@@ -1,0 +1,44 @@
+"""Writes tokens with vLLM's own kernel, reads them where the plug-in says, and prints what is not so.
+
+A program of its own, since vLLM's kernels are loaded once for a process.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import torch
+
+from lockstep.integrations.vllm.block_forms import keys_and_values
+
+HEADS, BLOCKS, USED = 2, 3, 1
+CASES = [
+    *product(("vec", "vec16"), (torch.bfloat16, torch.float32), (32, 64), (32, 80, 128)),
+    *product(("amx",), (torch.bfloat16,), (32, 64), (32, 128)),
+]
+"""Instruction set, type, tokens of a block and elements of a head."""
+
+
+def wrong() -> Iterator[str]:
+    """Yield a sentence for each case in which other numbers are found than were written."""
+    kernels: Any = import_module("vllm._custom_ops")
+    for isa, dtype, tokens, elements in CASES:
+        blocks = torch.zeros(BLOCKS, HEADS, tokens, 2 * elements, dtype=dtype)
+        written = torch.rand(2, tokens, HEADS, elements).to(dtype)
+        halves = blocks.view(BLOCKS, HEADS, 2 * tokens, elements).chunk(2, dim=2)
+        slots = torch.arange(tokens) + USED * tokens
+        kernels.cpu_attn_reshape_and_cache(*written, *halves, slots, isa, 1.0, 1.0, "auto")
+        found = keys_and_values(f"CPU_ATTN {isa}", blocks, elements)
+        assert found is not None
+        for side, views, expected in zip(("keys", "values"), found, written, strict=True):
+            if not torch.equal(
+                views[USED].reshape(HEADS, tokens, elements), expected.transpose(0, 1)
+            ):
+                yield f"{side} of {isa}, {dtype}, {tokens} tokens of {elements} elements"
+
+
+if __name__ == "__main__":
+    import_module("vllm.platforms").current_platform.import_kernels()
+    print(json.dumps(list(wrong())))  # noqa: T201 - the test reads it.
